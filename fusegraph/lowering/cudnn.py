@@ -61,6 +61,12 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "swish": {"beta": "swish_beta"},
     "swish_backward": {"beta": "swish_beta"},
 }
+#: Attention -> what says it in cuDNN's words.
+_ATTENTION: dict[str, Any] = {
+    "sdpa": attention,
+    "sdpa_fp8": attention_fp8,
+    "sdpa_backward": attention_backward,
+}
 
 
 class _Words:
@@ -157,12 +163,8 @@ def accept(view: GroupView, options: Options) -> None:
             raise Declined(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
         if node.op.name in norms.OPERANDS:
             norms.check(node)
-        if node.op.name == attention.NAME:
-            attention.check(node)
-        if node.op.name == attention_backward.NAME:
-            attention_backward.check(node)
-        if node.op.name == attention_fp8.NAME:
-            attention_fp8.check(node)
+        if node.op.name in _ATTENTION:
+            _ATTENTION[node.op.name].check(node)
         if node.op.cudnn is None and not composed:
             raise Declined(f"cuDNN's graph API has no {node.op.name} ({node.name!r})")
         if composed and not node.output.dtype.is_float:
@@ -341,13 +343,12 @@ class _Builder:
     def _apply(self, node: Node) -> Any:
         operands = [self.tensors[t] for t in node.inputs]
         name = f"{node.op.name} {node.name}"
-        compute = self._compute_type(node)
+        how = {"name": name, "compute_data_type": self._compute_type(node)}
         if node.op.name == "matmul":
-            return self.graph.matmul(*operands, compute_data_type=compute, name=name)
+            return self.graph.matmul(*operands, **how)
         if node.op.name in CONVOLUTIONS:
             attributes = node.attributes
-            one = (1,) * self.one_dimensional
-            zero = (0,) * self.one_dimensional
+            one, zero = (1,) * self.one_dimensional, (0,) * self.one_dimensional
             return getattr(self.graph, node.op.name)(
                 **dict(zip(CONVOLUTIONS[node.op.name], operands)),
                 pre_padding=[*zero, *(p[0] for p in attributes["padding"])],
@@ -355,24 +356,17 @@ class _Builder:
                 stride=[*one, *attributes["stride"]],
                 dilation=[*one, *attributes["dilation"]],
                 convolution_mode=self._convolution_mode(attributes["mode"]),
-                compute_data_type=compute,
-                name=name,
+                **how,
             )
         if node.op.name in norms.OPERANDS:
             method, phases = getattr(self.graph, node.op.name), self.cudnn.norm_forward_phase
-            return norms.describe(node, method, operands, self._number, phases, name=name, compute_data_type=compute)
-        if node.op.name == attention.NAME:
-            alignments = self.cudnn.diagonal_alignment
-            return attention.describe(node, self.graph.sdpa, operands, alignments, name=name, compute_data_type=compute)
-        if node.op.name == attention_fp8.NAME:
-            return attention_fp8.describe(node, self.graph.sdpa_fp8, operands, name=name, compute_data_type=compute)
-        if node.op.name == attention_backward.NAME:
-            how = {"name": name, "compute_data_type": compute}
-            method, alignments = self.graph.sdpa_backward, self.cudnn.diagonal_alignment
-            return attention_backward.describe(node, method, operands, alignments, **how)
+            return norms.describe(node, method, operands, self._number, phases, **how)
+        if node.op.name in _ATTENTION:
+            method, alignments = getattr(self.graph, node.op.name), self.cudnn.diagonal_alignment
+            return _ATTENTION[node.op.name].describe(node, method, operands, alignments, **how)
         if node.kind is Kind.REDUCTION:
             mode = getattr(self.cudnn.reduction_mode, node.attributes["mode"].upper())
-            return self.graph.reduction(*operands, mode=mode, compute_data_type=compute, name=name)
+            return self.graph.reduction(*operands, mode=mode, **how)
         if node.op.name == "identity" and node.output.dtype.is_bool and not node.inputs[0].dtype.is_bool:
             # Whether it is not 0: an identity would convert the number to the bytes in which booleans are stored.
             zero = self._number(f"{node.name} zero", np.zeros(1, np.float32))
@@ -386,8 +380,7 @@ class _Builder:
         }
         if node.op.name == "gen_index":
             keywords["axis"] = self._axis(node)
-        method = getattr(self.graph, str(node.op.cudnn))
-        return method(*operands, name=name, compute_data_type=compute, **keywords)
+        return getattr(self.graph, str(node.op.cudnn))(*operands, **how, **keywords)
 
     def _compute_type(self, node: Node) -> Any:
         """The type a node is computed in: for floats and booleans float32, or float64 where the graph or an operand is

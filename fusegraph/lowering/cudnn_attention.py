@@ -13,8 +13,6 @@ from fusegraph.ops.attention import LENGTHS, NEUTRAL, NUMBERS, OPERANDS
 from fusegraph.ops.attention_packed import OFFSETS
 from fusegraph.ops.attention_paged import TABLES
 
-NAME = "sdpa"
-
 
 def given(node: Node, operands: Sequence[str]) -> dict[str, int]:
     """The optional operands that a node has, whose ``operands`` are called so, and their places among its inputs."""

@@ -11,8 +11,6 @@ from fusegraph.lowering.cudnn_attention import check_scores, given, mask_told, s
 from fusegraph.ops.attention import LENGTHS
 from fusegraph.ops.attention_backward import FIRST, OPERANDS
 
-NAME = "sdpa_backward"
-
 
 def check(node: Node) -> None:
     """Raises Declined for what cuDNN's sdpa_backward cannot be told."""

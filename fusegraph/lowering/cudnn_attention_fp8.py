@@ -10,8 +10,6 @@ from fusegraph.graph import Node
 from fusegraph.lowering.cudnn_attention import check_scores, given, scores_told
 from fusegraph.ops.attention_fp8 import OPERANDS, SCALES
 
-NAME = "sdpa_fp8"
-
 
 def check(node: Node) -> None:
     """Raises Declined for what cuDNN's sdpa_fp8 cannot be told."""
@@ -26,7 +24,9 @@ def check(node: Node) -> None:
     check_scores(node, has)
 
 
-def describe(node: Node, method: Callable[..., Any], operands: list[Any], **how: Any) -> tuple[Any, ...]:
+def describe(
+    node: Node, method: Callable[..., Any], operands: list[Any], alignments: Any, **how: Any
+) -> tuple[Any, ...]:
     """Adds the node by cuDNN's method for it; returns its results."""
     at = node.attributes
     keywords = dict(zip(("q", "k", "v", *SCALES), operands)) | scores_told(node, given(node, OPERANDS), operands)

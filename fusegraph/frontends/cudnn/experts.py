@@ -36,10 +36,8 @@ def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
         wanted = float32 if wanted.is_float else wanted
     own = _membership(reading, node, experts, token.shape[1])
     every = graph.matmul(token, weight, dtype=wanted)
-    nothing = graph.constant(np.zeros((1, 1, 1)), dtype=every.dtype)
-    kept = graph.binary_select(every, nothing, own)
     # One expert's result and zeros: the sum is exact.
-    return {"OUT_0": graph.reduction(kept, mode="add", axes=(0,), dtype=every.dtype)}
+    return {"OUT_0": graph.reduction(_owned(reading, every, own), mode="add", axes=(0,), dtype=every.dtype)}
 
 
 def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
@@ -50,12 +48,14 @@ def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
     shape = reading.shape(node, "dweight")
     boundaries = reading.operand(node, "first_token_offset").size
     own = _membership(reading, node, shape[0] if shape else boundaries, token.shape[1])
-    factors = []
-    for tensor in (token, loss):  # both: a product with 0 is not always 0
-        nothing = graph.constant(np.zeros((1, 1, 1)), dtype=tensor.dtype)
-        factors.append(graph.binary_select(tensor, nothing, own))
-    turned = graph.transpose(factors[0], perm=(0, 2, 1))
-    return {"dweight": graph.matmul(turned, factors[1], dtype=reading.dtype(node, "dweight"))}
+    token, loss = (_owned(reading, t, own) for t in (token, loss))  # both: a product with 0 is not always 0
+    turned = graph.transpose(token, perm=(0, 2, 1))
+    return {"dweight": graph.matmul(turned, loss, dtype=reading.dtype(node, "dweight"))}
+
+
+def _owned(reading: Reading, x: Tensor, own: Tensor) -> Tensor:
+    """A tensor with zeros in the rows that are not an expert's own."""
+    return reading.graph.binary_select(x, reading.graph.constant(np.zeros((1, 1, 1)), dtype=x.dtype), own)
 
 
 def _check_ranks(*operands: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -161,14 +162,7 @@ class CudnnGraph(Graph):
         """The graph with other shapes, compiled as this one is."""
         if self.of_shapes is None:
             raise ArgumentError(f"graph {self.name!r} has its shapes; others need is_override_shape_enabled=True")
-        key = tuple(sorted(shapes.items()))
-        if key not in self._shaped:
-            if len(self._shaped) >= _KEPT:
-                self._shaped.clear()
-            self._shaped[key] = self.of_shapes(shapes)
-            engine, options = self._built
-            self._shaped[key].build(engine=engine, **options)
-        return self._shaped[key]
+        return self._read_again(self._shaped, self.of_shapes, shapes)
 
     def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
         """The graph for arrays of these sizes: itself unless ragged tensors have other ones."""
@@ -176,22 +170,25 @@ class CudnnGraph(Graph):
             return self
         uids = {t: uid for uid, t in self.uids.items()}
         sizes = {}
-        for tensor in self.ragged:
-            if _is_address(given[tensor]):
-                sizes[uids[tensor]] = self.ragged[tensor].elements
-                continue
-            seen = view(given[tensor], name=tensor.name)
-            sizes[uids[tensor]] = extent(seen.shape, seen.strides)
+        for tensor, rows in self.ragged.items():
+            seen = None if _is_address(given[tensor]) else view(given[tensor], name=tensor.name)
+            sizes[uids[tensor]] = rows.elements if seen is None else extent(seen.shape, seen.strides)
         if all(sizes[uids[t]] == rows.elements for t, rows in self.ragged.items()):
             return self
-        key = tuple(sorted(sizes.items()))
-        if key not in self._sized:
-            if len(self._sized) >= _KEPT:
-                self._sized.clear()
-            self._sized[key] = self.of_sizes(sizes)
+        return self._read_again(self._sized, self.of_sizes, sizes)
+
+    def _read_again(
+        self, known: dict[Any, CudnnGraph], read: Callable[[Any], CudnnGraph], what: Mapping[int, Any]
+    ) -> CudnnGraph:
+        """The graph for other shapes or sizes, compiled as this one is, once."""
+        key = tuple(sorted(what.items()))
+        if key not in known:
+            if len(known) >= _KEPT:
+                known.clear()
+            known[key] = read(what)
             engine, options = self._built
-            self._sized[key].build(engine=engine, **options)
-        return self._sized[key]
+            known[key].build(engine=engine, **options)
+        return known[key]
 
     # ---- what is given
 
@@ -262,7 +259,7 @@ def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any
     wanted = tuple((n, s) for n, s in zip(tensor.shape, tensor.strides) if n != 1)
     alike = [n for n, _ in held] == [n for n, _ in wanted]
     room, needed = extent(seen.shape, seen.strides), extent(tensor.shape, tensor.strides)
-    enough = room == _count(seen.shape) and (room == needed or (larger and room > needed))
+    enough = room == prod(seen.shape) and (room == needed or (larger and room > needed))
     if alike and held != wanted and not any_size:
         raise ArgumentError(
             f"{what} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, "
@@ -304,7 +301,3 @@ def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int)
     if device.is_cuda:
         return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
     return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))

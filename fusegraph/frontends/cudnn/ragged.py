@@ -112,8 +112,5 @@ class Ragged:
             offsets = write("quotient", "", offsets, memory.unit // common)
         if offsets.dtype.name != "int32":
             offsets = write("identity", "", offsets, dtype="int32")
-        first, second = ((n, 0, 0) for n in (0, 1))
-        return (
-            write("slice", "", offsets, starts=first, stops=(batch, 1, 1)),
-            write("slice", "", offsets, starts=second, stops=(batch + 1, 1, 1)),
-        )
+        begin, end = (write("slice", "", offsets, starts=(n, 0, 0), stops=(n + batch, 1, 1)) for n in (0, 1))
+        return begin, end

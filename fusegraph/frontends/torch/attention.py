@@ -1,38 +1,59 @@
-"""ATen's scaled dot-product attention, by the names of all its implementations."""
+"""ATen's scaled dot-product attention and its gradients, by the names of all implementations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 from fusegraph.errors import NotSupportedError
-from fusegraph.frontends.torch.table import Call, aten
+from fusegraph.frontends.torch.table import Call, aten_by_name
 from fusegraph.graph import Tensor
 
 
-def _attention(
-    c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The result, and the logarithms of the sums of exponentials if they are used."""
+def _keywords(
+    c: Call, what: str, q: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
+) -> dict[str, Any]:
+    """The keywords of sdpa and of its gradient.  Raises NotSupportedError for what torch has to compute."""
     if dropout:
-        raise NotSupportedError("attention with dropout, whose random numbers are torch's")
+        raise NotSupportedError(f"{what} with dropout, whose random numbers are torch's")
     if q.rank != 4:
-        raise NotSupportedError(f"attention of rank {q.rank}")
+        raise NotSupportedError(f"{what} of rank {q.rank}")
     if c.form.device.startswith("cuda") and q.dtype.itemsize > 2:
         raise NotSupportedError(f"attention in {q.dtype} has no kernel for tensor cores here; torch's is faster")
-    extra: dict[str, Any] = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
-    how: dict[str, Any] = {"attn_scale": scale, "use_causal_mask": causal}
-    results = c.graph.sdpa(q, k, v, generate_stats=1 in c.used, **extra, **how)
+    extra = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
+    return {"attn_scale": scale, "use_causal_mask": causal, **extra}
+
+
+@aten_by_name(
+    "scaled_dot_product_attention.default",
+    "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
+    "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_cudnn_attention.default",
+)
+def _attention(
+    c: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    dropout_p: float = 0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor | tuple[Tensor | None, ...]:
+    """The result and, but for the first of the names, the logarithms of the sums of exponentials if they are used.
+    Results after these are seeds and sizes: used by torch's own gradient only.
+    """
+    mask = attn_bias if attn_mask is None else attn_mask
+    how = _keywords(c, "attention", query, mask, dropout_p, is_causal, scale)
+    results = c.graph.sdpa(query, key, value, generate_stats=1 in c.used, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
     result.strides = c.form.strides  # heads lie where torch has them: to join them again moves nothing
-    return c.cast(result), None if stats is None else _as_torch(c, stats)
+    if len(c.forms) == 1:
+        return c.cast(result)
+    return c.cast(result), None if stats is None else _as_torch(c, stats), *(None for _ in c.forms[2:])
 
 
 def _as_torch(c: Call, stats: Tensor) -> Tensor:
@@ -45,81 +66,36 @@ def _as_torch(c: Call, stats: Tensor) -> Tensor:
     return c.graph.pad(stats, padding, value=inf) if any(after for _, after in padding) else stats
 
 
-@aten("scaled_dot_product_attention.default")
-def _sdpa(
+@aten_by_name(
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "_scaled_dot_product_flash_attention_backward.default",
+    "_scaled_dot_product_efficient_attention_backward.default",
+    "_scaled_dot_product_cudnn_attention_backward.default",
+)
+def _gradients(
     c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    dropout: float = 0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    return _attention(c, q, k, v, mask, dropout, causal, scale)[0]
-
-
-@aten("_scaled_dot_product_flash_attention.default")
-def _flash(
-    c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout: float = 0,
-    causal: bool = False,
-    debug: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:
-    # The results after the second are seeds and sizes: used by torch's own gradient only.
-    return (*_attention(c, q, k, v, None, dropout, causal, scale), *(None,) * 7)
-
-
-@aten("_scaled_dot_product_flash_attention_for_cpu.default")
-def _flash_on_cpu(
-    c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout: float = 0,
-    causal: bool = False,
-    *,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
     attn_mask: Tensor | None = None,
+    attn_bias: Tensor | None = None,
     scale: float | None = None,
+    grad_input_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, ...]:
-    return _attention(c, q, k, v, attn_mask, dropout, causal, scale)
-
-
-@aten("_scaled_dot_product_efficient_attention.default")
-def _efficient(
-    c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    stats: bool,
-    dropout: float = 0,
-    causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:
-    return (*_attention(c, q, k, v, bias, dropout, causal, scale), None, None)
-
-
-@aten("_scaled_dot_product_cudnn_attention.default")
-def _cudnn(
-    c: Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    stats: bool,
-    dropout: float = 0,
-    causal: bool = False,
-    debug: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, ...]:
-    return (*_attention(c, q, k, v, bias, dropout, causal, scale), *(None,) * 7)
+    """Those by query, key and value, and by a bias if that is asked for."""
+    mask = attn_bias if attn_mask is None else attn_mask
+    how = _keywords(c, "the gradient of attention", query, mask, dropout_p, is_causal, scale)
+    stats = logsumexp if logsumexp.rank == 4 else logsumexp.reshape((*logsumexp.shape, 1))
+    if stats.shape[2] != query.shape[2]:  # some of torch's kernels round the length up
+        stats = c.graph.slice(stats, starts=(0, 0, 0, 0), stops=(*query.shape[:3], 1))
+    results = c.graph.sdpa_backward(query, key, value, out, grad_out, stats, **how)
+    for tensor, form in zip(results[:3], c.forms):
+        if form is not None:
+            tensor.strides = form.strides  # heads lie where torch has them: to join them again moves nothing
+    by_bias = results[3] if "bias" in how else None
+    return tuple(x if asked else None for x, asked in zip((*results[:3], by_bias), grad_input_mask))

@@ -18,7 +18,6 @@ from fusegraph.engines.base import Executable
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
-    attention_backward,
     contraction,
     diagonal,
     indices,

@@ -9,7 +9,7 @@ from typing import Any
 from fusegraph.errors import FusegraphError, NotSupportedError
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.frontends.torch.forms import is_projection
-from fusegraph.frontends.torch.table import FREE, HANDLERS, Call, Form, Precision, ignored
+from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Call, Form, Precision
 from fusegraph.frontends.torch.vectors import Layer, lines
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import overlaps
@@ -31,15 +31,6 @@ def _takes_dim(operator: Any) -> bool:
     """Whether an operator works along a dimension, which torch allows for tensors that have none, too."""
     schema = getattr(operator, "_schema", None)
     return schema is not None and any(argument.name in ("dim", "dims") for argument in schema.arguments)
-
-
-def _as_rows(value: Any) -> Any:
-    """Arguments with tensors of no dimension as rows of one element."""
-    if isinstance(value, tuple):
-        return tuple(_as_rows(v) for v in value)
-    if isinstance(value, dict):
-        return {key: _as_rows(v) for key, v in value.items()}
-    return value.reshape(1) if isinstance(value, Tensor) and not value.rank else value
 
 
 def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
@@ -68,8 +59,7 @@ class _Builder:
         self._values: dict[Any, Any] = {}
         self._refused: dict[Any, str] = {}
         for node in piece.inputs:
-            form = analysis.forms.of(node)
-            assert form is not None
+            form = self._form(node)
             name = label = names.get(node, node.name)
             while name in self._graph.tensors:
                 name = f"{label}_{len(self._graph.tensors)}"
@@ -79,12 +69,11 @@ class _Builder:
 
     def _layers(self) -> Iterator[Layer]:
         """The layers of batch normalisation whose vectors are the piece's inputs."""
+        known = {None: None, **self._values}
         for node in self._piece.nodes:
-            if str(node.target) == _NORM:
-                scale, bias, mean, variance = (None if v is None else self._values.get(v) for v in node.args[1:5])
-                missing = [v for v in node.args[1:5] if v is not None and v not in self._values]
-                if not missing and mean is not None and variance is not None:
-                    yield Layer(scale, bias, mean, variance, node.args[6])
+            if str(node.target) == _NORM and all(v in known for v in node.args[1:5]):
+                scale, bias, mean, variance = (known[v] for v in node.args[1:5])
+                yield Layer(scale, bias, mean, variance, node.args[6])
 
     def build(self) -> Built:
         for node in self._piece.nodes:
@@ -137,34 +126,27 @@ class _Builder:
         used = frozenset(user.args[1] for user in node.users if is_projection(user))
         given = tuple(self._analysis.forms.of(a) if hasattr(a, "all_input_nodes") else None for a in node.args)
         call = Call(self._graph, forms, self._precision, used, self._lines, given)
-        skipped = ignored(str(node.target))
-        args = self._argument(tuple(None if n in skipped else a for n, a in enumerate(node.args)))
-        kwargs = self._argument(node.kwargs)
-        if table is HANDLERS and _takes_dim(node.target):
-            args, kwargs = _as_rows(args), _as_rows(kwargs)
-        result = table[str(node.target)](call, *args, **kwargs)
-        if table is HANDLERS and _takes_dim(node.target):
+        skipped = IGNORED.get(str(node.target), ())
+        as_rows = table is HANDLERS and _takes_dim(node.target)
+        args = self._argument(tuple(None if n in skipped else a for n, a in enumerate(node.args)), as_rows)
+        result = table[str(node.target)](call, *args, **self._argument(node.kwargs, as_rows))
+        if as_rows:
             result = _as_scalars(result, forms)
         for tensor, form in zip(result if isinstance(result, tuple) else (result,), forms):
-            if (
-                isinstance(tensor, Tensor)
-                and form is not None
-                and (tensor.shape, tensor.dtype)
-                != (
-                    form.shape,
-                    form.dtype,
-                )
-            ):
+            if not isinstance(tensor, Tensor) or form is None:
+                continue
+            if (tensor.shape, tensor.dtype) != (form.shape, form.dtype):
                 raise NotSupportedError(
                     f"its result would be {tensor.dtype} {list(tensor.shape)}, in torch it is {form.dtype} "
                     f"{list(form.shape)}"
                 )
         return result
 
-    def _argument(self, value: Any) -> Any:
-        """An argument of a node with tensors in the place of nodes."""
+    def _argument(self, value: Any, as_rows: bool) -> Any:
+        """An argument of a node with tensors in the place of nodes, those of no dimension as rows of one element."""
         if isinstance(value, tuple | list):
-            return tuple(self._argument(v) for v in value)
+            return tuple(self._argument(v, as_rows) for v in value)
         if isinstance(value, dict):
-            return {key: self._argument(v) for key, v in value.items()}
-        return self._value(value) if hasattr(value, "all_input_nodes") else value
+            return {key: self._argument(v, as_rows) for key, v in value.items()}
+        value = self._value(value) if hasattr(value, "all_input_nodes") else value
+        return value.reshape(1) if as_rows and isinstance(value, Tensor) and not value.rank else value

@@ -52,62 +52,48 @@ def _addmm(c: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
     return result if result.shape == c.form.shape else result.reshape(c.form.shape)
 
 
-def _compute(c: Call, x: Tensor) -> Literal["tf32"] | None:
-    return "tf32" if c.precision.convolution and x.dtype == float32 else None
-
-
-@aten("convolution.default")
-def _convolution(
+def _windows(
     c: Call,
     x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Tensor:
-    spatial = x.rank - 2
-    if spatial < 1:
-        raise NotSupportedError(f"a convolution of rank {x.rank}")
+) -> tuple[dict[str, Any], bool, tuple[int, ...]]:
+    """The attributes of a convolution, whether it is transposed, and by how much its result is larger then."""
+    count = x.rank - 2
     how: dict[str, Any] = {
-        key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
+        key: pair(v, count) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
     }
-    how["groups"] = groups
+    tf32 = c.precision.convolution and x.dtype == float32
+    how |= {"groups": groups, "compute_dtype": "tf32" if tf32 else None}
+    return how, transposed, pair(output_padding, count)
+
+
+@aten("convolution.default")
+def _convolution(c: Call, x: Tensor, w: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
+    if x.rank < 3:
+        raise NotSupportedError(f"a convolution of rank {x.rank}")
+    how, transposed, more = _windows(c, x, *given)
     if transposed:
         least = smallest_sizes(x.shape[2:], w.shape[2:], how["stride"], how["padding"], how["dilation"])
-        size = [a + b for a, b in zip(least, pair(output_padding, spatial))]
-        result = c.graph.conv_dgrad(x, w, size=size, compute_dtype=_compute(c, x), **how)
+        result = c.graph.conv_dgrad(x, w, size=[a + b for a, b in zip(least, more)], **how)
     else:
-        result = c.graph.conv_fprop(x, w, compute_dtype=_compute(c, x), **how)
+        result = c.graph.conv_fprop(x, w, **how)
     if bias is not None:
-        result = c.graph.add(result, bias.reshape((-1, *(1,) * spatial)))
+        result = c.graph.add(result, bias.reshape((-1, *(1 for _ in x.shape[2:]))))
     return c.cast(result)
 
 
 @aten("convolution_backward.default")
 def _convolution_backward(
-    c: Call,
-    loss: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    c: Call, loss: Tensor, x: Tensor, w: Tensor, bias_sizes: Sequence[int] | None, *given: Any
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, w and the bias, those that the mask asks for."""
-    spatial = x.rank - 2
-    how: dict[str, Any] = {
-        key: pair(v, spatial) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
-    }
-    how |= {"groups": groups, "compute_dtype": _compute(c, x)}
+    *windows, output_mask = given
+    how, transposed, _ = _windows(c, x, *windows)
     dx = dw = db = None
     if transposed:  # the forward op of which this is the gradient is itself a gradient, that of a convolution
         dx = c.graph.conv_fprop(loss, w, **how) if output_mask[0] else None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusegraph.frontends.torch.forms import Forms, is_projection
-from fusegraph.frontends.torch.table import FREE, HANDLERS, Form, ignored
+from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Form
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Analysis:
 
     def sources(self, node: Any) -> tuple[Any, ...]:
         """The nodes that a node's handler looks at, all of them if torch computes it."""
-        skipped = ignored(str(node.target)) if node not in self.torchs else frozenset()
+        skipped = IGNORED.get(str(node.target), ()) if node not in self.torchs else ()
         if not skipped:
             return tuple(node.all_input_nodes)
         beside = {a for n, a in enumerate(node.args) if n not in skipped}

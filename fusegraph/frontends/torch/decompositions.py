@@ -50,57 +50,33 @@ def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
     return x * mask * (1 / (1 - probability)), mask
 
 
-def _batch_norm_backward(
-    loss: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    variance: Any,
-    saved_mean: Any,
-    saved_inverse: Any,
-    train: bool,
-    epsilon: float,
-    mask: list[bool],
-) -> Any:
+def _batch_norm_backward(*given: Any) -> Any:
     """native_batch_norm_backward with known statistics, of which nothing need be kept from the forward pass."""
+    *tensors, saved_mean, _, train, epsilon, mask = given
     if train or saved_mean is None:
         return NotImplemented
-    return torch.ops.aten.native_batch_norm_backward(loss, x, scale, mean, variance, None, None, train, epsilon, mask)
+    return torch.ops.aten.native_batch_norm_backward(*tensors, None, None, train, epsilon, mask)
 
 
-def _batch_norm_backward_of_either(
-    loss: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    variance: Any,
-    saved_mean: Any,
-    saved_inverse: Any,
-    train: bool,
-    epsilon: float,
-    mask: list[bool],
-    reserve: Any,
-) -> Any:
+def _batch_norm_backward_of_either(*given: Any) -> Any:
     """batch_norm_backward, whose last argument is for one of torch's libraries."""
+    *tensors, saved_mean, saved_inverse, train, epsilon, mask, _ = given
     saved = (saved_mean, saved_inverse) if train else (None, None)
-    return torch.ops.aten.native_batch_norm_backward(loss, x, scale, mean, variance, *saved, train, epsilon, mask)
+    return torch.ops.aten.native_batch_norm_backward(*tensors, *saved, train, epsilon, mask)
 
 
-def _batch_norm_training(
-    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, momentum: float, epsilon: float
-) -> tuple[Any, ...]:
+def _batch_norm_training(x: Any, *given: Any) -> tuple[Any, ...]:
     """_batch_norm_with_update_functional, with an empty reserve for the gradient."""
+    *vectors, momentum, epsilon = given
     y, saved_mean, saved_inverse, *running = torch.ops.aten._native_batch_norm_legit_functional(
-        x, scale, bias, mean, variance, True, momentum, epsilon
+        x, *vectors, True, momentum, epsilon
     )
     return y, saved_mean, saved_inverse, x.new_empty(0, dtype=torch.uint8), *running
 
 
-def _batch_norm_evaluating(
-    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, momentum: float, epsilon: float
-) -> tuple[Any, ...]:
+def _batch_norm_evaluating(x: Any, *given: Any) -> tuple[Any, ...]:
     """_batch_norm_no_update, with an empty reserve for the gradient."""
-    results = torch.ops.aten._native_batch_norm_legit_no_training(x, scale, bias, mean, variance, momentum, epsilon)
+    results = torch.ops.aten._native_batch_norm_legit_no_training(x, *given)
     return *results, x.new_empty(0, dtype=torch.uint8)
 
 

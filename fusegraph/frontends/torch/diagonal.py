@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegraph.frontends.torch.table import Call, aten, free
+from fusegraph.frontends.torch.table import Call, aten, free, turned
 from fusegraph.graph import Tensor
 
 
@@ -14,12 +14,11 @@ def _last(x: Tensor, first: int, second: int) -> list[int]:
 
 @free("diagonal.default", "diagonal_copy.default")
 def _diagonal(c: Call, x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor:
-    order = _last(x, first, second)
-    turned = x if order == list(range(x.rank)) else x.transpose(order)
-    rows, columns = turned.shape[-2:]
+    matrices = turned(x, _last(x, first, second))
+    rows, columns = matrices.shape[-2:]
     start = offset if offset >= 0 else -offset * columns
     stop = start + max(c.form.shape[-1] - 1, 0) * (columns + 1) + (c.form.shape[-1] > 0)
-    line = turned.reshape((*turned.shape[:-2], rows * columns))
+    line = matrices.reshape((*matrices.shape[:-2], rows * columns))
     return line[..., start : stop : columns + 1]
 
 

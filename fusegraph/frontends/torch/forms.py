@@ -12,31 +12,13 @@ from typing import Any
 
 import torch
 
-from fusegraph.dtypes import BY_NAME, DType
+from fusegraph.dtypes import ALL, DType
 from fusegraph.frontends.torch.table import Form
 
 _DTYPES: dict[Any, DType] = {
-    getattr(torch, name): BY_NAME[ours]
-    for name, ours in {
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float32",
-        "float64": "float64",
-        "float8_e4m3fn": "float8_e4m3",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "int8": "int8",
-        "uint8": "uint8",
-        "int16": "int16",
-        "uint16": "uint16",
-        "int32": "int32",
-        "uint32": "uint32",
-        "int64": "int64",
-        "uint64": "uint64",
-        "bool": "bool",
-    }.items()
-    if hasattr(torch, name)
+    getattr(torch, name): dtype
+    for dtype in ALL
+    if hasattr(torch, name := {"float8_e4m3": "float8_e4m3fn"}.get(dtype.name, dtype.name))
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fusegraph.composed import position_inside
 from fusegraph.dtypes import int32, int64
 from fusegraph.errors import NotSupportedError
-from fusegraph.frontends.torch.table import Call, aten
+from fusegraph.frontends.torch.table import Call, aten, turned
 from fusegraph.graph import Tensor
 
 Indices = Sequence[Tensor | None]
@@ -40,7 +40,7 @@ def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = 
     """One element a row of what is computed here, as a cross-entropy takes it, is picked while the row is there."""
     dim = dim % x.rank
     if not index.size:
-        return c.graph.broadcast(c.graph.constant(0, dtype=c.dtype), c.form.shape)
+        return c.zeros(c.form.shape)
     if c.graph.producer(x) is None or index.shape != tuple(1 if d == dim else n for d, n in enumerate(x.shape)):
         return c.graph.take_along_axis(x, index, axis=dim)
     hits = c.graph.cmp_eq(c.cast(c.graph.gen_index(x, axis=dim), index.dtype), index)
@@ -69,7 +69,7 @@ def _index(c: Call, x: Tensor, indices: Indices) -> Tensor:
         rank = found.rank - (x.rank - len(given))
         first = given[0] if _side_by_side(given) else 0
         order = [*range(rank, rank + first), *range(rank), *range(rank + first, found.rank)]
-        return found if not first else found.transpose(order)
+        return turned(found, order)
     result = x
     for dim in reversed(given):  # the axes in front keep their places
         index = indices[dim]
@@ -94,9 +94,7 @@ def _vary_apart(indices: Indices, given: Sequence[int]) -> bool:
 def _joined(c: Call, x: Tensor, given: Sequence[int]) -> Tensor:
     """x with the indexed dimensions first, as one."""
     rest = [d for d in range(x.rank) if d not in given]
-    order = [*given, *rest]
-    moved = x if order == list(range(x.rank)) else x.transpose(order)
-    return moved.reshape([prod(x.shape[d] for d in given), *(x.shape[d] for d in rest)])
+    return turned(x, [*given, *rest]).reshape([prod(x.shape[d] for d in given), *(x.shape[d] for d in rest)])
 
 
 def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
@@ -196,8 +194,7 @@ def _index_put(c: Call, x: Tensor, indices: Indices, values: Tensor, accumulate:
     first = given[0] if _side_by_side(given) else 0
     rest = [n for d, n in enumerate(x.shape) if d not in given]
     whole = [*rest[:first], *shape, *rest[first:]]
-    values = c.cast(values, x.dtype)
-    values = values if values.shape == tuple(whole) else c.graph.broadcast(values, whole)
+    values = c.spread(c.cast(values, x.dtype), whole)
     count = prod(shape)
     if len(given) == 1:
         places = _along(_wrapped(c, every[0], x.shape[first]), x.rank, first)
@@ -205,14 +202,11 @@ def _index_put(c: Call, x: Tensor, indices: Indices, values: Tensor, accumulate:
         return _put(c, x, first, places, source, reduction)
     rank = len(shape)
     order = [*range(first, first + rank), *range(first), *range(first + rank, values.rank)]
-    rows = values if not first else values.transpose(order)
-    places = _rows(c, x, indices, given)
-    places = places if places.shape == shape else c.graph.broadcast(places, shape)
-    flat = _joined(c, x, given)
+    rows = turned(values, order)
+    places, flat = c.spread(_rows(c, x, indices, given), shape), _joined(c, x, given)
     result = _put(c, flat, 0, _along(places, flat.rank, 0), rows.reshape([count, *rest]), reduction)
     moved = [*given, *(d for d in range(x.rank) if d not in given)]
-    result = result.reshape([x.shape[d] for d in moved])
-    return result if moved == list(range(x.rank)) else result.transpose([moved.index(d) for d in range(x.rank)])
+    return turned(result.reshape([x.shape[d] for d in moved]), [moved.index(d) for d in range(x.rank)])
 
 
 def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -247,15 +241,14 @@ def _masked_scatter(c: Call, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where the mask is true the source's elements, one after the other."""
     if not source.size or 0 in c.form.shape:
         raise NotSupportedError("no elements")
-    x, mask = (t if t.shape == c.form.shape else c.graph.broadcast(t, c.form.shape) for t in (x, mask))
+    x, mask = (c.spread(t, c.form.shape) for t in (x, mask))
     found = c.graph.gather(source.reshape(-1), _numbers(c, mask)).reshape(x.shape)
     return c.graph.binary_select(c.cast(found), x, mask)
 
 
 @aten("masked_scatter_backward.default")
 def _masked_scatter_backward(c: Call, loss: Tensor, mask: Tensor, _: Sequence[int]) -> Tensor:
-    mask = mask if mask.shape == loss.shape else c.graph.broadcast(mask, loss.shape)
-    zeros = c.graph.broadcast(c.graph.constant(0, dtype=c.dtype), (prod(c.form.shape),))
+    mask, zeros = c.spread(mask, loss.shape), c.zeros([prod(c.form.shape)])
     if not zeros.size or not loss.size:
         return zeros.reshape(c.form.shape)
     places = c.graph.binary_select(_numbers(c, mask), -1, mask.reshape(-1))
@@ -284,4 +277,4 @@ def _embedding_backward(
         )
     if padding >= 0:
         rows = graph.binary_select(-1, rows, graph.cmp_eq(rows, padding))
-    return graph.scatter(graph.broadcast(graph.constant(0, dtype=c.dtype), c.form.shape), rows, values, 0, "add")
+    return graph.scatter(c.zeros(c.form.shape), rows, values, 0, "add")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegraph.dtypes import float32, int64
 from fusegraph.errors import NotSupportedError
-from fusegraph.frontends.torch.table import Call, aten, free
+from fusegraph.frontends.torch.table import Call, aten, free, turned
 from fusegraph.graph import Tensor
 from fusegraph.layout import extent, overlaps, stride_order
 from fusegraph.resampling import Beyond, Mode, interpolation, resample
@@ -40,9 +40,7 @@ def _reshape(c: Call, x: Tensor, *_: Any) -> Tensor:
 
 @free("expand.default")
 def _expand(c: Call, x: Tensor, *_: Any, implicit: bool = False) -> Tensor:
-    if x.shape == c.form.shape:
-        return x
-    return c.graph.broadcast(x, c.form.shape)
+    return c.spread(x, c.form.shape)
 
 
 @free("permute.default")
@@ -77,11 +75,9 @@ def _relaid(x: Tensor, given: tuple[int, ...], shape: tuple[int, ...], strides: 
         if 0 in sizes or extent(sizes, steps) != prod(sizes) or overlaps(sizes, steps) or prod(sizes) != x.size:
             raise NotSupportedError("as_strided that leaves elements out, or repeats them")
     before, after = (stride_order(n, s) for n, s in ((x.shape, given), (shape, strides)))
-    line = x if before == tuple(range(x.rank)) else x.transpose(before)
-    divided = line.reshape([shape[d] for d in after]) if line.shape != tuple(shape[d] for d in after) else line
-    return (
-        divided if after == tuple(range(len(shape))) else divided.transpose([after.index(d) for d in range(len(shape))])
-    )
+    line, sizes = turned(x, before), tuple(shape[d] for d in after)
+    divided = line if line.shape == sizes else line.reshape(sizes)
+    return turned(divided, [after.index(d) for d in range(len(shape))])
 
 
 def _part(x: Tensor, dim: int, start: int | None, stop: int | None, step: int = 1) -> Tensor:
@@ -213,7 +209,7 @@ def _repeat(c: Call, x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 @aten("constant_pad_nd.default")
 def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
+    pairs = _pairs(x, pad)
     for dim, (before, after) in enumerate(pairs):  # what is cut off
         if min(before, after) < 0:
             x = _part(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
@@ -222,17 +218,19 @@ def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> T
     return c.graph.pad(x, kept, value=number)
 
 
-def _padded(mode: Any, count: int) -> Any:
-    def handler(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
-        pairs = [(0, 0)] * (x.rank - count) + list(zip(pad[::2], pad[1::2]))[::-1]
-        return c.graph.pad(x, pairs, mode=mode)
-
-    return handler
+def _pairs(x: Tensor, pad: Sequence[int]) -> list[tuple[int, int]]:
+    """What is added in front and behind along each axis: torch begins with the last one."""
+    return [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
 
 
-for _count in (1, 2, 3):
-    aten(f"reflection_pad{_count}d.default")(_padded("reflect", _count))
-    aten(f"replication_pad{_count}d.default")(_padded("replicate", _count))
+@aten(*(f"reflection_pad{count}d.default" for count in (1, 2, 3)))
+def _reflected(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
+    return c.graph.pad(x, _pairs(x, pad), mode="reflect")
+
+
+@aten(*(f"replication_pad{count}d.default" for count in (1, 2, 3)))
+def _replicated(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
+    return c.graph.pad(x, _pairs(x, pad), mode="replicate")
 
 
 @aten("slice_scatter.default")

@@ -20,10 +20,6 @@ def _column(x: Tensor, rank: int) -> Tensor:
     return x.reshape((1, -1, *(1,) * (rank - 2))) if x.rank == 1 else x
 
 
-def _vector(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.reshape(-1)
-
-
 @aten("native_layer_norm.default")
 def _layer_norm(
     c: Call, x: Tensor, shape: Sequence[int], scale: Tensor | None, bias: Tensor | None, epsilon: float
@@ -55,8 +51,8 @@ def _layer_norm_backward(
     dx, dscale, dbias = c.graph.layernorm_backward(
         loss, x, one, mean, inverse, axes=tuple(range(x.rank - len(shape), x.rank))
     )
-    given = [c.cast(g, f.dtype) if f is not None else g for g, f in zip((dx, dscale, dbias), c.forms)]
-    return tuple(g if wanted else None for g, wanted in zip(given, output_mask))
+    results = (dx, dscale, dbias)
+    return tuple(_as(c, g, n) if wanted else None for n, (g, wanted) in enumerate(zip(results, output_mask)))
 
 
 @aten("native_group_norm.default")
@@ -135,10 +131,7 @@ def _batch_norm(
     if not training:
         results = _batch_norm_inference(c, x, scale, bias, mean, variance, momentum, epsilon)
         return *results, c.graph.identity(mean), c.graph.identity(variance)
-    scale, bias = _or(c, scale, 1, x), _or(c, bias, 0, x)
-    scale, bias, mean, variance = (_column(t, x.rank) for t in (scale, bias, mean, variance))
-    y, *vectors = c.graph.batchnorm(x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
-    return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
+    return _of_batch(c, x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
 
 
 @aten("_native_batch_norm_legit.no_stats")
@@ -146,13 +139,15 @@ def _batch_norm_alone(
     c: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
 ) -> tuple[Tensor | None, ...]:
     """Without running statistics: of the batch, whether it is training or not."""
-    scale, bias = (_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x)))
-    y, *vectors = c.graph.batchnorm(x, scale, bias, epsilon=epsilon, momentum=momentum)
-    return c.cast(y), *(_as(c, _whole(v), n) for n, v in enumerate(vectors, start=1))
+    return _of_batch(c, x, scale, bias, epsilon=epsilon, momentum=momentum)
 
 
-def _whole(x: Tensor) -> Tensor:
-    return x.reshape(-1)
+def _of_batch(
+    c: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, *running: Tensor, **numbers: Any
+) -> tuple[Tensor, ...]:
+    vectors: Any = (_column(t, x.rank) for t in (_or(c, scale, 1, x), _or(c, bias, 0, x), *running))
+    y, *statistics = c.graph.batchnorm(x, *vectors, **numbers)
+    return c.cast(y), *(_as(c, v.reshape(-1), n) for n, v in enumerate(statistics, start=1))
 
 
 @aten("native_batch_norm_backward.default")
@@ -184,7 +179,5 @@ def _batch_norm_backward(
         normal = (x - _column(running_mean, x.rank)) * slope
         dscale = c.graph.reduction(loss * normal, mode="add", axes=images)
         dbias = c.graph.reduction(loss, mode="add", axes=images)
-    results = (dx, _vector(dscale), _vector(dbias))
-    return tuple(
-        None if not wanted or g is None else _as(c, g, n) for n, (g, wanted) in enumerate(zip(results, output_mask))
-    )
+    results = (dx, dscale.reshape(-1), dbias.reshape(-1))
+    return tuple(_as(c, g, n) if wanted else None for n, (g, wanted) in enumerate(zip(results, output_mask)))

@@ -10,40 +10,28 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
 
-#: ATen's name -> that of the op that does the same to a float (and to a bool or integer as the float it is).
-_UNARY = {
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "silu": "swish",
-    "mish": "mish",
-    "hardswish": "hardswish",
-    "hardsigmoid": "hardsigmoid",
-    "neg": "neg",
-    "abs": "abs",
-    "reciprocal": "reciprocal",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "ceil": "ceil",
-    "floor": "floor",
-    "round": "round",
-    "exp": "exp",
-    "exp2": "exp2",
-    "expm1": "expm1",
-    "log": "log",
-    "log2": "log2",
-    "log1p": "log1p",
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    **{name: name for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "trunc")},
-    "erf": "erf",
-    "relu": "relu",
+#: Operators of one float (or of a bool or integer as the float it is) that are ops of the same name.
+_ALIKE = (
+    *("sigmoid", "tanh", "mish", "hardswish", "hardsigmoid", "relu", "erf"),
+    *("neg", "abs", "reciprocal", "sqrt", "rsqrt", "ceil", "floor", "round", "trunc"),
+    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan"),
+    *("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+)
+#: An op -> the operators that do the same to their operands.
+_SAME = {name: (f"{name}.default",) for name in _ALIKE} | {
+    "swish": ("silu.default",),
+    "swish_backward": ("silu_backward.default",),
+    "max": ("maximum.default",),
+    "min": ("minimum.default",),
+    "div": ("div.Tensor", "div.Scalar"),
+    "mod": ("fmod.Tensor", "fmod.Scalar"),
+    "pow": ("pow.Tensor_Tensor", "pow.Scalar"),
 }
 _COMPARISONS = {"eq": "cmp_eq", "ne": "cmp_neq", "gt": "cmp_gt", "ge": "cmp_ge", "lt": "cmp_lt", "le": "cmp_le"}
 
 
-def _unary(op: str) -> Any:
-    return lambda c, x: c.apply(op, x)
+def _applied(op: str) -> Any:
+    return lambda c, *operands: c.apply(op, *operands)
 
 
 def _comparison(op: str) -> Any:
@@ -59,7 +47,8 @@ def _comparison(op: str) -> Any:
     return handler
 
 
-HANDLERS.update({f"aten.{name}.default": _unary(op) for name, op in _UNARY.items()})
+for _op, _operators in _SAME.items():
+    aten(*_operators)(_applied(_op))
 HANDLERS.update(
     {f"aten.{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in ("Tensor", "Scalar")}
 )
@@ -104,16 +93,11 @@ def _fma(c: Call, a: Any, b: Any, term: Any) -> Tensor:
     return c.apply("add", c.apply("mul", a, b), term)
 
 
-@aten("div.Tensor", "div.Scalar")
-def _div(c: Call, a: Any, b: Any) -> Tensor:
-    return c.apply("div", a, b)
-
-
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_rounded(c: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     """floor is Python's: what the remainder of the divisor's sign leaves, divided."""
     if rounding_mode is None:
-        return _div(c, a, b)
+        return c.apply("div", a, b)
     exact = c.dtype.is_float
     if rounding_mode == "trunc":
         return c.cast(c.graph.trunc(c.apply("div", a, b))) if exact else c.apply("quotient", a, b)
@@ -138,16 +122,6 @@ def _pow_scalar(c: Call, x: Tensor, exponent: float) -> Tensor:
     return c.apply("pow", x, exponent)
 
 
-@aten("pow.Tensor_Tensor", "pow.Scalar")
-def _pow(c: Call, a: Any, b: Any) -> Tensor:
-    return c.apply("pow", a, b)
-
-
-@aten("fmod.Tensor", "fmod.Scalar")
-def _fmod(c: Call, a: Any, b: Any) -> Tensor:
-    return c.apply("mod", a, b)
-
-
 @aten("remainder.Tensor", "remainder.Scalar")
 def _remainder(c: Call, a: Any, b: Any) -> Tensor:
     """The remainder with the sign of b."""
@@ -157,17 +131,7 @@ def _remainder(c: Call, a: Any, b: Any) -> Tensor:
     return c.cast(c.graph.binary_select(signed + divisor, signed, other))
 
 
-@aten("maximum.default")
-def _maximum(c: Call, a: Tensor, b: Tensor) -> Tensor:
-    return c.apply("max", a, b)
-
-
-@aten("minimum.default")
-def _minimum(c: Call, a: Tensor, b: Tensor) -> Tensor:
-    return c.apply("min", a, b)
-
-
-@aten("clamp.default")
+@aten("clamp.default", "clamp_min.default")
 def _clamp(c: Call, x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
     return c.apply("clamp", x, min=low, max=high)
 
@@ -175,11 +139,6 @@ def _clamp(c: Call, x: Tensor, low: float | None = None, high: float | None = No
 @aten("hardtanh.default")
 def _hardtanh(c: Call, x: Tensor, low: float = -1, high: float = 1) -> Tensor:
     return c.apply("clamp", x, min=low, max=high)
-
-
-@aten("clamp_min.default")
-def _clamp_min(c: Call, x: Tensor, low: float) -> Tensor:
-    return c.apply("clamp", x, min=low)
 
 
 @aten("clamp_max.default")
@@ -204,11 +163,6 @@ def _gelu(c: Call, x: Tensor, approximate: str = "none") -> Tensor:
 @aten("gelu_backward.default")
 def _gelu_backward(c: Call, loss: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return c.apply("gelu_approx_tanh_backward" if approximate == "tanh" else "gelu_backward", loss, x)
-
-
-@aten("silu_backward.default")
-def _silu_backward(c: Call, loss: Tensor, x: Tensor) -> Tensor:
-    return c.apply("swish_backward", loss, x)
 
 
 @aten("leaky_relu.default")

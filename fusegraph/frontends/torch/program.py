@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class _Writer:
             self._name(node)
         for node in graph.nodes:
             if node.op == "get_attr":
-                self._scope[self._name(node)] = _attribute(graph.owning_module, node.target)
+                self._scope[self._name(node)] = attrgetter(node.target)(graph.owning_module)
         copies = [n for n in self._cut.left if str(n.target) == "aten.copy_.default"]
         left = [n for n in graph.nodes if n in self._cut.left and n not in copies]
         for level in sorted({*self._cut.levels.values()}):
@@ -132,12 +133,6 @@ class _Writer:
         name = f"constant{len(self._scope)}"
         self._scope[name] = value
         return name
-
-
-def _attribute(owner: Any, path: str) -> Any:
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner
 
 
 def _as_declared(x: Any, strides: tuple[int, ...], dtype: Any) -> Any:

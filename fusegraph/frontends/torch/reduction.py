@@ -32,11 +32,8 @@ def _sum(mode: str) -> Any:
 
 
 HANDLERS["aten.sum.dim_IntList"] = HANDLERS["aten.sum.default"] = _sum("add")
-HANDLERS["aten.mean.dim"] = _sum("avg")
-HANDLERS["aten.prod.dim_int"] = _sum("mul")
-
-
-HANDLERS["aten.mean.default"], HANDLERS["aten.prod.default"] = _sum("avg"), _sum("mul")
+HANDLERS["aten.mean.dim"] = HANDLERS["aten.mean.default"] = _sum("avg")
+HANDLERS["aten.prod.dim_int"] = HANDLERS["aten.prod.default"] = _sum("mul")
 
 #: The order of a vector's norm -> the mode of the reduction.
 _NORMS = {1: "norm1", 2: "norm2", float("inf"): "amax"}
@@ -74,14 +71,13 @@ for _mode_name, _operators in {
     aten(*_operators)(_mode(_mode_name))
 
 
-@aten("max.dim")
-def _max(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _reduce(c, x, "max", dim, keepdim), _reduce(c, x, "argmax", dim, keepdim)
+def _extreme(mode: str) -> Any:
+    """The largest or smallest element, and where it is."""
+    return lambda c, x, dim, keepdim=False: tuple(_reduce(c, x, m, dim, keepdim) for m in (mode, f"arg{mode}"))
 
 
-@aten("min.dim")
-def _min(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _reduce(c, x, "min", dim, keepdim), _reduce(c, x, "argmin", dim, keepdim)
+HANDLERS["aten.max.dim"] = _extreme("max")
+HANDLERS["aten.min.dim"] = _extreme("min")
 
 
 @aten("var.correction")
@@ -140,15 +136,13 @@ def _along(op: str) -> Any:
     return handler
 
 
-HANDLERS["aten._softmax.default"] = _along("softmax")
-HANDLERS["aten._log_softmax.default"] = _along("log_softmax")
+def _along_backward(op: str) -> Any:
+    def handler(c: Call, loss: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
+        return c.cast(getattr(c.graph, f"{op}_backward")(loss, y, axis=dim))
+
+    return handler
 
 
-@aten("_softmax_backward_data.default")
-def _softmax_backward(c: Call, loss: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
-    return c.cast(c.graph.softmax_backward(loss, y, axis=dim))
-
-
-@aten("_log_softmax_backward_data.default")
-def _log_softmax_backward(c: Call, loss: Tensor, y: Tensor, dim: int, dtype: Any) -> Tensor:
-    return c.cast(c.graph.log_softmax_backward(loss, y, axis=dim))
+for _op in ("softmax", "log_softmax"):
+    HANDLERS[f"aten._{_op}.default"] = _along(_op)
+    HANDLERS[f"aten._{_op}_backward_data.default"] = _along_backward(_op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusegraph.dtypes import int32, int64
-from fusegraph.frontends.torch.table import Call, aten
+from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
 
 #: The elements, and where they come from.
@@ -68,24 +68,9 @@ def _median(c: Call, x: Tensor, dim: int, ignore: bool) -> Both:
     return _shaped(c, *(graph.take_along_axis(t, place, axis) for t in (values, index)))
 
 
-@aten("median.dim")
-def _median_of_rows(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> Both:
-    return _median(c, x, dim, False)
-
-
-@aten("nanmedian.dim")
-def _nanmedian_of_rows(c: Call, x: Tensor, dim: int, keepdim: bool = False) -> Both:
-    return _median(c, x, dim, True)
-
-
-@aten("median.default")
-def _median_of_all(c: Call, x: Tensor) -> Tensor:
-    return _median(c, x.reshape(-1), 0, False)[0]
-
-
-@aten("nanmedian.default")
-def _nanmedian_of_all(c: Call, x: Tensor) -> Tensor:
-    return _median(c, x.reshape(-1), 0, True)[0]
+for _name, _ignore in (("median", False), ("nanmedian", True)):
+    HANDLERS[f"aten.{_name}.dim"] = lambda c, x, dim, keepdim=False, ignore=_ignore: _median(c, x, dim, ignore)
+    HANDLERS[f"aten.{_name}.default"] = lambda c, x, ignore=_ignore: _median(c, x.reshape(-1), 0, ignore)[0]
 
 
 # ---- binary search

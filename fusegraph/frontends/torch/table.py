@@ -8,9 +8,10 @@ computes that node then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 #: Operators whose results are views, or known without computing: they are made wherever they are needed.
 FREE: dict[str, Handler] = {}
-#: Handlers -> the positions of arguments that they do not look at, seeds without dropout, say: they get None.
-IGNORED: dict[Handler, frozenset[int]] = {}
+#: Operators -> the positions of arguments that handlers do not look at, seeds without dropout, say: they get None.
+IGNORED: dict[str, frozenset[int]] = {}
 
 
 def _full_name(name: str) -> str:
@@ -65,19 +66,30 @@ def aten(*names: str) -> Callable[[Handler], Handler]:
     return enter
 
 
-def ignores(*positions: int) -> Callable[[Handler], Handler]:
-    """Notes the positions of a handler's arguments that it does not look at."""
+def aten_by_name(*names: str) -> Callable[[Handler], Handler]:
+    """Enters a handler for operators of ATen of different signatures: it is given those of their arguments that it has
+    parameters for, by torch's names.  Operators that this torch has not are left out.
+    """
 
     def enter(handler: Handler) -> Handler:
-        IGNORED[handler] = frozenset(positions)
+        known = signature(handler).parameters
+        for name in names:
+            operator = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), torch.ops.aten)
+            if operator is not None:
+                order = [argument.name.rstrip("_") for argument in operator._schema.arguments]
+                IGNORED[_full_name(name)] = frozenset(n for n, key in enumerate(order) if key not in known)
+                HANDLERS[_full_name(name)] = _by_name(handler, order, known)
         return handler
 
     return enter
 
 
-def ignored(name: str) -> frozenset[int]:
-    """The positions of an operator's arguments that its handler does not look at."""
-    return IGNORED.get(HANDLERS[name], frozenset()) if name in HANDLERS else frozenset()
+def _by_name(handler: Handler, order: Sequence[str], known: Container[str]) -> Handler:
+    def called(c: Call, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(order, args)) | kwargs
+        return handler(c, **{key: value for key, value in given.items() if key in known})
+
+    return called
 
 
 def free(*names: str) -> Callable[[Handler], Handler]:
@@ -134,6 +146,14 @@ class Call:
             return self.graph.binary_select(self.cast(self.graph.cast(x, int64)), self.cast(x), x < 0)
         return self.cast(x)
 
+    def spread(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """x broadcast to a shape, x itself if it has that."""
+        return x if x.shape == tuple(shape) else self.graph.broadcast(x, shape)
+
+    def zeros(self, shape: Sequence[int]) -> Tensor:
+        """Zeros of the dtype of the first result."""
+        return self.graph.broadcast(self.graph.constant(0, dtype=self.dtype), shape)
+
     def number(self, value: bool | int | float, like: DType) -> Tensor:
         """A number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers: those that
         the dtype does not hold exactly are float32 here too.
@@ -175,6 +195,11 @@ def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
         return None
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     return tuple(d % x.rank for d in given) or None
+
+
+def turned(x: Tensor, order: Sequence[int]) -> Tensor:
+    """x with its axes in an order, x itself if that is theirs."""
+    return x if tuple(order) == tuple(range(x.rank)) else x.transpose(order)
 
 
 def pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:

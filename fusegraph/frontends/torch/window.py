@@ -12,14 +12,10 @@ from fusegraph.graph import Tensor
 
 
 def _windows(
-    count: int,
-    x: Tensor,
-    window: Sequence[int],
-    stride: Sequence[int] | None,
-    padding: int | Sequence[int],
-    ceil_mode: bool,
+    x: Tensor, window: Sequence[int], stride: Sequence[int], padding: int | Sequence[int], ceil_mode: bool
 ) -> dict[str, Any]:
-    """The attributes that all sliding windows have, along the last so many axes."""
+    """The attributes that all sliding windows have, along the last axes."""
+    count = len(window)
     return {
         "axes": _spatial(x, count),
         "window": pair(window, count),
@@ -29,41 +25,32 @@ def _windows(
     }
 
 
-@aten("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
-def _max_pool(
-    c: Call,
+def _dilated(
     x: Tensor,
     window: Sequence[int],
     stride: Sequence[int] = (),
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    count = len(window)
-    how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
+) -> dict[str, Any]:
+    """Those of max pooling."""
+    return _windows(x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, len(window))}
+
+
+@aten("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def _max_pool(c: Call, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    how = _dilated(x, *given)
     return c.graph.max_pool(x, **how), c.graph.max_pool_index(x, dtype=int64, **how)
 
 
 @aten("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
-def _max_pool_backward(
-    c: Call,
-    loss: Tensor,
-    x: Tensor,
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    index: Tensor,
-) -> Tensor:
-    count = len(window)
-    how = _windows(count, x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, count)}
-    return c.cast(c.graph.max_pool_backward_index(loss, index, size=x.shape[-len(window) :], **how))
+def _max_pool_backward(c: Call, loss: Tensor, x: Tensor, *given: Any) -> Tensor:
+    *windows, index = given
+    how = _dilated(x, *windows)
+    return c.cast(c.graph.max_pool_backward_index(loss, index, size=x.shape[-len(how["axes"]) :], **how))
 
 
-@aten("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
-def _avg_pool(
-    c: Call,
+def _averaged(
     x: Tensor,
     window: Sequence[int],
     stride: Sequence[int] = (),
@@ -71,29 +58,22 @@ def _avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Tensor:
+) -> dict[str, Any]:
+    """Those of average pooling."""
     if divisor_override is not None:
         raise NotSupportedError("avg_pool with a divisor_override")
-    how = _windows(len(window), x, window, stride, padding, ceil_mode)
-    return c.graph.avg_pool(x, count_include_pad=count_include_pad, **how)
+    return _windows(x, window, stride, padding, ceil_mode) | {"count_include_pad": count_include_pad}
+
+
+@aten("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def _avg_pool(c: Call, x: Tensor, *given: Any) -> Tensor:
+    return c.graph.avg_pool(x, **_averaged(x, *given))
 
 
 @aten("avg_pool2d_backward.default", "avg_pool3d_backward.default")
-def _avg_pool_backward(
-    c: Call,
-    loss: Tensor,
-    x: Tensor,
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    if divisor_override is not None:
-        raise NotSupportedError("avg_pool with a divisor_override")
-    how = _windows(len(window), x, window, stride, padding, ceil_mode)
-    return c.graph.avg_pool_backward(loss, size=x.shape[-len(window) :], count_include_pad=count_include_pad, **how)
+def _avg_pool_backward(c: Call, loss: Tensor, x: Tensor, *given: Any) -> Tensor:
+    how = _averaged(x, *given)
+    return c.graph.avg_pool_backward(loss, size=x.shape[-len(how["axes"]) :], **how)
 
 
 @aten("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
@@ -113,19 +93,16 @@ def _adaptive_max_pool(c: Call, x: Tensor, size: Sequence[int]) -> tuple[Tensor,
     return c.graph.adaptive_max_pool(x, **how), c.graph.adaptive_max_pool_index(x, dtype=int64, **how)
 
 
-@aten("adaptive_max_pool2d_backward.default")
-def _adaptive_max_pool2d_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    return _adaptive_max_pool_backward(c, loss, x, index, 2)
+def _adaptive_max_pool_backward(count: int) -> Any:
+    def handler(c: Call, loss: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        how: dict[str, Any] = {"size": x.shape[-count:], "axes": _spatial(x, count)}
+        return c.cast(c.graph.adaptive_max_pool_backward_index(loss, index, **how))
+
+    return handler
 
 
-@aten("adaptive_max_pool3d_backward.default")
-def _adaptive_max_pool3d_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    return _adaptive_max_pool_backward(c, loss, x, index, 3)
-
-
-def _adaptive_max_pool_backward(c: Call, loss: Tensor, x: Tensor, index: Tensor, count: int) -> Tensor:
-    how: dict[str, Any] = {"size": x.shape[-count:], "axes": _spatial(x, count)}
-    return c.cast(c.graph.adaptive_max_pool_backward_index(loss, index, **how))
+for _count in (2, 3):
+    aten(f"adaptive_max_pool{_count}d_backward.default")(_adaptive_max_pool_backward(_count))
 
 
 def _spatial(x: Tensor, count: int) -> tuple[int, ...]:
