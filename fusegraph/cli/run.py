@@ -16,7 +16,8 @@ from fusegraph.engines import default_engine
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
-from fusegraph.ops.convert import Array, to_reference
+from fusegraph.ops.base import Array
+from fusegraph.ops.convert import to_reference
 from fusegraph.report import artifacts
 from fusegraph.report.check import CheckResult, check_executable, random_inputs, run
 from fusegraph.runtime import driver

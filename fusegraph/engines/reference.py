@@ -13,7 +13,8 @@ from fusegraph.engines.in_place import Pairs
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.ops import evaluate as ops
-from fusegraph.ops.convert import Array, from_reference, round_to, to_reference
+from fusegraph.ops.base import Array
+from fusegraph.ops.convert import from_reference, round_to, to_reference
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.packed import pack, unpack

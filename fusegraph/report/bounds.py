@@ -19,9 +19,9 @@ from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE, winograd
-from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.base import Array, Kind, Role
 from fusegraph.ops.contraction import TF32
-from fusegraph.ops.convert import Array, round_to, to_reference
+from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny

@@ -14,7 +14,7 @@ import numpy as np
 from codegen.combiners import ADD, LOGADDEXP, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node
-from fusegraph.ops.convert import Array
+from fusegraph.ops.base import Array
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import COMBINED
 from fusegraph.ops.scan import along as running

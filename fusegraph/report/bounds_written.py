@@ -13,8 +13,7 @@ from fusegraph.calls import Call
 from fusegraph.dtypes import float32
 from fusegraph.engines.reference import apply_all
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.base import Kind
-from fusegraph.ops.convert import Array
+from fusegraph.ops.base import Array, Kind
 
 #: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
 #: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.

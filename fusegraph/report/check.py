@@ -17,8 +17,8 @@ from fusegraph.errors import ArgumentError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.attention_front import fronts_of
-from fusegraph.ops.base import Kind
-from fusegraph.ops.convert import Array, from_reference, to_reference
+from fusegraph.ops.base import Array, Kind
+from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.runtime import driver

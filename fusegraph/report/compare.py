@@ -16,7 +16,8 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError, one_line
 from fusegraph.graph import Graph
-from fusegraph.ops.convert import Array, to_reference
+from fusegraph.ops.base import Array
+from fusegraph.ops.convert import to_reference
 from fusegraph.report.check import (
     LIBRARY_SLACK,
     CheckResult,

@@ -17,8 +17,7 @@ import numpy as np
 from fusegraph.dtypes import DType, bfloat16, float32, float64, promote
 from fusegraph.errors import NotSupportedError, ToolchainError
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.ops.base import Kind, Role
-from fusegraph.ops.convert import Array
+from fusegraph.ops.base import Array, Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import MODES
 from fusegraph.ops.sort import order_of
