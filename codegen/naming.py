@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 #: Words a generated name must not be: C++ and CUDA keywords, and names the kernels and device headers use themselves.
 RESERVED = frozenset(
@@ -92,9 +93,38 @@ class Writer:
         self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
+    @contextmanager
+    def block(self, text: str, end: str = "}", *, when: bool = True) -> Iterator[None]:
+        """Opens a block and closes it behind what is written inside of the ``with`` statement, if ``when``."""
+        if when:
+            self.open(text)
+        yield
+        if when:
+            self.close(end)
+
+    @contextmanager
+    def unrolled(self, *loops: str, when: bool = True) -> Iterator[None]:
+        """The same for loops, one in the other, that the compiler unrolls."""
+        for loop in loops if when else ():
+            self.line("#pragma unroll")
+            self.open(loop)
+        yield
+        for _ in loops if when else ():
+            self.close()
+
+    def unrolled_line(self, loop: str) -> None:
+        """Writes a loop that is unrolled and has its only statement behind it."""
+        self.line("#pragma unroll")
+        self.line(loop)
+
     def close(self, text: str = "}") -> None:
         self.depth -= 1
         self.line(text)
+
+    def otherwise(self, text: str = "else") -> None:
+        """Closes a block and opens the next one of the same statement."""
+        self.close(f"}} {text} {{")
+        self.depth += 1
 
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"

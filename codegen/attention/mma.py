@@ -158,11 +158,10 @@ class _Renderer:
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
         t = self.element
-        w.open("struct Shared")
-        w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
-        w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
-        w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
-        w.close("};")
+        with w.block("struct Shared", "};"):
+            w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
+            w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
+            w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
@@ -176,14 +175,13 @@ class _Renderer:
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
         self.scores.define()
-        w.open("const auto fill = [&](int tile, int stage)")
-        w.line(f"const int n0 = tile * {s.keys};")
-        pages = spec.pages or (None, None)
-        keys = "keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0]
-        values = "values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1]
-        for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
-            self._fill(*tensor)
-        w.close("};")
+        with w.block("const auto fill = [&](int tile, int stage)", "};"):
+            w.line(f"const int n0 = tile * {s.keys};")
+            pages = spec.pages or (None, None)
+            keys = "keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0]
+            values = "values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1]
+            for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
+                self._fill(*tensor)
         self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
         tests = [f"warp >= {s.warps}"] if s.fillers else []
         tests += ["first < last"] if spec.some_meet_none else []
@@ -193,32 +191,30 @@ class _Renderer:
         w.line("int stage = 0;")
         if s.fillers:
             w.line("copy_async_wait<0>();")
-        w.open("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)")
-        if s.fillers:
-            w.line("__syncthreads();  // this tile is there, that before has been multiplied")
-            w.open(f"if (warp >= {s.warps})")
-            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
-            w.line("copy_async_commit();")
-            w.line("copy_async_wait<0>();")
-            w.line("continue;  // others multiply")
-            w.close()
-        else:
-            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
-            w.line("copy_async_commit();")
-            w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
-            w.line("__syncthreads();")
-        self._multiply_keys()
-        self.scores.make("tile")
-        # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
-        # multiplied.  Statistics are of the exponentials as they are.
-        few = spec.keys <= s.keys and spec.stats is None
-        self.scores.softmax(CHAINS, self.element if few else "")
-        w.line("attention::scale(o, rescale);")
-        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
-        self._multiply_values()
-        if not s.fillers:
-            w.line("__syncthreads();  // the tile has been used")
-        w.close()
+        with w.block("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)"):
+            if s.fillers:
+                w.line("__syncthreads();  // this tile is there, that before has been multiplied")
+                with w.block(f"if (warp >= {s.warps})"):
+                    w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+                    w.line("copy_async_commit();")
+                    w.line("copy_async_wait<0>();")
+                    w.line("continue;  // others multiply")
+            else:
+                w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+                w.line("copy_async_commit();")
+                w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+                w.line("__syncthreads();")
+            self._multiply_keys()
+            self.scores.make("tile")
+            # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
+            # multiplied.  Statistics are of the exponentials as they are.
+            few = spec.keys <= s.keys and spec.stats is None
+            self.scores.softmax(CHAINS, self.element if few else "")
+            w.line("attention::scale(o, rescale);")
+            w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+            self._multiply_values()
+            if not s.fillers:
+                w.line("__syncthreads();  // the tile has been used")
         if s.fillers:
             w.line(f"if (warp >= {s.warps}) return;")
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
@@ -260,26 +256,29 @@ class _Renderer:
         each = VECTOR if aligned else 1
         pieces = padded // each
         thread, threads = self.bringing if number else ("t", self.threads)
-        w.open(f"for (int i = {thread}; i < {size * pieces}; i += {threads})")
-        times = f" * {each}" if each > 1 else ""
-        w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
-        tests = [] if whole else [f"{first} + r < {total}"]
-        tests += [f"d < {elements}"] if elements != padded else []
-        exists = " && ".join(tests)
-        table = self.arguments[number + 2] if pages is not None else ""
-        place = linear([*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])])
-        to = f"shared.{what}[r][d]"
-        if op.dtype.ctype != self.element:
-            self._converted(op, name, place, to, each, exists)
-        elif each > 1:
-            if exists:
-                w.line(f"const bool exists = {exists};")
-                w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+        with w.block(f"for (int i = {thread}; i < {size * pieces}; i += {threads})"):
+            times = f" * {each}" if each > 1 else ""
+            w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
+            tests = [] if whole else [f"{first} + r < {total}"]
+            tests += [f"d < {elements}"] if elements != padded else []
+            exists = " && ".join(tests)
+            table = self.arguments[number + 2] if pages is not None else ""
+            place = linear(
+                [*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])]
+            )
+            to = f"shared.{what}[r][d]"
+            if op.dtype.ctype != self.element:
+                self._converted(op, name, place, to, each, exists)
+            elif each > 1:
+                if exists:
+                    w.line(f"const bool exists = {exists};")
+                    w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+                else:
+                    w.line(f"copy_async<16>(&{to}, {name} + {place});")
             else:
-                w.line(f"copy_async<16>(&{to}, {name} + {place});")
-        else:
-            w.line(f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};")
-        w.close()
+                w.line(
+                    f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};"
+                )
 
     def _compute(
         self, computed: Computed, number: int, what: str, first: str, size: int, total: int, padded: int
@@ -313,8 +312,7 @@ class _Renderer:
         if exists:
             w.open(f"if ({exists})")
         w.line(f"const auto x = load<{each}>({name} + {place});")
-        w.line("#pragma unroll")
-        w.line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
+        w.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
         if exists:
             w.close()
         w.line(f"store_shared(&{to}, v);")
@@ -322,31 +320,21 @@ class _Renderer:
     def _multiply_keys(self) -> None:
         """Writes the products of a warp's queries with a tile of keys."""
         w, s, t = self.w, self.s, self.element
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {s.keys // 2}; ++i) s[i] = 0.0f;")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {self.deep}; kk += 16)")
-        w.line("uint32 a[4];")
-        w.line(f"load_matrices(a, &shared.queries[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.keys}; j += 16)")
-        w.line("uint32 b[2][2];")
-        w.line("load_matrices(b, &shared.keys[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2), a, b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2 + 4), a, b[1]);")
-        w.close()
-        w.close()
+        w.unrolled_line(f"for (int i = 0; i < {s.keys // 2}; ++i) s[i] = 0.0f;")
+        with w.unrolled(f"for (int kk = 0; kk < {self.deep}; kk += 16)"):
+            w.line("uint32 a[4];")
+            w.line(f"load_matrices(a, &shared.queries[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
+            with w.unrolled(f"for (int j = 0; j < {s.keys}; j += 16)"):
+                w.line("uint32 b[2][2];")
+                w.line("load_matrices(b, &shared.keys[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
+                w.line(f"mma<{t}, {t}>(attention::part(s, j / 2), a, b[0]);")
+                w.line(f"mma<{t}, {t}>(attention::part(s, j / 2 + 4), a, b[1]);")
 
     def _multiply_values(self) -> None:
         """Writes the products of a tile's probabilities with its values."""
         w, s, t = self.w, self.s, self.element
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.wide}; j += 16)")
-        w.line("uint32 b[2][2];")
-        w.line("load_matrices_transposed(b, &shared.values[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2), probability[kk], b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2 + 4), probability[kk], b[1]);")
-        w.close()
-        w.close()
+        with w.unrolled(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)", f"for (int j = 0; j < {self.wide}; j += 16)"):
+            w.line("uint32 b[2][2];")
+            w.line("load_matrices_transposed(b, &shared.values[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
+            w.line(f"mma<{t}, {t}>(attention::part(o, j / 2), probability[kk], b[0]);")
+            w.line(f"mma<{t}, {t}>(attention::part(o, j / 2 + 4), probability[kk], b[1]);")

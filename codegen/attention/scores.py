@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -146,8 +146,12 @@ class Scores:
 
     def page(self, pages: Pages, table: str, number: str) -> str:
         """The block that is a page, by its number (a C expression of one that exists)."""
-        place = linear([*zip(self.batch, pages.table.strides), (f"({number})", pages.table.strides[-1])])
+        place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
+
+    def offset(self, op: Operand, *place: str) -> str:
+        """The C expression of where an element of this batch lies; ``place`` is its position behind the batch."""
+        return linear(list(zip((*self.batch, *place), op.strides)))
 
     def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
         """The terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken for it."""
@@ -194,8 +198,8 @@ class Scores:
                 terms = []
                 for load, coefficient in bound.loads:
                     operand = spec.program.loads[load]
-                    place = linear(list(zip(self.batch, operand.strides)))
-                    terms.append((f"int64({self.edge.pointers.loads[load]}[{place}])", coefficient))
+                    place = f"{self.edge.pointers.loads[load]}[{self.offset(operand)}]"
+                    terms.append((f"int64({place})", coefficient))
                 far = f"int64({FAR})"
                 self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
 
@@ -307,6 +311,52 @@ class Scores:
         name, which = (low, "max") if key > 0 else (high, "min")
         self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
 
+    def by_tile(self, unbroken: Callable[[], str], write: Callable[[bool], None]) -> None:
+        """Writes what makes the scores of a tile; ``write`` is told whether no bound and no range is broken in it,
+        which is what the C condition that ``unbroken`` returns says.
+        """
+        w = self.w
+        if not self.differ:
+            write(True)
+            return
+        w.open(f"if ({unbroken()})")
+        if self.plain:
+            w.line("return;  // the products are the scores")
+            w.close()
+            write(False)
+            return
+        write(True)
+        w.otherwise()
+        write(False)
+        w.close()
+
+    def store_sums(
+        self,
+        name: str,
+        op: Operand,
+        first: str,
+        extents: tuple[int, int],
+        tile: tuple[int, int],
+        value: Callable[[str], str],
+    ) -> None:
+        """Stores a tile from fragments, of which the rows begin at the C variable ``first``, two neighbours at a time
+        where they are one access; ``value`` is the C expression of a thread's i-th element.
+        """
+        w = self.w
+        pairs = op.strides[-1] == 1 and extents[1] % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
+        with w.unrolled(f"for (int i = 0; i < {tile[1] // 2}; i += {1 + pairs})"):
+            last = "" if pairs else " + i % 2"
+            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
+            place, condition = self.offset(op, "m", "n"), guard(extents, tile)
+            if pairs:
+                w.line(f"Vector<{op.dtype.ctype}, 2> v;")
+                w.line(f"v[0] = {stored(op, value('i'), 'float')};")
+                w.line(f"v[1] = {stored(op, value('i + 1'), 'float')};")
+                w.line(f"{condition}store({name} + {place}, v);")
+            else:
+                w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
+
     def inside(self, m0: str, rows: int, n0: str) -> str:
         """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
         conditions = ["whole"] if self.listed else []
@@ -339,10 +389,8 @@ class Scores:
         w.line(f"Vector<float, {count}> score{start};")
         self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
         if self.spanned and not inside:
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {count}; ++e)")
-            w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
-            w.close()
+            with w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+                w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
 
     def _run(
         self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
@@ -363,6 +411,22 @@ class Scores:
         self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
 
 
+def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
+    """The C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
+    return " && ".join(f"{x} < {size}" for x, size, each in zip("mn", extents, tile) if size % each)
+
+
+def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
+    """What is written in front of a statement that is for elements that exist: see `existing`."""
+    condition = existing(extents, tile)
+    return f"if ({condition}) " if condition else ""
+
+
+def stored(op: Operand, text: str, real: str) -> str:
+    """A value in the dtype in which it is stored."""
+    return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"
+
+
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     """The C names of a spec's arguments, empty for what is computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
@@ -376,8 +440,7 @@ def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[s
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
     """Writes the score of the sink, in units of the others; returns its C name."""
     assert spec.sink is not None
-    place = linear(list(zip(batch, spec.sink.strides)))
-    value = converted(spec.sink, f"{name}[{place}]", real)
+    value = converted(spec.sink, f"{name}[{linear(list(zip(batch, spec.sink.strides)))}]", real)
     inverse = literal(1 / spec.scale, real)
     w.line(f"const {real} sunk = {value}{'' if spec.scale == 1 else f' * {inverse}'};")
     return "sunk"

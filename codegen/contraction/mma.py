@@ -135,10 +135,9 @@ class _Renderer:
 
     def _shared(self) -> None:
         w = self.w
-        w.open("struct Shared")
-        for side in self.sides:
-            w.line(side.member(self.s.stages))
-        w.close("};")
+        with w.block("struct Shared", "};"):
+            for side in self.sides:
+                w.line(side.member(self.s.stages))
         w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
@@ -171,15 +170,13 @@ class _Renderer:
         w.line()
         for side in self.sides:
             side.registers()
-        w.open(f"const auto fetch = [&]({self.t} k, int stage)")
-        for side in self.sides:
-            side.fetch()
-        w.close("};")
-        if self.stashed:
-            w.open("const auto stash = [&](int stage)")
+        with w.block(f"const auto fetch = [&]({self.t} k, int stage)", "};"):
             for side in self.sides:
-                side.stash()
-            w.close("};")
+                side.fetch()
+        if self.stashed:
+            with w.block("const auto stash = [&](int stage)", "};"):
+                for side in self.sides:
+                    side.stash()
 
     def _loop(self, counter: str, count: int, *, unroll: bool = True) -> None:
         self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
@@ -196,10 +193,9 @@ class _Renderer:
         w.line(
             f"uint32 a_part[2][{self.fragments_m}][4], b_part[2][{self.columns // 2}][2][2];  // of two steps in turn"
         )
-        w.open("const auto load_parts = [&](int stage, int kk)")
-        for side in self.sides:
-            side.parts()
-        w.close("};")
+        with w.block("const auto load_parts = [&](int stage, int kk)", "};"):
+            for side in self.sides:
+                side.parts()
 
     def _mainloop(self) -> None:
         w, s = self.w, self.s
@@ -235,25 +231,21 @@ class _Renderer:
         w.line(f"if (kk + 1 < {self.steps}) {{")
         w.depth += 1
         w.line("load_parts(stage, kk + 1);")
-        w.close(f"}} else if (k + 1 < {last}) {{")
-        w.depth += 1
+        w.otherwise(f"else if (k + 1 < {last})")
         if self.stashed:
             w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
         self._landed()
         w.line("load_parts(next, 0);")
         w.close()
-        w.open("if (kk == 0)")
-        w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
-        if self.copied:
-            w.line("copy_async_commit();")
-        w.close()
+        with w.block("if (kk == 0)"):
+            w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
+            if self.copied:
+                w.line("copy_async_commit();")
         for side in self.sides:
             side.round()
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
+        w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
         w.depth += 1
-        w.line("#pragma unroll")
-        w.line(f"for (int j = 0; j < {self.columns}; ++j)")
+        w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
         a, b = self.a.way.product, self.b.way.product
         w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
         w.depth -= 1
@@ -279,16 +271,12 @@ class _Renderer:
         w.line("// Every block adds up a part of each warp's rows.")
         at = f"[i / {cols * 4}][i / 4 % {cols}][i % 4]"
         w.line(f"{total}* const exchange = reinterpret_cast<{total}*>(memory) + t;")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
+        w.unrolled_line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
         w.line("cluster_sync();")
         w.line(f"{total} total[{each}][{cols}][4] = {{}};")
-        w.line("#pragma unroll")
-        w.open(f"for (int q = 0; q < {s.split}; ++q)")
-        w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
-        w.close()
+        with w.unrolled(f"for (int q = 0; q < {s.split}; ++q)"):
+            w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
+            w.unrolled_line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
         w.line("cluster_sync();  // all have read what is in this block's shared memory")
 
     # ---- results

@@ -149,74 +149,63 @@ class _Renderer:
         if s.apart:
             self._apart(loop, last)
             return
-        w.open(f"const auto fetch = [&]({self.t} k0)")
-        f.fetch(self.a)
-        f.fetch(self.b)
-        w.close("};")
+        with w.block(f"const auto fetch = [&]({self.t} k0)", "};"):
+            f.fetch(self.a)
+            f.fetch(self.b)
         w.line("fetch(0);")
         w.line("int stage = 0;")
-        w.open(loop)
-        f.stash(self.a)
-        f.stash(self.b)
-        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
-        if last:
-            w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
-        self._multiply("0", s.inner)
-        w.close()
+        with w.block(loop):
+            f.stash(self.a)
+            f.stash(self.b)
+            w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
+            if last:
+                w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
+            self._multiply("0", s.inner)
 
     def _apart(self, loop: str, last: int) -> None:
         """The loop with one factor's next tile on its way in each half of it."""
         w, s, f = self.w, self.s, self.f
         for side in (self.a, self.b):
-            w.open(f"const auto fetch_{side.label} = [&]({self.t} k0)")
-            f.fetch(side)
-            w.close("};")
-            w.open(f"const auto write_{side.label} = [&](int stage)")
-            f.stash(side)
-            w.close("};")
-        w.open("const auto multiply = [&](int stage, int first)")
-        self._multiply("first", s.inner // 2)
-        w.close("};")
+            with w.block(f"const auto fetch_{side.label} = [&]({self.t} k0)", "};"):
+                f.fetch(side)
+            with w.block(f"const auto write_{side.label} = [&](int stage)", "};"):
+                f.stash(side)
+        with w.block("const auto multiply = [&](int stage, int first)", "};"):
+            self._multiply("first", s.inner // 2)
         for label in "ab":
             w.line(f"fetch_{label}(0);")
             w.line(f"write_{label}(0);")
         w.line("int stage = 0;")
-        w.open(loop)
-        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
-        w.line(f"const bool more = k0 < {last};")
-        w.line(f"if (more) fetch_a(k0 + {s.inner});")
-        w.line("multiply(stage, 0);")
-        w.open("if (more)")
-        w.line("write_a(stage ^ 1);")
-        w.line(f"fetch_b(k0 + {s.inner});")
-        w.close()
-        w.line(f"multiply(stage, {s.inner // 2});")
-        w.line("if (more) write_b(stage ^ 1);")
-        w.close()
+        with w.block(loop):
+            w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
+            w.line(f"const bool more = k0 < {last};")
+            w.line(f"if (more) fetch_a(k0 + {s.inner});")
+            w.line("multiply(stage, 0);")
+            with w.block("if (more)"):
+                w.line("write_a(stage ^ 1);")
+                w.line(f"fetch_b(k0 + {s.inner});")
+            w.line(f"multiply(stage, {s.inner // 2});")
+            w.line("if (more) write_b(stage ^ 1);")
 
     def _multiply(self, first: str, count: int) -> None:
         """Adds the products of some terms of the tiles to the sums."""
         w, s = self.w, self.s
         end = str(count) if first == "0" else f"{first} + {count}"
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = {first}; kk < {end}; ++kk)")
-        self._part(self.a, "", s.thread_rows, "ty")
-        if self.spec.products > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
-        self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
-        w.line("#pragma unroll")
-        product = " * ".join(
-            f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
-            for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
-        )
-        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
-        w.close()
-        if self.spec.products > 1:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int kk = {first}; kk < {end}; ++kk)"):
+            self._part(self.a, "", s.thread_rows, "ty")
+            if self.spec.products > 1:
+                w.line("#pragma unroll")
+                w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
+            self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
+            with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
+                w.line("#pragma unroll")
+                product = " * ".join(
+                    f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
+                    for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
+                )
+                w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
+            if self.spec.products > 1:
+                w.close()
 
     def _part(self, side: Side, of: str, mine: int, thread: str) -> None:
         """Reads a thread's rows or columns of term ``kk`` from shared memory."""

@@ -170,45 +170,47 @@ class Factors:
 
         if side.along_k:
             coords = reduction(f"k0 + {p}_k")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {side.count}; ++i)")
-        if not side.along_k:
-            coords = reduction(f"k0 + {p}_k + i * {side.step}")
-        conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
-        if not side.exact:
-            conditions.append(f"{p}_inside{side.at}")
-        for number, x in enumerate(gather.limits):
-            place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
-            conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        if terms:
-            conditions.append("term")
-        if len(conditions) > 1:
-            w.line(f"const bool inside = {' && '.join(conditions)};")
-            conditions = ["inside"]
-        for source in side.prologue.sources:
-            at = side.prologue.place(source)
-            base = side.base(source.place)
-            text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(" + -", " - ")
-            if not source.pointer:
-                w.line(f"{source.name}_next[i] = int32({text});")
-                continue
-            if gather.program is not None:
-                value = f"{source.pointer}[{text}]"
-                value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
-                w.line(f"{source.name}_next[i] = {value};")
-                continue
-            if side.width > 1:
-                value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
-                value = f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
-                w.line(f"{p}_next[i] = {value};")
-                continue
-            for number, pointer in enumerate(side.prologue.pointers):
-                value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
-                value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
-                w.line(f"{p}_next{side.of(number)}[i] = {value};")
-        if self._guarded(side):
-            w.line(f"{p}_kept[i] = {conditions[0]};")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {side.count}; ++i)"):
+            if not side.along_k:
+                coords = reduction(f"k0 + {p}_k + i * {side.step}")
+            conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
+            if not side.exact:
+                conditions.append(f"{p}_inside{side.at}")
+            for number, x in enumerate(gather.limits):
+                place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
+                conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+            if terms:
+                conditions.append("term")
+            if len(conditions) > 1:
+                w.line(f"const bool inside = {' && '.join(conditions)};")
+                conditions = ["inside"]
+            for source in side.prologue.sources:
+                at = side.prologue.place(source)
+                base = side.base(source.place)
+                text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(
+                    " + -", " - "
+                )
+                if not source.pointer:
+                    w.line(f"{source.name}_next[i] = int32({text});")
+                    continue
+                if gather.program is not None:
+                    value = f"{source.pointer}[{text}]"
+                    value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
+                    w.line(f"{source.name}_next[i] = {value};")
+                    continue
+                if side.width > 1:
+                    value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
+                    value = (
+                        f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
+                    )
+                    w.line(f"{p}_next[i] = {value};")
+                    continue
+                for number, pointer in enumerate(side.prologue.pointers):
+                    value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
+                    value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+                    w.line(f"{p}_next{side.of(number)}[i] = {value};")
+            if self._guarded(side):
+                w.line(f"{p}_kept[i] = {conditions[0]};")
         w.close()
 
     def _guarded(self, side: Side) -> bool:
@@ -241,11 +243,10 @@ class Factors:
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
         w.line("#pragma unroll")
         if side.in_chunks:
-            w.open(f"for (int i = 0; i < {side.count}; ++i)")
-            w.line("#pragma unroll")
-            at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
-            w.line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
-            w.close()
+            with w.block(f"for (int i = 0; i < {side.count}; ++i)"):
+                w.line("#pragma unroll")
+                at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
+                w.line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
             return
         if side.width > 1:
             w.line(f"for (int i = 0; i < {side.count}; ++i) store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
