@@ -11,7 +11,7 @@ from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear, negated
+from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
@@ -186,9 +186,7 @@ class Scores:
     def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
         """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
         sizes = self.spec.batch if batch is None else batch
-        for d, size in enumerate(sizes):
-            if size > 1:
-                self.w.line(f"const {self.t} b{d} = {coordinate(number, sizes, d)};")
+        coordinates(self.w, self.t, "b", number, sizes, long(sizes))
 
     def bound_numbers(self) -> None:
         """Writes the numbers that bounds read of the batch."""

@@ -14,7 +14,7 @@ from codegen.contraction.simt_factors import Factors, Side, used
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, placed
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinates, linear
 from codegen.kernel import headers, heading, locate, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
@@ -98,8 +98,7 @@ class _Renderer:
             w, self.t, [("batch", self.batch, 1), ("col0", self.f.tiles_n, s.cols), ("row0", self.f.tiles_m, s.rows)]
         )
         if self.batch > 1 and len(spec.batch) > 1:
-            for d in range(len(spec.batch)):
-                w.line(f"const {self.t} b{d} = {coordinate('batch', spec.batch, d)};")
+            coordinates(w, self.t, "b", "batch", spec.batch)
         w.line("const int t = threadIdx.x;")
         if self.k:
             self.f.shared()
@@ -240,10 +239,8 @@ class _Renderer:
         i = self._each("m", run if self.rows_fast else None)
         rows = ["m"]
         if nr > 1:
-            rows = [f"m{d}" for d in range(nr)]
             every = [s[nb : nb + nr] for s in (*(op.strides for op in program.operands), *program.indices)]
-            for d in used([x.outer for x in spec.results] or every):
-                w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+            rows = coordinates(w, self.t, "m", "m", spec.rows, used([x.outer for x in spec.results] or every))
         if spec.results:
             rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)

@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
 from codegen.epilogue import factor
-from codegen.iteration import coordinate, linear, packed, unsigned
+from codegen.iteration import coordinates, linear, packed, unsigned
 from codegen.naming import Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, Gather, Limit
@@ -139,10 +139,8 @@ class Factors:
                 w.line(f"const {self.t} {place} = {position};")
         coords = [place]
         if len(side.outer) > 1:
-            coords = [f"{prefix}{d}" for d in range(len(side.outer))]
             every = [*(x.outer for x in places), *(x.outer for x in gather.limits)]
-            for d in used(every):
-                w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
+            coords = coordinates(w, self.t, prefix, place, side.outer, used(every))
         declared = "" if many else f"const {self.t} "
         for number, at in bases:
             terms = [*zip(self.batches(), at.batch), *zip(coords, at.outer)]
@@ -231,10 +229,7 @@ class Factors:
             return ["k"]
         if all(x == tuple(s * x[-1] for s in packed(inner)) for x in steps) and not used(limits):
             return [*("0" for _ in inner[1:]), "k"]
-        coords = [f"r{d}" for d in range(len(inner))]
-        for d in used([*steps, *limits]):
-            w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
-        return coords
+        return coordinates(w, self.t, "r", "k", inner, used([*steps, *limits]))
 
     def stash(self, side: Side) -> None:
         """Writes the fetched elements to shared memory."""

@@ -13,7 +13,7 @@ from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
 from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
 from codegen.factors import PANEL, ROW_BYTES, STEP, Brought, Computed, Factors
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue, Source
@@ -126,11 +126,7 @@ class ComputedFactor:
             if self.parts.rows % self.s.rows:
                 position = f"min({position}, {self.parts.rows - 1})"
             w.line(f"const {self.t} m = {position};")
-            outer = ["m"]
-            if len(rows) > 1:
-                outer = [f"m_{d}" for d in range(len(rows))]
-                for d, name in enumerate(outer):
-                    w.line(f"const {self.t} {name} = {coordinate('m', rows, d)};")
+            outer = coordinates(w, self.t, "m_", "m", rows) if len(rows) > 1 else ["m"]
             at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
             for source, name in (*self._rows, *self._positions):
                 place = self.prologue.place(source)
@@ -152,18 +148,14 @@ class ComputedFactor:
     def _inside(self) -> None:
         w, k, limits = self.w, self.parts.reduction, self.factor.gather.limits
         sizes = (*k.taps, k.chunks)
-        taps = []
-        for d, size in enumerate(k.taps):
-            taps.append(f"t{d}" if size > 1 else "0")
-            if size > 1:
-                w.line(f"const int t{d} = {coordinate('k', sizes, d)};")
+        coordinates(w, "int", "t", "k", sizes, long(k.taps))
+        taps = [f"t{d}" if size > 1 else "0" for d, size in enumerate(k.taps)]
         w.line("bool inside[2];  // of the image")
-        w.line("#pragma unroll")
         conditions = []
         for d, x in enumerate(limits):
             place = linear([(f"start{d}[i]", 1), *zip(taps, x.inner[1:])])
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        w.line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
+        w.unrolled_line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
 
     def _load(self, b: Brought, member: str, at: str) -> str:
         """The C expression of a thread's part of a tile that step kk takes."""

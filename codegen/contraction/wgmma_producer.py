@@ -7,7 +7,7 @@ from math import prod
 from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
 from codegen.factors import ROW_BYTES, Brought, Factors, Gathered, Side
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinate, coordinates, linear, long
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
@@ -114,16 +114,13 @@ class Producer:
             first, last = self.stage_range(stages)
             self.tiles()
             if self.batch > 1 and len(self.parts.batch) > 1:
-                for d, size in enumerate(self.parts.batch):
-                    if size > 1:
-                        w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
+                coordinates(w, "int", "b", "at.batch", self.parts.batch, long(self.parts.batch))
             if k.skips:
                 first, last = self.phase_range()
             first_factor = self.parts.a
             sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
             if any(side.im2col and side.along_k for side in sides):
-                for d in range(len(self.spec.rows)):
-                    w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+                coordinates(w, "int", "m_", "m0", self.spec.rows)
             with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
                 w.line("Barrier& full = shared.full[stage.index];")
                 w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
@@ -137,8 +134,7 @@ class Producer:
                     item = "item"
                 self._walk(item)
                 if isinstance(first_factor, Side):
-                    for d in range(len(first_factor.pixels)):
-                        w.line(f"const int p{d} = {coordinate('c', first_factor.pixels, d)};")
+                    coordinates(w, "int", "p", "c", first_factor.pixels)
                     self._load(first_factor, "a", self.a_map, "m0", s.rows)
                 for b, member, tensor_map in self.brought:
                     if b.panels > 1:
@@ -195,11 +191,8 @@ class Producer:
             each = 16 // self.itemsize
             w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
             sizes = (*a.taps, a.channels)
-            taps = []
-            for d, size in enumerate(a.taps):
-                if size > 1:
-                    w.line(f"const int t{d} = {coordinate('k0', sizes, d)};")
-                taps.append((f"t{d}" if size > 1 else "0", image.dilation[d]))
+            coordinates(w, "int", "t", "k0", sizes, long(a.taps))
+            taps = [(f"t{d}" if size > 1 else "0", image.dilation[d]) for d, size in enumerate(a.taps)]
             channel = coordinate("k0", sizes, rank)
             reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
             w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
@@ -262,11 +255,9 @@ class Producer:
         if self.batch > 1:
             w.line("const int batch = at.batch;")
             if len(self.parts.batch) > 1 and len(fillers) == 1:
-                for d in range(len(self.parts.batch)):
-                    w.line(f"const int b{d} = {coordinate('batch', self.parts.batch, d)};")
+                coordinates(w, "int", "b", "batch", self.parts.batch)
         if isinstance(self.parts.a, Side) and self.parts.a.im2col:
-            for d in range(len(self.spec.rows)):
-                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+            coordinates(w, "int", "m_", "m0", self.spec.rows)
         for filler in fillers:
             filler.prepare()
         w.line()
@@ -305,9 +296,7 @@ class Producer:
         if k.skips:
             chunk = self._walk_phase(item)
         else:
-            for d, size in enumerate(k.taps):
-                if size > 1:
-                    w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+            coordinates(w, "int", "t", item, sizes, long(k.taps))
             chunk = coordinate(item, sizes, len(sizes) - 1)
         channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
         if k.panels % k.per_stage:

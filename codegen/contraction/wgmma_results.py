@@ -11,7 +11,7 @@ from codegen.contraction.wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
 from codegen.factors import Factors
-from codegen.iteration import coordinate, extent, linear, unsigned
+from codegen.iteration import coordinates, extent, linear, long, unsigned
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec
 
@@ -107,9 +107,7 @@ class Results:
             batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(layout.batch)] if several else ["at.batch"]
         rows = ["m"]
         if len(layout.rows) > 1:
-            rows = [f"m_{d}" for d in range(len(layout.rows))]
-            for d, name in enumerate(rows):
-                w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
+            rows = coordinates(w, self.t, "m_", "m", layout.rows)
         self._outside: list[str] = []
         if self.spec.results:
             known = [*zip(batch, layout.batch)], [*zip(rows, layout.rows)]
@@ -125,9 +123,7 @@ class Results:
 
     def _batch_coordinates(self) -> None:
         if self.batch > 1 and len(self.layout.batch) > 1:
-            for d, size in enumerate(self.layout.batch):
-                if size > 1:
-                    self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
+            coordinates(self.w, "int", "b", "at.batch", self.layout.batch, long(self.layout.batch))
 
     @property
     def _n0(self) -> str:
