@@ -53,7 +53,7 @@ def fusion(models: Sequence[Model] = MODELS) -> Iterator[dict[str, Any]]:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         module, x = model.module(torch.bfloat16), model.input(torch.bfloat16)
         with mode:
-            report = explain(module, mode.from_tensor(x), arch=ARCH)
+            report = explain(module, mode.from_tensor(x), target=ARCH)
         yield facts(model, report)
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from codegen.arch import Arch
 from codegen.families import family_of, form_of
 from codegen.family import Schedule
 from codegen.schedule import (
-    PORTABLE,
     best_schedule,
     declined,
     schedule_data,
     schedule_from_data,
     schedule_text,
     schedules,
-    target,
 )
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import PORTABLE, Target, target
 
 __all__ = [
     "PORTABLE",
     "KernelSpec",
     "Schedule",
+    "Target",
     "best_schedule",
     "coarse_products",
     "declined",
@@ -33,12 +32,12 @@ __all__ = [
 ]
 
 
-def render(spec: KernelSpec, schedule: Schedule | None = None, arch: Arch = PORTABLE) -> KernelSource:
-    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the architecture.
+def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = PORTABLE) -> KernelSource:
+    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the target.
 
     Raises TypeError for a schedule of another kernel family.
     """
-    chosen = schedule or best_schedule(spec, arch)
+    chosen = schedule or best_schedule(spec, target)
     form = form_of(chosen)
     if form not in family_of(spec).forms:
         raise TypeError(f"{chosen} is no schedule of a {type(spec).__name__}")

@@ -35,7 +35,6 @@ class Arch:
     max_threads_per_sm      resident threads of one SM.
     max_blocks_per_sm       resident blocks of one SM.
     registers_per_sm        32-bit registers of one SM.
-    sm_count_hint           SMs of a common product of this capability, for cost models when no device can be asked.
     tensor_core             generation of the tensor cores: 3 Ampere, 4 Ada and Hopper, 5 Blackwell.
     has_cp_async            asynchronous copies global to shared of 4, 8 or 16 bytes (``cp.async``).
     has_fp8_convert         conversions between float and e4m3/e5m2 as instructions (``cvt.rn.satfinite.e4m3x2.f32``).
@@ -55,7 +54,6 @@ class Arch:
     max_threads_per_sm: int
     max_blocks_per_sm: int
     registers_per_sm: int
-    sm_count_hint: int
     tensor_core: int
     has_cp_async: bool
     has_fp8_convert: bool
@@ -114,7 +112,7 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, sms: int, tensor_core: int) -> Arch:
+def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core: int) -> Arch:
     digits = name.removeprefix("sm_")
     specific = digits.endswith("a")
     number = int(digits.removesuffix("a"))
@@ -127,7 +125,6 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, sms: int, te
         max_threads_per_sm=threads,
         max_blocks_per_sm=blocks,
         registers_per_sm=64 * KIB,
-        sm_count_hint=sms,
         tensor_core=tensor_core,
         has_cp_async=number >= 80,
         has_fp8_convert=number >= 89,
@@ -145,18 +142,22 @@ OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known
     for known in (
-        _arch("sm_80", shared_kib=164, threads=2048, blocks=32, sms=108, tensor_core=3),
-        _arch("sm_86", shared_kib=100, threads=1536, blocks=16, sms=84, tensor_core=3),
-        _arch("sm_87", shared_kib=164, threads=1536, blocks=16, sms=16, tensor_core=3),
-        _arch("sm_89", shared_kib=100, threads=1536, blocks=24, sms=142, tensor_core=4),
-        _arch("sm_90", shared_kib=228, threads=2048, blocks=32, sms=132, tensor_core=4),
-        _arch("sm_90a", shared_kib=228, threads=2048, blocks=32, sms=132, tensor_core=4),
-        _arch("sm_100", shared_kib=228, threads=2048, blocks=32, sms=148, tensor_core=5),
-        _arch("sm_100a", shared_kib=228, threads=2048, blocks=32, sms=148, tensor_core=5),
-        _arch("sm_103", shared_kib=228, threads=2048, blocks=32, sms=148, tensor_core=5),
-        _arch("sm_110", shared_kib=228, threads=1536, blocks=24, sms=20, tensor_core=5),
-        _arch("sm_120", shared_kib=100, threads=1536, blocks=24, sms=170, tensor_core=5),
-        _arch("sm_121", shared_kib=100, threads=1536, blocks=24, sms=48, tensor_core=5),
+        _arch("sm_80", shared_kib=164, threads=2048, blocks=32, tensor_core=3),
+        _arch("sm_86", shared_kib=100, threads=1536, blocks=16, tensor_core=3),
+        _arch("sm_87", shared_kib=164, threads=1536, blocks=16, tensor_core=3),
+        _arch("sm_89", shared_kib=100, threads=1536, blocks=24, tensor_core=4),
+        _arch("sm_90", shared_kib=228, threads=2048, blocks=32, tensor_core=4),
+        _arch("sm_90a", shared_kib=228, threads=2048, blocks=32, tensor_core=4),
+        _arch("sm_100", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
+        _arch("sm_100a", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
+        _arch("sm_103", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
+        _arch("sm_103a", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
+        _arch("sm_110", shared_kib=228, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_110a", shared_kib=228, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_120", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_120a", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_121", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_121a", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
     )
 }
 
@@ -172,17 +173,15 @@ def arch(name: str) -> Arch:
 def from_compute_capability(major: int, minor: int) -> Arch:
     """The target to compile for on a device of that compute capability.
 
-    9.0 is ``sm_90a``: code for such a device may use wgmma.  A minor version not listed gets an architecture of the
-    same major version and a lower minor one, whose cubins the device runs; among those, the one with the least shared
-    memory, so that no schedule asks for more than the device has.  Raises ValueError where there is none: cubins do
-    not run across major versions.
+    9.0 is ``sm_90a``, 12.0 ``sm_120a``: code for such a device may use what NVIDIA does not carry forward.  A minor
+    version not listed gets an architecture of the same major version and a lower minor one, whose cubins the device
+    runs; among those, the one with the least shared memory, so that no schedule asks for more than the device has.
+    Raises ValueError where there is none: cubins do not run across major versions.
     """
-    if (major, minor) == (9, 0):
-        return KNOWN["sm_90a"]
+    for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}"):
+        if name in KNOWN:
+            return KNOWN[name]
     portable = [known for known in KNOWN.values() if known.major == major and not known.name.endswith("a")]
-    for known in portable:
-        if known.minor == minor:
-            return known
     older = [known for known in portable if known.minor < minor]
     if not older:
         raise ValueError(f"no architecture for compute capability {major}.{minor}; known: {', '.join(KNOWN)}")

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from codegen.anonymous import anonymous
-from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
 
 #: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
 #: estimates are as good as that.
@@ -51,9 +51,9 @@ class Form(Generic[SpecT, ScheduleT]):
 
     name: str
     schedule: type[ScheduleT]
-    schedules: Callable[[SpecT, Arch], Iterable[ScheduleT]]
+    schedules: Callable[[SpecT, Target], Iterable[ScheduleT]]
     render: Callable[[SpecT, ScheduleT], KernelSource]
-    cycles: Callable[[SpecT, Arch], float] | None = None
+    cycles: Callable[[SpecT, Target], float] | None = None
     coarse_products: Callable[[SpecT, ScheduleT], int | None] = lambda spec, schedule: None
 
 
@@ -69,12 +69,12 @@ class Family(Generic[SpecT]):
     forms: tuple[Form[SpecT, Any], ...]
     tries_all: bool = False
 
-    def schedules(self, spec: SpecT, arch: Arch) -> Iterator[Schedule]:
+    def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
         """The schedules worth trying, best guess first.  Raises Declined, with the last reason, if no form takes it."""
         found, last = False, Declined(f"no form of {self.name} is meant for {spec.name}")
         for form in self.forms:
             try:
-                for schedule in form.schedules(spec, arch):
+                for schedule in form.schedules(spec, target):
                     found = True
                     yield schedule
             except Declined as reason:
@@ -84,12 +84,12 @@ class Family(Generic[SpecT]):
         if not found:
             raise last
 
-    def declined(self, spec: SpecT, arch: Arch) -> dict[str, str]:
+    def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
         """Why the forms in front of the one that a spec has do not take it, by name."""
         reasons: dict[str, str] = {}
         for form in self.forms:
             try:
-                if any(True for _ in form.schedules(spec, arch)):
+                if any(True for _ in form.schedules(spec, target)):
                     break
             except Declined as reason:
                 reasons[form.name] = str(reason)
@@ -103,15 +103,15 @@ class EstimatedFamily(Family[SpecT]):
     The last form takes every spec, and is had by those that no other takes.
     """
 
-    def schedules(self, spec: SpecT, arch: Arch) -> Iterator[Schedule]:
+    def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
         """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the
         spec.
         """
         spec, last = anonymous(spec), self.forms[-1]
-        estimates, taken = self._estimates(spec, arch), self.form(spec, arch)
-        every = {form: tuple(form.schedules(spec, arch)) for form in estimates}
-        if taken is last or _cycles(last, spec, arch) <= HOPELESS * estimates[taken]:
-            every[last] = tuple(last.schedules(spec, arch))
+        estimates, taken = self._estimates(spec, target), self.form(spec, target)
+        every = {form: tuple(form.schedules(spec, target)) for form in estimates}
+        if taken is last or _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
+            every[last] = tuple(last.schedules(spec, target))
         first = every.pop(taken)
         yield from first[:FIRST]
         for schedules in every.values():
@@ -120,22 +120,22 @@ class EstimatedFamily(Family[SpecT]):
         for schedules in every.values():
             yield from schedules[OTHERS:]
 
-    def form(self, spec: SpecT, arch: Arch) -> Form[SpecT, Any]:
+    def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
         """The form that a spec has untuned."""
-        estimates = self._estimates(anonymous(spec), arch)
+        estimates = self._estimates(anonymous(spec), target)
         first = next(iter(estimates), self.forms[-1])
         best = min(estimates, key=estimates.__getitem__, default=first)
         clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
         return best if clearly else first
 
-    def cycles(self, spec: SpecT, arch: Arch) -> float:
-        """Cycles that the best schedule is estimated to take: what the form's cost model says, which is for an H200."""
-        taken = self.form(spec, arch)
-        return self._estimates(anonymous(spec), arch).get(taken) or _cycles(taken, spec, arch)
+    def cycles(self, spec: SpecT, target: Target) -> float:
+        """Cycles that the best schedule is estimated to take, by the form's cost model."""
+        taken = self.form(spec, target)
+        return self._estimates(anonymous(spec), target).get(taken) or _cycles(taken, spec, target)
 
-    def declined(self, spec: SpecT, arch: Arch) -> dict[str, str]:
+    def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
         """Why the forms in front of the one that a spec has are not taken, by name."""
-        estimates, taken = self._estimates(anonymous(spec), arch), self.form(spec, arch)
+        estimates, taken = self._estimates(anonymous(spec), target), self.form(spec, target)
         reasons = {}
         for form in self.forms[: self.forms.index(taken)]:
             if form in estimates:
@@ -143,29 +143,29 @@ class EstimatedFamily(Family[SpecT]):
                 reasons[form.name] = f"it is estimated to take {times:.2f} times as long as {taken.name}"
                 continue
             try:
-                _cycles(form, spec, arch)
+                _cycles(form, spec, target)
             except Declined as reason:
                 reasons[form.name] = str(reason)
         return reasons
 
-    def _estimates(self, spec: SpecT, arch: Arch) -> Mapping[Form[SpecT, Any], float]:
-        return _estimates(self, spec, arch)
+    def _estimates(self, spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
+        return _estimates(self, spec, target)
 
 
-def _cycles(form: Form[SpecT, Any], spec: SpecT, arch: Arch) -> float:
+def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
     assert form.cycles is not None
-    return form.cycles(spec, arch)
+    return form.cycles(spec, target)
 
 
 @lru_cache(1024)
-def _estimates(family: Family[SpecT], spec: SpecT, arch: Arch) -> Mapping[Form[SpecT, Any], float]:
+def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
     """Estimated cycles of the forms but the last, of those that take a spec; it is anonymous, so that layers that are
     alike are one.
     """
     found = {}
     for form in family.forms[:-1]:
         try:
-            found[form] = _cycles(form, spec, arch)
+            found[form] = _cycles(form, spec, target)
         except Declined:
             continue
     return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Words a generated name must not be: C++ and CUDA keywords, and names the kernels and device headers use themselves.
+#: Words that are no identifiers in C++, and macros of the C library for the CPU.
 RESERVED = frozenset(
     """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t
@@ -15,28 +16,17 @@ RESERVED = frozenset(
     goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private
     protected public register reinterpret_cast requires return short signed sizeof static static_assert
     static_cast struct switch template this thread_local throw true try typedef typeid typename union
-    unsigned using virtual void volatile wchar_t while xor xor_eq float16 bfloat16 float8_e4m3 float8_e5m2
-    int8 uint8 int16 uint16 int32 uint32 int64 uint64 Vector convert round_to infinity quiet_nan math load store
-    float8_e4m3fnuz float8_e5m2fnuz saturating overflowing reinterpret widen Format Limit APPROXIMATE_MATH
-    load_shared store_shared threadIdx blockIdx blockDim
-    gridDim warpSize dim3 main abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf floor fmod log
-    log1p log2 max min pow rint round sin sinh sqrt rsqrt tan tanh trunc isnan isinf
-    signbit half load_evict_last NULL INFINITY NAN M N K signed_ size lane warp
-    asinf sinf cosf tanf expf logf y0 y1 yn j0 j1 jn gamma index remainder div clock time signal read write
-    close open printf assert linux unix near far
-    barrier_init barrier_fence_init barrier_arrive barrier_expect barrier_wait barrier_arrive_cluster tma_load
-    tma_load_im2col tma_load_multicast tma_load_im2col_multicast tma_store tma_store_add tma_prefetch tma_commit
-    tma_wait tma_wait_read bulk_load bulk_store fence_async_shared registers_increase registers_decrease
-    named_barrier_sync named_barrier_arrive grid_dependency_wait grid_dependency_launch cluster_rank cluster_sync
-    cluster_arrive cluster_wait cluster_map shared_address copy_async copy_async_cached copy_async_evict_last
-    copy_async_commit copy_async_wait copy_async_arrive mma tf32 to_tf32 load_matrices load_matrices_transposed
-    store_matrices block_from_the_end
-    store_matrices_transposed wgmma wgmma_fence wgmma_commit wgmma_wait wgmma_hold matrix_descriptor swizzle tile_at
-    fragment_at fragment_at_across load_fragment load_fragment_across load_columns load_column_pairs put_fragment
-    Fragment Pair PairOf load_results carry_row fetch_row winograd FragmentWords store_fragments
-    store_fragments_turned store_row prefetch Barrier TensorMap Ring Tile
+    unsigned using virtual void volatile wchar_t while xor xor_eq
+    APPROXIMATE_MATH NULL INFINITY NAN HUGE_VAL EOF assert errno stdin stdout stderr linux unix near far main
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
+#: A name that is not chosen yet (letters as in an identifier, of which no other has the first and the last), with what
+#: is before and behind it: stem, suffix, number.
+_MARK = re.compile(r"([A-Za-z0-9_]*)ʘ([A-Za-z0-9_]+)ǀ([A-Za-z0-9_]*)ǀ(\d+)ʘ([A-Za-z0-9_]*)")
+_IGNORED = re.compile(r"//[^\n]*|#include[^\n]*")
+#: What only means something within a struct, and other words but members and those of a namespace.
+_STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
+_WORD = re.compile(r"(?<![\w.])(?<!::)[A-Za-z_]\w*")
 
 
 def identifier(text: str) -> str:
@@ -52,29 +42,65 @@ def identifier(text: str) -> str:
     return f"{name}_" if name in RESERVED or name.startswith("FUSEGRAPH_") else name
 
 
-class Names:
-    """Gives every text a C identifier of its own within one scope."""
+def _candidates(stem: str, suffix: str) -> Iterator[str]:
+    """Yields identifiers that resemble a stem, ending in a suffix: the plain one, then numbered ones."""
+    yield stem + suffix if not stem.endswith("_") else stem[:-1] + suffix if suffix else stem
+    yield from (f"{stem.rstrip('_')}_{count}{suffix}" for count in itertools.count(2))
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-        self._next: dict[tuple[str, str], int] = {}
 
-    def unique(self, text: str, suffix: str = "") -> str:
-        """An unused identifier resembling the text, ending in ``suffix``."""
-        stem = identifier(text)
-        name = stem + suffix if not stem.endswith("_") else stem[:-1] + suffix if suffix else stem
-        count = self._next.get((stem, suffix), 2)
-        while name in self._taken or name in RESERVED:
-            name = f"{stem.rstrip('_')}_{count}{suffix}"
-            count += 1
-        self._next[stem, suffix] = count
+class Identifiers:
+    """Gives every text a C identifier of its own."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def unique(self, text: str) -> str:
+        """Returns an unused identifier resembling the text."""
+        name = next(n for n in _candidates(identifier(text), "") if n not in self._taken)
         self._taken.add(name)
         return name
 
 
+class Names:
+    """Gives every text a name of its own in a kernel.
+
+    The names are marks until the kernel is written: `Writer.text` makes identifiers of them that nothing else in the
+    kernel has, so nobody need know which ones its writers use.
+    """
+
+    _numbers = itertools.count()
+
+    def unique(self, text: str, suffix: str = "") -> str:
+        """Returns the mark of an identifier that will resemble the text, ending in ``suffix``."""
+        mark = _MARK.fullmatch(text)
+        stem = "".join(mark.group(2, 3)) if mark else identifier(text)
+        return f"ʘ{stem}ǀ{suffix}ǀ{next(self._numbers)}ʘ"
+
+
+def named(code: str) -> str:
+    """Returns C code with an identifier in place of every mark: one that is no other word of the code."""
+    marks: dict[int, tuple[str, str]] = {}
+    around: dict[int, set[tuple[str, str]]] = {}
+    for before, stem, suffix, number, behind in _MARK.findall(code):
+        marks[int(number)] = stem, suffix
+        around.setdefault(int(number), set()).add((before, behind))
+    plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), _MARK.sub(" ", _IGNORED.sub("", code)))
+    taken = RESERVED.union(_WORD.findall(plain))
+    chosen: dict[str, str] = {}
+    for number, mark in sorted(marks.items()):
+        for name in _candidates(*mark):
+            every = {f"{before}{name}{behind}" for before, behind in around[number]}
+            if not every & taken:
+                break
+        taken |= every
+        chosen[str(number)] = name
+    code = _MARK.sub(lambda m: f"{m[1]}{chosen[m[4]]}{m[5]}", code)
+    return code if code.isascii() else code.encode("ascii", "replace").decode()  # a comment of a text like a mark
+
+
 def comment(text: str, limit: int = 110) -> str:
     """One ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
+    safe = "".join(c if " " <= c <= "~" or c in "ʘǀ" else "?" for c in text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 
@@ -127,4 +153,5 @@ class Writer:
         self.depth += 1
 
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        """Returns the lines, with names in place of marks (`Names`)."""
+        return named("\n".join(self.lines) + "\n")

@@ -115,7 +115,7 @@ class Prologue:
 
     def _stem(self, text: str) -> tuple[str, str]:
         """What the names of a source's variables begin with, and the one of an element."""
-        return self._names.unique(text, "_next").removesuffix("_next"), self._names.unique(text, "_e")
+        return self._names.unique(text), self._names.unique(text, "_e")
 
     def parameters(self) -> list[str]:
         return [parameter(op, name) for op, name in zip(self.operands, self.pointers)]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
@@ -18,10 +17,10 @@ from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
 
 #: Threads of a block; those of a row are at most as many.
 THREADS = 256
-_TAKEN = ("row", "lane", "first", "col", "at", "e", "inside", "carry", "before", "parts", "scan", "reduce", "math")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _vector(spec: ScanSpec) -> int:
     return vector
 
 
-def schedules(spec: ScanSpec, arch: Arch) -> Iterator[ScanSchedule]:
+def schedules(spec: ScanSpec, target: Target) -> Iterator[ScanSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*bounds(space.program.operands, (*space.outer, space.length)))
@@ -121,8 +120,7 @@ class _Renderer:
         self.spec, self.s = normalize(spec), schedule
         self.program = self.spec.program
         (self.sum,) = self.program.reductions
-        dims = range(len(self.spec.outer))
-        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
         self.w = Writer()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
@@ -19,6 +18,7 @@ from codegen.iteration import Coordinates, Strides, bounds, far, index_type, lin
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ScatterSchedule(Schedule):
     itype: str
 
 
-def schedules(spec: ScatterSpec, arch: Arch) -> Iterator[ScatterSchedule]:
+def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
     """Schedules worth trying, best guess first."""
     itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
     for threads in (256, 128) if spec.combiner.atomic else (32, 128):
@@ -75,9 +75,7 @@ class _Renderer:
             shape, program, _ = rebase(spec.program, spec.shape, order)
             spec = replace(spec, shape=shape, program=program, axes=())
         self.spec, self.program = spec, spec.program
-        dims = range(len(spec.shape))
-        taken = {"i", "n", "m", "place", *(f"{prefix}{d}" for prefix in "im" for d in dims)}
-        self.body = Body(spec.name, self.program, taken)
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         self.result = self.body.pointers.stores[0]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
@@ -19,15 +18,12 @@ from codegen.iteration import Coordinates, bounds, collapse, index_type, linear,
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
+from codegen.target import Target
 
 #: Words that a thread sorts by itself, and threads that merge two runs.
 ITEMS, MERGING = 8, 256
 #: Threads of a block that has several rows, and bytes of words that a block sorts at most.
 THREADS, MOST_BYTES = 256, 32 << 10
-_TAKEN = (
-    "row", "lane", "own", "words", "first", "count", "entry", "at", "rank", "e", "inside", "part", "tile", "word",
-    "bounds", "middle", "last", "begin", "end", "i", "sort", "math",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def normalize(spec: SortSpec) -> SortSpec:
     return replace(spec, outer=outer, program=program, order=order)
 
 
-def schedules(spec: SortSpec, arch: Arch) -> Iterator[SortSchedule]:
+def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     operands = [*space.program.operands, *([] if space.order is None else [space.order])]
@@ -146,8 +142,7 @@ class _Renderer:
         self.program = self.spec.program
         #: what rows are sorted by
         self.key = self.program.reductions[0].value
-        dims = range(len(self.spec.outer))
-        self.names = Names({spec.name, *_TAKEN, *(f"row{d}" for d in dims)})
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.order = None if spec.order is None else self.names.unique(spec.order.name)
         self.emitter = Emitter(self.program, self.names)

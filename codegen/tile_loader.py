@@ -8,21 +8,10 @@ from math import prod
 
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.prologue import Source
-from codegen.spec import Gather
 from codegen.tile_pieces import TilePieces
 from codegen.ways import ACROSS_BYTES
 
 STEP = 32  # bytes of the reduction that one mma multiplies
-#: Names of a factor's variables, after its letter and a "_".
-OF_FACTOR = ("at", "base", "col", "k", "kept", "lane", "m", "n", "next", "now", "part", "piece", "row", "tile")
-
-
-def own_names(gathers: Sequence[Gather]) -> list[str]:
-    """What the variables of tile loaders are called."""
-    dims = range(max(8, *(len(x) for gather in gathers for x in (gather.limits, gather.starts))))
-    names = [f"{p}_{x}" for p in "ab" for x in OF_FACTOR]
-    names += [f"{p}_{x}{d}" for p in "ab" for x in ("start", "m_", "n_", "base") for d in dims]
-    return names + [f"{x}{d}" for x in ("m_", "n_", "k_") for d in dims]
 
 
 class TileLoader(TilePieces):

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.iteration import collapse, extent
 from codegen.spec import ContractionSpec, Gather, Limit
+from codegen.target import Target
 
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
@@ -293,10 +293,10 @@ def held_registers(way: Way, size: int, inner: int, threads: int, products: int 
     return kept
 
 
-def convert_registers(way: Way, arch: Arch) -> int:
+def convert_registers(way: Way, target: Target) -> int:
     """Registers of converting 8-bit floats where no instruction does: it takes some steps of integers and floats."""
     dtype = way.gather.operand.dtype
-    emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not arch.has_fp8_convert
+    emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not target.arch.has_fp8_convert
     return 36 if emulated else 0
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import Arch
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, index_type, linear, unsigned
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 from codegen.window.spec import WinogradSpec
 
 #: Elements of all patches of a thread; it needs more registers than that for the transforms.
@@ -32,7 +32,7 @@ class WinogradSchedule(Schedule):
     itype: str
 
 
-def schedules(spec: WinogradSpec, arch: Arch) -> tuple[WinogradSchedule, ...]:
+def schedules(spec: WinogradSpec, target: Target) -> tuple[WinogradSchedule, ...]:
     """The schedules worth trying: one channel a thread keeps most patches on their way."""
     itype = _itype(spec)
     widths = [w for w in (1, 2, 4) if _takes(spec, w)]
@@ -80,8 +80,7 @@ FAMILY = Family("winograd", WinogradSpec, (Form("winograd", WinogradSchedule, sc
 class _Renderer:
     def __init__(self, spec: WinogradSpec, schedule: WinogradSchedule) -> None:
         self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Writer()
-        taken = "t image filter channel row col row0 col0 base patch result inside part i j e"
-        self.names = Names([spec.name, *taken.split()])
+        self.names = Names()
         self.source = self.names.unique(spec.source.name)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, "float", "float")
         self.subscript = "[e]" if schedule.width > 1 else ""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from codegen import PORTABLE, KernelSpec, Schedule, best_schedule, render
+from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.anonymous import anonymous
-from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.lasting import nothing_lasting
-from codegen.naming import Names
+from codegen.naming import Identifiers
 from codegen.spec import KernelSource
+from codegen.target import PORTABLE, Target
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
@@ -41,9 +41,9 @@ class Choice:
 Chooser: TypeAlias = Callable[[KernelSpec, Group], Choice]
 
 
-def by_cost_model(arch: Arch = PORTABLE) -> Chooser:
-    """Chooses the schedule that the cost model thinks is best on an architecture; by default on all of them."""
-    return lambda spec, _: Choice(best_schedule(spec, arch))
+def by_cost_model(target: Target = PORTABLE) -> Chooser:
+    """Chooses the schedule that the cost model thinks is best on a target."""
+    return lambda spec, _: Choice(best_schedule(spec, target))
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def check_outputs(graph: Graph) -> None:
 def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None) -> Plan:
     """Returns a graph's kernels: runs the passes (`passes.pipeline`), partitions and renders what they made.
 
-    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default:
-    `by_cost_model`).  Rewrites whose results no kernel takes are left out (`passes.speculation`).  Raises GraphError if
+    With ``fusion=False`` every node is a kernel of its own.  ``choose`` decides on schedules (default: `by_cost_model`
+    for the target).  Rewrites whose results no kernel takes are left out (`passes.speculation`).  Raises GraphError if
     the graph has no outputs.
     """
     check_outputs(graph)
     options = options or Options()
-    choose = choose or by_cost_model()
+    choose = choose or by_cost_model(options.target)
 
     def accepted(steps: Steps) -> tuple[Steps, Partition, list[_Chosen]]:
         partition = fuse(steps.graph, steps.options, enabled=fusion)
@@ -138,8 +138,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         _, (steps, partition, chosen) = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
     except NotAccepted as refusal:  # the kernel families take every node of the op table: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
-    turned = order.from_the_end(partition) if fusion else frozenset()
-    kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned))
+    turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
+    kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned, options.target.planned))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     return Plan(graph, steps, partition, kernels, plan_memory(partition))
 
@@ -175,7 +175,7 @@ def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group])
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
     """
-    names = Names()
+    names = Identifiers()
     sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):

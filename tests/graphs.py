@@ -12,12 +12,12 @@ from random_nodes import DTYPES, FLOATS, INTEGERS
 from recipes import Recipe, WrongGraph, check_recipes, failure, recipes, seeded, smaller
 
 import fusegraph as fg
-from codegen.arch import arch as target
+from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.lowering.base import Options
 from fusegraph.passes import pipeline
-from fusegraph.plan import Chooser, by_cost_model, plan
+from fusegraph.plan import Chooser, plan
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -48,7 +48,9 @@ def executables(
 ) -> list[CpuExecutable]:
     """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
     order: Order = "late" if arch == "sm_90a" else "forward"  # where warpgroups work together one warp may be late
-    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, arch=arch, order=order) for g in graphs]
+    if arch is not None:
+        options["target"] = target(arch)
+    made = [CpuExecutable(g, Options(**options), fusion=fusion, lazy=True, order=order) for g in graphs]
     missing = {k.name: m for e in made for k in e.plan.kernels if (m := missing_headers(k.source.code))}
     assert not missing, missing
     build_together(made)
@@ -89,8 +91,8 @@ def check_on_gpu(
 
 def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CudaExecutable]:
     """CUDA executables of several graphs, their kernels compiled in parallel."""
-    arch = driver.properties(0).arch
-    compile_for(arch, graphs, fusion=fusion, choose=by_cost_model(target(arch)), **options)
+    here = driver.properties(0).target
+    compile_for(here.arch.name, graphs, fusion=fusion, target=here, **options)
     return [CudaExecutable(g, Options(**options), fusion=fusion) for g in graphs]
 
 
@@ -98,7 +100,7 @@ def compile_for(
     arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, choose: Chooser | None = None, **options: Any
 ) -> list[nvrtc.CompiledKernel]:
     """All kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the schedules that
-    ``choose`` takes, by default those for all architectures.
+    ``choose`` takes, by default the target's.
     """
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion, choose=choose).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()

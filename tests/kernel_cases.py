@@ -12,6 +12,7 @@ import numpy as np
 import codegen
 from codegen.cpu.guarded import GuardedArray
 from codegen.spec import KernelSource
+from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
@@ -46,7 +47,8 @@ class Case:
 
 def executable(case: Case) -> CpuExecutable:
     """The case's Executable, not yet built, with its schedule."""
-    made = CpuExecutable(case.graph, case.options, fusion=case.fusion, lazy=True, arch=case.arch)
+    options = replace(case.options, target=target(case.arch)) if case.arch else case.options
+    made = CpuExecutable(case.graph, options, fusion=case.fusion, lazy=True)
     assert made.plan is not None
     if case.schedule is not None:
         kernels = []

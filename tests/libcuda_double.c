@@ -63,6 +63,9 @@ CUresult cuDeviceGetAttribute(int *v, int a, int d) {
     case 76: *v = 0; break;
     case 16: *v = 132; break;    /* multiprocessors */
     case 38: *v = 50 << 20; break; /* L2 */
+    case 13: *v = 1980000; break; /* clock, memory clock, bus */
+    case 36: *v = 2619000; break;
+    case 37: *v = 5120; break;
     case 97: *v = 232448; break; /* opt-in shared memory a block */
     case 81: *v = 233472; break;
     case 82: *v = 65536; break;

@@ -21,9 +21,13 @@ from codegen.arch import KIB, KNOWN, arch, from_compute_capability
         ("sm_100", 227, 228, 2048, 32),
         ("sm_100a", 227, 228, 2048, 32),
         ("sm_103", 227, 228, 2048, 32),
+        ("sm_103a", 227, 228, 2048, 32),
         ("sm_110", 227, 228, 1536, 24),
+        ("sm_110a", 227, 228, 1536, 24),
         ("sm_120", 99, 100, 1536, 24),
+        ("sm_120a", 99, 100, 1536, 24),
         ("sm_121", 99, 100, 1536, 24),
+        ("sm_121a", 99, 100, 1536, 24),
     ],
 )
 def test_limits(name: str, block_kib: int, sm_kib: int, threads: int, blocks: int) -> None:
@@ -47,12 +51,13 @@ def test_features() -> None:
         assert feature in {field.name for field in dataclasses.fields(KNOWN["sm_80"])}
         return {name for name, known in KNOWN.items() if getattr(known, feature)}
 
-    hopper_on = {"sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121"}
+    specific = {"sm_103a", "sm_110a", "sm_120a", "sm_121a"}
+    hopper_on = {"sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121"} | specific
     assert having("has_cp_async") == set(KNOWN)
     assert having("has_fp8_convert") == having("has_fp8_mma") == hopper_on | {"sm_89"}
     assert having("has_tma") == having("has_clusters") == having("has_pdl") == hopper_on
     assert having("has_wgmma") == {"sm_90a"}
-    assert having("has_tcgen05") == {"sm_100a"}
+    assert having("has_tcgen05") == {"sm_100a", "sm_103a", "sm_110a"}
     assert [KNOWN[name].tensor_core for name in ("sm_80", "sm_89", "sm_90a", "sm_120")] == [3, 4, 4, 5]
 
 
@@ -69,11 +74,12 @@ def test_unknown_name_lists_known_ones() -> None:
         ((8, 8), "sm_86"),  # not sm_87: an 8.8 device need not have its 163 KiB
         ((9, 0), "sm_90a"),
         ((9, 5), "sm_90"),  # sm_90a code runs on 9.0 only
-        ((10, 0), "sm_100"),
-        ((10, 3), "sm_103"),
+        ((10, 0), "sm_100a"),
+        ((10, 3), "sm_103a"),
         ((10, 7), "sm_100"),
-        ((11, 0), "sm_110"),
-        ((12, 1), "sm_121"),
+        ((11, 0), "sm_110a"),
+        ((12, 1), "sm_121a"),
+        ((12, 0), "sm_120a"),
         ((12, 9), "sm_120"),
     ],
 )

@@ -11,7 +11,7 @@ from golden_files import check_golden
 from graphs import check_all, check_on_gpu
 
 import fusegraph as fg
-from codegen.arch import arch as arch_of
+from codegen.target import target
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, GraphError, ShapeError
 from fusegraph.plan import by_cost_model, plan
@@ -167,7 +167,7 @@ def test_variants(arch: str) -> None:
 def test_golden_source(arch: str) -> None:
     how: dict[str, Any] = {"soft_cap": 30.0} if arch == "sm_90a" else {}  # one kernel does not make its gradients
     graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **how, **CAUSAL)
-    kernels = plan(graph, choose=by_cost_model(arch_of(arch))).kernels
+    kernels = plan(graph, choose=by_cost_model(target(arch))).kernels
     sources = [k.source.code for k in kernels if k.group.family == "attention_backward"]
     for over, source in zip(("queries", "keys"), sources, strict=True):
         check_golden(f"attention_backward_{over}_{arch}", source)
@@ -176,7 +176,7 @@ def test_golden_source(arch: str) -> None:
 @pytest.mark.slow
 def test_registers() -> None:
     """The kernels of usual sizes keep everything in registers, and their products are not serialised."""
-    chosen = by_cost_model(arch_of("sm_90a"))
+    chosen = by_cost_model(target("sm_90a"))
     sources = []
     for depth, shared in ((64, 16), (64, 4), (128, 16), (128, 4), (256, 16), (256, 4)):
         name = f"d{depth}s{shared}"
@@ -189,7 +189,7 @@ def test_registers() -> None:
         assert compiled.spill_bytes == 0, compiled.name
         # A block has as many registers as its warpgroups move among each other, or they wait for ever.
         threads = source.block[0]
-        assert compiled.registers * threads == arch_of("sm_90a").registers_at_launch(threads)
+        assert compiled.registers * threads == target("sm_90a").arch.registers_at_launch(threads)
         assert not compiled.warnings, compiled.warnings
 
 

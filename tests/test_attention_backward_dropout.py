@@ -10,7 +10,7 @@ from graphs import check_all, check_on_gpu
 from test_attention_backward import BOTTOM, CAUSAL, bias, made
 
 import fusegraph as fg
-from codegen.arch import arch as arch_of
+from codegen.target import target
 from fusegraph.lowering.base import Options
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
@@ -58,7 +58,7 @@ def test_lanes_share_random_words(arch: str) -> None:
     """Where rows of scores begin at multiples of four; the numbers above are of scores that are many."""
     for keys, batch, shared in ((1024, 1, True), (1022, 1, False), (32768, 4, True)):
         g = dropped(rows=keys, keys=keys, batch=batch, forward=False)
-        every = plan(g, choose=by_cost_model(arch_of(arch))).kernels
+        every = plan(g, choose=by_cost_model(target(arch))).kernels
         sources = [k.source.code for k in every if k.group.family == "attention_backward"]
         functions = ("random_words(", "random_words_of_columns(")[-len(sources) :]  # Hopper has one kernel
         for function, source in zip(functions, sources, strict=True):
@@ -76,7 +76,7 @@ def test_numbers_above_those_of_a_head(arch: str, monkeypatch: pytest.MonkeyPatc
     graphs = [dropped(name="half", **how), dropped(name="single", dtype="float32", **how)]
     (source,) = {
         k.source.code
-        for k in plan(graphs[0], choose=by_cost_model(arch_of(arch))).kernels
+        for k in plan(graphs[0], choose=by_cost_model(target(arch))).kernels
         if "_columns(" in k.source.code
     }
     assert "random_words_of_columns(uint32((c0 + j * 2) * 24" in source
@@ -139,7 +139,7 @@ def test_registers() -> None:
     for depth, shared in ((64, 16), (128, 4)):
         g = dropped(name=f"d{depth}s{shared}", rows=4096, heads=16, shared=shared, depth=depth, forward=False, **CAUSAL)
         for options in (Options(), Options(workspace=1 << 20)):  # by one kernel, and by two
-            every = plan(g, options, choose=by_cost_model(arch_of("sm_90a"))).kernels
+            every = plan(g, options, choose=by_cost_model(target("sm_90a"))).kernels
             sources += [k.source for k in every if k.group.family == "attention_backward"]
     assert len(sources) == 6
     for compiled in nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()):

@@ -11,7 +11,7 @@ from test_attention import BOTTOM, CAUSAL, FORMS, made
 from test_nvrtc_kernels import compiled
 
 import fusegraph as fg
-from codegen.arch import arch as arch_of
+from codegen.target import target
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
@@ -49,7 +49,7 @@ def test_lanes_share_random_words(arch: str) -> None:
     """Where rows of scores begin at multiples of four."""
     for keys, shared in ((132, True), (130, False)):
         g = made(keys=keys, extra=seeded, dropout_probability=0.5)
-        (kernel,) = plan(g, choose=by_cost_model(arch_of(arch))).kernels
+        (kernel,) = plan(g, choose=by_cost_model(target(arch))).kernels
         assert ("attention::random_words(" in kernel.source.code) == shared
         assert ("philox::at_least(" in kernel.source.code) != shared
 
@@ -138,7 +138,7 @@ def test_chosen_zeros_compile_without_spills(arch: str) -> None:
         p = g.softmax(q @ k.transpose(0, 1, 3, 2) * 0.1)
         g.output(g.binary_select(0.0, p, g.tensor("left", (2, 1, 512, 1), "bool")) @ v, name="o")
         graphs.append(g)
-    assert compiled([k.source for g in graphs for k in plan(g, choose=by_cost_model(arch_of(arch))).kernels], arch)
+    assert compiled([k.source for g in graphs for k in plan(g, choose=by_cost_model(target(arch))).kernels], arch)
 
 
 def test_the_numbers_are_those_of_rng_uniform() -> None:

@@ -10,8 +10,8 @@ from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, CAUSAL, FORMS
 
 import fusegraph as fg
-from codegen.arch import arch
 from codegen.declined import Declined
+from codegen.target import target
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import DTypeError, NotSupportedError, ShapeError
 from fusegraph.lowering import cudnn_attention_fp8
@@ -87,7 +87,7 @@ def test_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
     graphs = [built(**how) for how in HOPPER]
     for g in graphs:
-        kernels = plan(g, choose=by_cost_model(arch("sm_90a"))).kernels
+        kernels = plan(g, choose=by_cost_model(target("sm_90a"))).kernels
         assert [k.group.family for k in kernels] == ["pointwise", "attention"]
         assert type(kernels[1].choice.schedule).__name__ == "AttentionWgmmaSchedule"
     results = check_all(graphs, arch="sm_90a", inputs=inputs)
@@ -112,7 +112,7 @@ def test_a_factor_of_all_probabilities_is_one_of_the_results() -> None:
 
 def test_tensor_cores_take_them() -> None:
     for how in VARIANTS:
-        kernel = plan(built(**how), choose=by_cost_model(arch("sm_80"))).kernels[0]
+        kernel = plan(built(**how), choose=by_cost_model(target("sm_80"))).kernels[0]
         assert type(kernel.choice.schedule).__name__ == "AttentionMmaSchedule", how
 
 

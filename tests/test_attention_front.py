@@ -14,18 +14,18 @@ from test_attention import BOTTOM, CAUSAL, FORMS
 from test_attention_paged import inputs as paged_inputs
 
 import fusegraph as fg
-from codegen.arch import arch as arch_of
 from codegen.attention import wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.families import FORMS as CODE_FORMS
 from codegen.spec import AttentionSpec
+from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
 Write = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
-HOPPER = arch_of("sm_90a")
+HOPPER = target("sm_90a")
 
 
 def turned(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
@@ -324,7 +324,7 @@ def test_compiles_without_spills() -> None:
     graphs = [built("large", depth=d, q=q, **how) for d, q in ((64, turned), (128, swapped), (256, turned))]
     graphs.append(built("keys", depth=128, k=turned, **{**how, "rows": 1}))
     sources = [k.source for g in graphs for k in plan(g, choose=by_cost_model(HOPPER)).kernels]
-    for compiled in nvrtc.compile_kernels(sources, HOPPER.name, cache=default_cache()):
+    for compiled in nvrtc.compile_kernels(sources, HOPPER.arch.name, cache=default_cache()):
         assert compiled.spill_bytes == 0
         assert "C75" not in compiled.log  # products are not made one after the other
 

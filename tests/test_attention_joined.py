@@ -13,8 +13,8 @@ from test_attention_backward import BOTTOM, CAUSAL, bias, dropout, lengths
 from test_attention_backward import made as made_with_bias
 
 import fusegraph as fg
-from codegen.arch import arch
 from codegen.spec import KernelSource
+from codegen.target import target
 from fusegraph.errors import KernelError
 from fusegraph.lowering.base import Options
 from fusegraph.passes import join_gradients
@@ -23,7 +23,7 @@ from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import Order, build
 
-HOPPER = by_cost_model(arch("sm_90a"))
+HOPPER = by_cost_model(target("sm_90a"))
 BAND: dict[str, Any] = {"diagonal_band_left_bound": 90, "diagonal_band_right_bound": 40}
 
 
@@ -111,7 +111,7 @@ def test_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_again() -> None:
     """A second call begins with counters of its own, and gives the same bits."""
     graph = made(**QUICK[1])
-    executable = graph.compile("cpu", arch="sm_90a")
+    executable = graph.compile("cpu", target="sm_90a")
     inputs = random_inputs(graph)
     first, second = run(executable, inputs), run(executable, inputs)
     assert all(np.array_equal(first[key].view(np.uint16), second[key].view(np.uint16)) for key in first)

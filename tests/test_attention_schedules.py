@@ -6,9 +6,9 @@ import pytest
 from test_attention import CAUSAL, HOPPER, QUICK, VARIANTS, made
 
 import codegen
-from codegen.arch import arch as arch_of
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
+from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
 
 
@@ -31,11 +31,11 @@ def test_schedules_hold_what_they_promise() -> None:
         (kernel,) = plan(made(**how)).kernels
         spec = kernel.group.lowered.spec
         for name in ("sm_80", "sm_90a"):
-            target = arch_of(name)
-            for s in codegen.schedules(spec, target):
+            there = target(name)
+            for s in codegen.schedules(spec, there):
                 assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
                 source = codegen.render(spec, s)
-                assert source.dynamic_shared_bytes <= target.shared_bytes_per_block
+                assert source.dynamic_shared_bytes <= there.arch.shared_bytes_per_block
 
 
 @pytest.mark.parametrize(

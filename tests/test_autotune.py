@@ -94,7 +94,13 @@ class Clock:
 
 
 def tuner(clock: Clock | None, cache: DiskCache, **more: object) -> Tuner:
-    given = {"arch": ARCH, "device_name": "A GPU", "stopwatch": clock.of if clock else None, "jobs": 2, **more}
+    given = {
+        "target": target(ARCH),
+        "device_name": "A GPU",
+        "stopwatch": clock.of if clock else None,
+        "jobs": 2,
+        **more,
+    }
     return Tuner(cache=cache, **given)  # type: ignore[arg-type]
 
 
@@ -147,9 +153,9 @@ def test_a_schedule_of_another_family_is_refused():
 def test_every_architecture_that_nvrtc_knows_has_a_target():
     for name in supported_archs():
         found = target(name)
-        assert found.major * 10 + found.minor <= int(name.removeprefix("sm_").rstrip("a"))
-    assert not target("sm_75").has_cp_async
-    with pytest.raises(ValueError, match="'sm_x' is no architecture"):
+        assert found.arch.major * 10 + found.arch.minor <= int(name.removeprefix("sm_").rstrip("a"))
+    assert not target("sm_75").arch.has_cp_async
+    with pytest.raises(ValueError, match="'sm_x' is no target"):
         target("sm_x")
 
 
@@ -236,7 +242,7 @@ def test_winners_are_kept_by_what_they_depend_on(cache, monkeypatch):
     assert tuner(None, cache).remember(spec, group) == tuned
     others = [
         tuner(None, cache, device_name="Another GPU"),
-        tuner(None, cache, arch="sm_90"),
+        tuner(None, cache, target=target("sm_90")),
         tuner(None, cache, options=["--fmad=false"]),
     ]
     assert all(t.remember(spec, group).reason == "cost model" for t in others)
@@ -286,15 +292,15 @@ def test_the_environment_decides_where_the_caller_does_not(monkeypatch):
 @pytest.mark.skipif(driver.available(), reason="there is a GPU")
 def test_timing_needs_a_gpu(cache):
     with pytest.raises(DeviceError, match="autotune=True times kernels on a GPU, and there is none"):
-        fg.compile(pointwise(), "cuda", arch=ARCH, autotune=True)
-    assert fg.compile(pointwise(), "cuda", arch=ARCH).plan.kernels[0].choice.reason == "cost model"
+        fg.compile(pointwise(), "cuda", target=ARCH, autotune=True)
+    assert fg.compile(pointwise(), "cuda", target=ARCH).plan.kernels[0].choice.reason == "cost model"
 
 
 def test_an_unknown_architecture_is_refused(cache):
-    with pytest.raises(CompileError, match="'hopper' is no architecture"):
-        choosers("hopper", 0, None, cache)
+    with pytest.raises(CompileError, match="'hopper' is no target"):
+        fg.compile(pointwise(), "cuda", target="hopper", cache=cache)
     with pytest.raises(CompileError, match="does not compile for 'sm_91'"):
-        fg.compile(pointwise(), "cuda", arch="sm_91", cache=cache)
+        fg.compile(pointwise(), "cuda", target="sm_91", cache=cache)
 
 
 class _Properties:
@@ -307,16 +313,16 @@ def test_remembered_winners_are_used_unless_told_otherwise(cache, monkeypatch):
     monkeypatch.setattr(driver, "properties", lambda _: _Properties)
     clock = Clock(spec, (50, 40, 30))
     monkeypatch.setattr(autotune, "DeviceStopwatch", lambda tensors, device: clock)
-    choose, later = choosers("sm_80", 0, None, cache)
+    choose, later = choosers(target("sm_80"), 0, None, cache)
     assert choose(spec, group).reason == "cost model"
-    choose, later = choosers("sm_80", 0, True, cache)
+    choose, later = choosers(target("sm_80"), 0, True, cache)
     assert later(spec, group).reason == "cost model"  # a call that waits for a kernel is no time to tune
     tuned = choose(spec, group)
     assert tuned.reason == "tuned: 30.0 us, 50.0 us untuned"
-    assert choosers("sm_80", 0, None, cache)[0](spec, group) == tuned
-    assert choosers("sm_80", 0, False, cache)[0](spec, group).reason == "cost model"
+    assert choosers(target("sm_80"), 0, None, cache)[0](spec, group) == tuned
+    assert choosers(target("sm_80"), 0, False, cache)[0](spec, group).reason == "cost model"
     with pytest.raises(DeviceError, match="cannot time kernels for sm_90a on A GPU, which is sm_80"):
-        choosers("sm_90a", 0, True, cache)
+        choosers(target("sm_90a"), 0, True, cache)
 
 
 def test_kernels_say_which_schedule_they_have_and_why(cache):

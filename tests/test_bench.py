@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from codegen.arch import arch
+from codegen.target import target
 from fusegraph.bench import attention, measure, models
 from fusegraph.bench.layouts import calls, layouts
 from fusegraph.bench.measure import Bench
@@ -159,7 +159,7 @@ def test_the_draw_is_planned_for_hopper():
     """Each is one kernel, of tensor cores unless it is depthwise, and copies of what they do not read well."""
     forms: dict[str, int] = {}
     for workload in models.drawn():
-        *copies, kernel = plan(workload.graph(), choose=by_cost_model(arch("sm_90a"))).kernels
+        *copies, kernel = plan(workload.graph(), choose=by_cost_model(target("sm_90a"))).kernels
         assert all(k.group.nodes[0].op.name == "identity" for k in copies), workload.name
         form = type(kernel.choice.schedule).__name__
         forms[form] = forms.get(form, 0) + 1

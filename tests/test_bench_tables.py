@@ -13,7 +13,7 @@ import pytest
 from test_bench import ENVIRONMENT, ROOT, ROW_KEYS
 
 from benchmarks import summary
-from codegen.arch import arch
+from codegen.target import target
 from fusegraph.bench.plot import standings, svg
 from fusegraph.bench.refused import refused
 from fusegraph.bench.results import Row, document, read, runs
@@ -226,7 +226,7 @@ SEVERAL = {"conv 3x3(relu(conv 3x3)) 64x64x56x56 NHWC": 2, "gelu(x @ up) @ down 
 
 
 def test_what_cudnn_refuses_takes_few_kernels():
-    kernels = {w.name: len(plan(w.graph(), choose=by_cost_model(arch("sm_90a"))).kernels) for w in refused()}
+    kernels = {w.name: len(plan(w.graph(), choose=by_cost_model(target("sm_90a"))).kernels) for w in refused()}
     assert kernels == {name: SEVERAL.get(name, 1) for name in kernels}
 
 

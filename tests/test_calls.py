@@ -394,7 +394,7 @@ def test_a_warm_build_is_quick(tmp_path: Path) -> None:
         graph = fg.Graph("warm")
         a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
         graph.output(graph.sigmoid(a + b * c), name="y")
-        executable: Any = graph.compile("cuda", arch="sm_90a", cache=DiskCache(tmp_path))  # a cache without a memory
+        executable: Any = graph.compile("cuda", target="sm_90a", cache=DiskCache(tmp_path))  # a cache without a memory
         return bool(executable.kernels[0].cached)
 
     assert not build()

@@ -74,7 +74,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_compile_json(write, out, tell, fresh_cache):
-    status, told, _ = tell("compile", write(CONV), "--out", str(out), "--arch", "sm_90a")
+    status, told, _ = tell("compile", write(CONV), "--out", str(out), "--target", "sm_90a")
     assert status == 0
     assert set(told) == {"graphs"}
     (graph,) = told["graphs"]
@@ -95,7 +95,7 @@ def test_compile_json(write, out, tell, fresh_cache):
     assert (folder / kernel["cubin"]).read_bytes().startswith(b"\x7fELF")
     assert f"{kernel['name']}(" in (folder / kernel["source"]).read_text()
 
-    _, again, _ = tell("compile", write(CONV), "--out", str(out), "--arch", "sm_90a")
+    _, again, _ = tell("compile", write(CONV), "--out", str(out), "--target", "sm_90a")
     (kernel,) = again["graphs"][0]["kernels"]
     assert kernel["cached"] is True
 
@@ -129,7 +129,7 @@ def test_the_folder_is_all_a_compiler_needs(write, out, tell, tmp_path):
 
 
 def test_several_archs(write, out, tell):
-    _, told, _ = tell("compile", write(POINTWISE), "--out", str(out), "--arch", "sm_80,sm_90a", "--arch", "sm_80")
+    _, told, _ = tell("compile", write(POINTWISE), "--out", str(out), "--target", "sm_80,sm_90a", "--target", "sm_80")
     assert [(g["arch"], Path(g["folder"]).name) for g in told["graphs"]] == [
         ("sm_80", "fma-sm_80"),
         ("sm_90a", "fma-sm_90a"),

@@ -47,16 +47,16 @@ def test_errors_without_json_leave_stdout_empty(write, capsys):
 
 def test_bad_architectures(write, out, tell):
     file = write(POINTWISE)
-    for given, expected in (("sm_1", "it knows sm_"), ("../x", "is no architecture"), ("sm_80,", "'' is no")):
-        status, told, _ = tell("compile", file, "--arch", given, "--out", str(out))
+    for given, expected in (("sm_1", "no architecture; known: a100"), ("../x", "is no target"), ("sm_80,", "'' is no")):
+        status, told, _ = tell("compile", file, "--target", given, "--out", str(out))
         assert (status, told["error"]["type"]) == (2, "CompileError")
         assert expected in told["error"]["message"]
     for given in ("sm_9", "sm_999", "sm_50", "x y", ""):
-        status, told, _ = tell("explain", file, "--arch", given)
+        status, told, _ = tell("explain", file, "--target", given)
         assert (status, told["error"]["type"]) == (2, "CompileError")
-        assert f"{given!r} is no architecture" in told["error"]["message"]
+        assert f"{given!r} is no target" in told["error"]["message"]
     assert not out.exists()
-    status, told, _ = tell("compile", file, "--engine", "cpu", "--arch", "sm_80", "--out", str(out))
+    status, told, _ = tell("compile", file, "--engine", "cpu", "--target", "sm_80", "--out", str(out))
     assert status == 2
     assert "is for engine cuda" in told["error"]["message"]
 

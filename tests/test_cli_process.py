@@ -37,7 +37,7 @@ def test_a_reader_that_goes_away(write):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-@pytest.mark.parametrize("options", [[], ["--json"], ["--arch", "sm_1", "--json"]])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--target", "sm_1", "--json"]])
 def test_no_room_for_the_result(options, write):
     with open("/dev/full", "w") as full:
         command = [*ENTRY, "explain", write(POINTWISE), *options]

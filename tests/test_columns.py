@@ -16,11 +16,11 @@ from graphs import check_all, check_on_gpu, executables
 
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
-from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, arch
+from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK
 from codegen.rows.schedule import SIZE_OF, RowsSchedule
 from codegen.rows.space import normalize
-from codegen.schedule import target
 from codegen.spec import RowsSpec
+from codegen.target import PORTABLE, target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering import rows
 from fusegraph.lowering.base import Options
@@ -34,7 +34,10 @@ from fusegraph.runtime.cache import default_cache
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are parts enough: shapes stay small."""
-    monkeypatch.setattr(rows, "MULTIPROCESSORS", 3)
+    few = replace(PORTABLE, planned_as=replace(PORTABLE.planned, sms=3))
+    defaults = tuple(few if value is PORTABLE else value for value in Options.__init__.__defaults__ or ())
+    assert few in defaults
+    monkeypatch.setattr(Options.__init__, "__defaults__", defaults)
     monkeypatch.setattr(rows, "LEAST_ROWS", 1)
 
 
@@ -208,7 +211,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     made, tried = [], set()
     for g in graphs:
         spec = walk(g)
-        (best, *more) = schedules(spec, arch("sm_90a"))
+        (best, *more) = schedules(spec, target("sm_90a"))
         assert isinstance(best, RowsSchedule)
         alone = replace(best, rows=1, lanes=max(best.lanes, 64))
         others = [replace(alone, form=form, stages=n) for form, n in (("shared", 5), ("memory", 1), ("registers", 1))]
@@ -269,7 +272,7 @@ def test_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for g in graphs[1:4:2]:
         spec = plan(g).kernels[0].group.lowered.spec
-        for schedule in schedules(spec, arch("sm_90a")):
+        for schedule in schedules(spec, target("sm_90a")):
             monkeypatch.setattr(
                 "fusegraph.plan.best_schedule", lambda s, a, x=schedule: x if s.segments else best_schedule(s, a)
             )
@@ -338,7 +341,7 @@ def test_parts_do_not_depend_on_the_machine() -> None:
     spec = walk(layernorm_backward((8192, 4096), "bfloat16"))
     assert spec.walk is not None
     assert spec.walk.chunk == 63
-    assert len({render(spec, best_schedule(spec, arch(name))).grid for name in ("sm_80", "sm_90a", "sm_120")}) == 1
+    assert len({render(spec, best_schedule(spec, target(name))).grid for name in ("sm_80", "sm_90a", "sm_120")}) == 1
     assert normalize(spec).outer == (8192,)
 
 
@@ -351,11 +354,11 @@ def test_every_schedule_fits(name: str) -> None:
     for graph in gpu_graphs():
         for kernel in plan(graph).kernels:
             spec = kernel.group.lowered.spec
-            for source in (render(spec, schedule) for schedule in schedules(spec, arch(name))):
+            for source in (render(spec, schedule) for schedule in schedules(spec, target(name))):
                 sizes = re.findall(r"__shared__ (\w+) \w+((?:\[\d+\])+);", source.code)
                 static = sum(SIZE_OF[kind] * prod(map(int, re.findall(r"\d+", dims))) for kind, dims in sizes)
                 assert static <= DEFAULT_SHARED_BYTES_PER_BLOCK
-                assert static + source.dynamic_shared_bytes <= arch(name).shared_bytes_per_block
+                assert static + source.dynamic_shared_bytes <= target(name).arch.shared_bytes_per_block
                 assert prod(source.block) <= 1024
 
 
@@ -383,8 +386,8 @@ def test_compiles_for_gpus(name: str) -> None:
     sources = []
     for graph in gpu_graphs():
         spec = plan(graph).kernels[0].group.lowered.spec
-        sources.append(render(spec, best_schedule(spec, arch(name))))
-    assert all(s.dynamic_shared_bytes <= arch(name).shared_bytes_per_block for s in sources)
+        sources.append(render(spec, best_schedule(spec, target(name))))
+    assert all(s.dynamic_shared_bytes <= target(name).arch.shared_bytes_per_block for s in sources)
     compiled = nvrtc.compile_kernels(sources, name, cache=default_cache())
     assert [k.name for k in compiled if k.spill_bytes] == []
 

@@ -16,9 +16,9 @@ from test_contraction import convolution, epilogues, matmul, transposed
 
 import codegen
 import fusegraph as fg
-from codegen import arch as archs
 from codegen.contraction.mma_schedule import TILES, MmaSchedule, schedules
 from codegen.spec import ContractionSpec
+from codegen.target import target as named
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
@@ -40,7 +40,7 @@ def best(arch: str = "sm_80", **wanted: Any) -> Chooser:
     """The first schedule that has all the fields given."""
 
     def choose(spec: ContractionSpec) -> MmaSchedule:
-        every = schedules(spec, archs.arch(arch))
+        every = schedules(spec, named(arch))
         return next(s for s in every if all(getattr(s, name) == value for name, value in wanted.items()))
 
     return choose
@@ -404,7 +404,7 @@ def drawn(seeds: Sequence[int]) -> list[Case]:
         def choose(spec: Any, r: random.Random = r) -> codegen.Schedule:
             if not isinstance(spec, ContractionSpec):
                 return codegen.best_schedule(spec)
-            every = schedules(spec, archs.arch(r.choice(["sm_80", "sm_90a"])))
+            every = schedules(spec, named(r.choice(["sm_80", "sm_90a"])))
             return r.choice([s for s in every if s.rows * s.cols <= 64 * 64])
 
         cases.append(

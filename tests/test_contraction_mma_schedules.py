@@ -15,11 +15,11 @@ from test_contraction_mma import as_given, spec_of, tf32  # noqa: F401 - a fixtu
 
 import codegen
 import fusegraph as fg
-from codegen import arch as archs
 from codegen import contraction
 from codegen.contraction import mma as contraction_mma
 from codegen.contraction.mma_schedule import MmaSchedule, schedules, shared_bytes
 from codegen.declined import Declined
+from codegen.target import target as named
 from codegen.ways import ways
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_tensor_cores_do_not_compute_says_why():
     def reason(case: Case) -> str:
-        return contraction.FAMILY.declined(spec_of(case.graph), archs.arch("sm_80")).get("mma", "")
+        return contraction.FAMILY.declined(spec_of(case.graph), named("sm_80")).get("mma", "")
 
     assert "exact unless" in reason(matmul((8, 8), (8, 8), "float32"))
     assert "do not multiply float64" in reason(matmul((8, 8), (8, 8), "float64"))
@@ -59,7 +59,7 @@ def test_impossible_schedules_are_refused():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])
 def test_schedules_fit_the_architecture(arch):
-    target = archs.arch(arch)
+    target = named(arch)
     for case in (
         matmul((4096, 4096), (4096, 4096), "bfloat16"),
         matmul((16, 4096), (4096, 64), "int8"),
@@ -70,12 +70,12 @@ def test_schedules_fit_the_architecture(arch):
         found = schedules(spec, target)
         assert len(set(found)) == len(found)
         for s in found:
-            assert shared_bytes(ways(spec, s.widen), s) <= target.shared_bytes_per_block
+            assert shared_bytes(ways(spec, s.widen), s) <= target.arch.shared_bytes_per_block
             assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
     large = schedules(spec_of(matmul((4096, 4096), (4096, 4096), "bfloat16").graph), target)[0]
     assert large.rows * large.cols >= 64 * 64
     fast = spec_of(matmul((64, 64), (64, 64), "float8_e4m3", compute="fast_float_for_fp8").graph)
-    assert {s.widen for s in schedules(fast, target)} == {not target.has_fp8_mma}
+    assert {s.widen for s in schedules(fast, target)} == {not target.arch.has_fp8_mma}
     assert {s.widen for s in schedules(replace(fast, fast_fp8=False), target)} == {True}
 
 
@@ -115,7 +115,7 @@ def compile_graphs(every: bool) -> list[fg.Graph]:
 
 
 def check_compiled(graphs: Sequence[fg.Graph], arch: str, count: int) -> None:
-    target, r = archs.arch(arch), random.Random(0)
+    target, r = named(arch), random.Random(0)
     chosen = []
     for graph in graphs:
         spec = spec_of(graph)

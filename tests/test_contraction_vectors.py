@@ -15,13 +15,15 @@ from kernel_cases import Case, check_cases, executable, rendered
 from test_contraction import convolution, epilogues, matmul, plain, transposed
 
 from codegen import contraction
-from codegen.arch import arch
 from codegen.contraction.simt_schedule import PAIR_TILE, PLAIN_TILE, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
+from codegen.target import target
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
 
 Shape = tuple[int, ...]
+
+HOPPER = target("sm_90a")
 
 
 def turned(a: Shape, b: Shape, dtype: str = "float32", **how: Any) -> Case:
@@ -36,7 +38,7 @@ def spec_of(case: Case) -> ContractionSpec:
 
 
 def with_tile(tile: tuple[int, ...]) -> Callable[[ContractionSpec], SimtSchedule]:
-    return lambda spec: next(s for s in schedules(spec) if s.tile == tile)
+    return lambda spec: next(s for s in schedules(spec, HOPPER) if s.tile == tile)
 
 
 def test_plain_products():
@@ -60,7 +62,7 @@ def test_every_schedule_of_a_product_in_vectors():
         along_a, along_b = bool(number & 1), bool(number & 2)
         a, b = (68 + 4 * number, 44), (44, 136)
         strides = {"a_strides": None if along_a else transposed(a), "b_strides": transposed(b) if along_b else None}
-        every = schedules(spec_of(matmul(a, b, epilogue=epilogues()[name], **strides)))
+        every = schedules(spec_of(matmul(a, b, epilogue=epilogues()[name], **strides)), HOPPER)
         for nth in range(number % 4, len(every), 4):
             chosen = with_tile(every[nth].tile)
             cases.append(matmul(a, b, epilogue=epilogues()[name], schedule=chosen, special=0.02, **strides))
@@ -73,7 +75,7 @@ def test_images_whose_channels_lie_together():
     forms = [{}, {"padding": 1}, {"padding": (2, 0), "stride": 2, "dilation": (1, 2)}]
     cases = [convolution(*shapes, **how, **last) for how in forms]
     cases += [convolution((2, 64, 19, 19), (72, 32, 3, 3), groups=2, padding=1, **last)]
-    made = check_cases([replace(c, schedule=lambda spec: schedules(spec)[0]) for c in cases], guard=True)
+    made = check_cases([replace(c, schedule=lambda spec: schedules(spec, HOPPER)[0]) for c in cases], guard=True)
     # Of the third the channels are dealt out one by one: each is a part of the sums.
     assert [any("load<4>(x + " in k.source.code for k in m.plan.kernels) for m in made] == [True, True, False, True]
 
@@ -98,7 +100,7 @@ def test_what_is_fetched_four_at_a_time():
 
 def test_plain_products_are_those_of_matrices():
     def is_plain(case: Case) -> bool:
-        return PLAIN_TILE in [s.tile for s in schedules(spec_of(case))]
+        return PLAIN_TILE in [s.tile for s in schedules(spec_of(case), HOPPER)]
 
     assert is_plain(turned((12608, 768), (768, 768)))
     assert is_plain(matmul((4096, 512), (512, 4096)))
@@ -107,10 +109,10 @@ def test_plain_products_are_those_of_matrices():
     assert not is_plain(matmul((8, 8), (8, 8), a_strides=(2**31, 1))), "addresses take twice the registers"
     last = {"layout": "channels_last", "filters": "channels_last"}
     assert not is_plain(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1, **last))
-    (best, *_) = schedules(spec_of(turned((12608, 768), (768, 768))))
+    (best, *_) = schedules(spec_of(turned((12608, 768), (768, 768))), HOPPER)
     assert (best.tile, best.blocks, best.apart) == (PLAIN_TILE, 3, True)
     # Of these one block is left over on each multiprocessor, where it is alone; of larger ones there are two then.
-    (best, *_) = schedules(spec_of(turned((8192, 768), (768, 768))))
+    (best, *_) = schedules(spec_of(turned((8192, 768), (768, 768))), HOPPER)
     assert (best.tile, best.blocks) == (PAIR_TILE, 2)
     assert with_tile(PAIR_TILE)(spec_of(matmul((512, 512), (512, 512), a_strides=transposed((512, 512))))).blocks == 2
     assert with_tile(PAIR_TILE)(spec_of(matmul((512, 510), (510, 512)))).blocks == 1, "elements one by one"
@@ -125,12 +127,12 @@ def test_registers_are_rationed_without_spills():
         strides = transposed((4096, 4096)) if along else None
         case = matmul((4100, 4096), (4096, 4096), b_strides=strides, epilogue=epilogues().get(name, plain))
         spec = replace(spec_of(case), name=f"product_{name}")
-        assert PLAIN_TILE not in [s.tile for s in schedules(spec, arch("sm_80"))]
+        assert PLAIN_TILE not in [s.tile for s in schedules(spec, target("sm_80"))]
         small.append(rendered(spec, with_tile(PLAIN_TILE)(spec)))
         large.append(rendered(spec, with_tile(PAIR_TILE)(spec)))
-    for sources, target in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
-        made = nvrtc.compile_kernels(sources, target)
-        assert [(k.name, target, k.spill_bytes) for k in made if k.spill_bytes] == []
+    for sources, arch in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
+        made = nvrtc.compile_kernels(sources, arch)
+        assert [(k.name, arch, k.spill_bytes) for k in made if k.spill_bytes] == []
         assert max(k.registers for k in made) <= (168 if sources is small else 128)
 
 

@@ -14,9 +14,9 @@ from test_convolution_gradients import KINDS, LAYOUTS, PROBLEMS, gradient
 
 import fusegraph as fg
 from codegen import best_schedule
-from codegen.arch import arch
 from codegen.contraction import simt as contraction_simt
 from codegen.contraction import simt_schedule as contraction_simt_schedule
+from codegen.target import target
 from fusegraph.plan import plan
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_gradients_of_the_board_are_for_tensor_cores():
             case = gradient(kind, (8, 64, 28, 28), (64, 64, 3, 3), "bfloat16", layout=layout, other=layout, **how)
             (kernel,) = plan(case.graph).kernels
             for name in ("sm_80", "sm_90a"):
-                best = best_schedule(kernel.group.lowered.spec, arch(name))
+                best = best_schedule(kernel.group.lowered.spec, target(name))
                 assert not isinstance(best, contraction_simt_schedule.SimtSchedule), (kind, how, name)
 
 

@@ -101,7 +101,7 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch):
 
 
 def test_gpus_are_listed(monkeypatch):
-    sizes = (132, 60 << 20, 227 << 10, 228 << 10, 65536, 2048, 150 * 10**9)
+    sizes = (132, 60 << 20, 227 << 10, 228 << 10, 65536, 2048, 150 * 10**9, 1980.0, 4.8e6)
     gpu = driver.DeviceProperties(0, "NVIDIA H200", (9, 0), *sizes)
     monkeypatch.setattr(driver, "unavailable_reason", lambda: None)
     monkeypatch.setattr(driver, "driver_version", lambda: (13, 0))
@@ -109,7 +109,7 @@ def test_gpus_are_listed(monkeypatch):
     monkeypatch.setattr(driver, "properties", lambda index: gpu)
     finding = find("GPU 0")
     assert finding.version == "NVIDIA H200"
-    assert "sm_90a, 132 SMs, 150.0 GB" in finding.detail
+    assert "sm_90a, 132 SMs, 150.0 GB; target h200: measured: l2_bytes" in finding.detail
     assert diagnose().runs_on_gpu
 
 

@@ -79,6 +79,8 @@ def double_devices() -> None:
     assert (seen.sm_count, seen.l2_bytes, seen.shared_optin_bytes) == (132, 50 << 20, 232448)
     assert (seen.shared_per_sm_bytes, seen.registers_per_sm, seen.max_threads_per_sm) == (233472, 65536, 2048)
     assert seen.total_memory == 1 << 30
+    figures = (seen.target.name, seen.target.sms, seen.target.l2_bytes, seen.target.clock, seen.target.memory_rate)
+    assert figures == ("sm_90a", 132, 50 << 20, 1980, 2 * 2619 * 5120 / 8)
     for device in (2, -1):
         with raises(DeviceError, f"no cuda:{device}", "sees 2 GPU(s)"):
             driver.properties(device)

@@ -368,7 +368,7 @@ def test_without_a_driver() -> None:
     g.output(g.exp(x @ x), name="y")
     with pytest.raises(DeviceError, match="driver"):
         g.compile("cuda")
-    executable = g.compile("cuda", arch="sm_90a")
+    executable = g.compile("cuda", target="sm_90a")
     assert [k.arch for k in executable.kernels] == ["sm_90a"]  # type: ignore[attr-defined]
     assert executable.kernels[0].cubin.startswith(b"\x7fELF")  # type: ignore[attr-defined]
     with pytest.raises(DeviceError, match=r"input 'x' of graph 'no driver' is on cpu|driver"):

@@ -224,7 +224,7 @@ def test_the_text_in_a_pipe(file, capsys):
 def test_forms_of_the_architecture_asked_for(file, capsys):
     told = {}
     for arch in ("sm_80", "sm_90a"):
-        assert main(["explain", f"{file}:second", "--arch", arch, "--json"]) == 0
+        assert main(["explain", f"{file}:second", "--target", arch, "--json"]) == 0
         (graph,) = json.loads(capsys.readouterr().out)["graphs"]
         told[arch] = [k["declined_forms"]["wgmma"] for k in graph["kernels"]]
     assert told["sm_80"] == ["sm_80 has no warpgroup matrix products"] * 2

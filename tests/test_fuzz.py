@@ -74,7 +74,7 @@ def test_random_graphs_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few threads a block, these small tensors take the schedules of large ones."""
     for module in (pointwise_schedule, pointwise_vectors):
         monkeypatch.setattr(module, "THREADS", 32)
-    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
     for batch in batches(range(1000, 1072)):
         check_recipes(batch)
 

@@ -17,12 +17,12 @@ import test_contraction_wgmma
 from graphs import leave_out_pass
 from kernel_cases import Case, describe
 
-from codegen import best_schedule, target
-from codegen.arch import Arch
+from codegen import best_schedule
 from codegen.contraction import mma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
 from codegen.spec import ContractionSpec
+from codegen.target import Target
 from fusegraph.engines import cuda
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.graph import Graph
@@ -72,7 +72,7 @@ def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
             yield {names: values} if isinstance(names, str) else dict(zip(names, values))
 
 
-def mma_first(spec: Any, arch: Arch) -> Any:
+def mma_first(spec: Any, arch: Target) -> Any:
     """The best schedule on mma.sync, or of another form where that takes none."""
     if isinstance(spec, ContractionSpec):
         with contextlib.suppress(Declined):
@@ -84,13 +84,13 @@ def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any
     """The cases' Executables, with their schedules or what ``otherwise`` chooses, compiled in parallel."""
     mine = threading.local()
 
-    def choosers(arch: str, *_: Any) -> Any:
+    def choosers(here: Target, *_: Any) -> Any:
         schedule = mine.schedule
 
         def choose(spec: Any, _group: Any) -> Choice:
             if schedule is not None and isinstance(spec, ContractionSpec):
                 return Choice(schedule(spec))
-            return Choice(otherwise(spec, target(arch)))
+            return Choice(otherwise(spec, here))
 
         return choose, choose
 
@@ -110,7 +110,7 @@ def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any
 def test_every_case(module, monkeypatch, request):
     if not driver.available():
         pytest.skip("no CUDA driver")
-    if module is test_contraction_wgmma and not target(driver.properties(0).arch).has_wgmma:
+    if module is test_contraction_wgmma and not driver.properties(0).target.arch.has_wgmma:
         pytest.skip("no Hopper GPU")
     cases = collected(module, monkeypatch)
     assert len(cases) > 50
@@ -130,7 +130,7 @@ def test_every_case(module, monkeypatch, request):
 
 def test_the_forms_are_those_of_the_gpu(monkeypatch):
     """Without a schedule given, the GPU's architecture decides on the form."""
-    if not driver.available() or not target(driver.properties(0).arch).has_wgmma:
+    if not driver.available() or not driver.properties(0).target.arch.has_wgmma:
         pytest.skip("no Hopper GPU")
     case = test_contraction_wgmma.matmul((256, 256), (256, 256), "bfloat16")
     made = case.graph.compile("cuda", autotune=False)

@@ -338,7 +338,7 @@ def test_engines_refuse_a_graph_without_outputs(g: fg.Graph) -> None:
     g.relu(g.tensor("x", (3,)))
     for engine in ("cpu", "cuda", "reference"):
         with pytest.raises(GraphError, match="graph 'test' has no outputs"):
-            g.compile(engine, arch="sm_90a") if engine == "cuda" else g.compile(engine)
+            g.compile(engine, target="sm_90a") if engine == "cuda" else g.compile(engine)
 
 
 def test_a_refused_node_leaves_no_trace(g: fg.Graph) -> None:

@@ -171,10 +171,10 @@ def of_functions(_: bool) -> Calls:
     g = fg.Graph("g")
     g.output(g.relu(g.tensor("x", (2, 3, 4))), name="y")
     executable, x = g.compile("reference"), np.ones((2, 3, 4), np.float32)
-    for key in ("engine", "strict", "fusion", "arch", "device", "workspace_limit", "cache", "jobs", "partition",
+    for key in ("engine", "strict", "fusion", "target", "device", "workspace_limit", "cache", "jobs", "partition",
                 "autotune"):  # fmt: skip
         yield f"compile: {key}", lambda v, k=key: fg.compile(g, **{"engine": "reference", k: v})
-    yield "compile: arch of cpu", lambda v: fg.compile(g, "cpu", arch=v) if v is not None else None
+    yield "compile: target of cpu", lambda v: fg.compile(g, "cpu", target=v) if v is not None else None
     yield "compile: graph", lambda v: fg.compile(v, "reference")
     yield "check: graph", lambda v: check(v, "reference")
     yield "check: engine", lambda v: check(g, v) if v is not None else None
@@ -259,10 +259,10 @@ def test_what_means_nothing_is_refused() -> None:
         g.tensor("y", [1] * 1000)
     g.output(g.relu(g.tensor("z", [1] * MAX_RANK)))
     assert check(g, "cpu").ok
-    with pytest.raises(CompileError, match="'sm_12345' is no architecture"):
-        g.compile("cpu", arch="sm_12345")
-    with pytest.raises(ArgumentError, match="arch is 5; it should be a text"):
-        g.compile("cpu", arch=5)
+    with pytest.raises(CompileError, match="'sm_12345' is no target"):
+        g.compile("cpu", target="sm_12345")
+    with pytest.raises(ArgumentError, match="target is 5; it should be a text"):
+        g.compile("cpu", target=5)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])

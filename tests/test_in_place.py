@@ -117,7 +117,7 @@ def graph_of(build: Callable[..., Any], *shapes: Sequence[int], dtype: str = "fl
 
 def lazily(graph: fg.Graph, arch: str = "sm_80", pick: random.Random | None = None) -> CpuExecutable:
     """An executable whose kernels are not built yet, with the schedules of the cost model or with any."""
-    executable = CpuExecutable(graph, Options(), lazy=True, arch=arch)
+    executable = CpuExecutable(graph, Options(target=target(arch)), lazy=True)
     if pick is not None:
         chosen = plan(graph, choose=lambda spec, _: Choice(pick.choice(list(schedules(spec, target(arch))))))
         executable.plan = executable._plans[16] = chosen
@@ -259,7 +259,7 @@ def cut(dtype: str) -> tuple[fg.Graph, Pairs]:
 def test_every_form_of_pointwise_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words that reach over to the elements of other threads, and tiles that are turned, too."""
     for module in (pointwise_schedule, pointwise_unaligned, pointwise_tiling):
-        monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1)
+        monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1 / 132)
     for module in (pointwise_schedule, pointwise_unaligned):
         monkeypatch.setattr(module, "THREADS", 32)
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)

@@ -288,7 +288,7 @@ def test_without_the_package() -> None:
 
 def test_the_command_line(saved, tmp_path, capsys):
     file = saved(perceptron())
-    assert main(["explain", f"{file}:batch=4", "--arch", "sm_90a", "--json"]) == 0
+    assert main(["explain", f"{file}:batch=4", "--target", "sm_90a", "--json"]) == 0
     (graph,) = json.loads(capsys.readouterr().out)["graphs"]
     assert graph["name"] == "net"
     assert main(["run", f"{file}:x=4x8", "--engine", "reference", "--json"]) == 0

@@ -10,7 +10,7 @@ import pytest
 from graphs import check_all
 
 import fusegraph as fg
-from codegen.schedule import target
+from codegen.target import PORTABLE, target
 from fusegraph.lowering import rows
 from fusegraph.passes import order, split_reductions
 from fusegraph.plan import by_cost_model, plan
@@ -78,12 +78,12 @@ def test_what_the_next_kernel_begins_with_stays_in_the_cache() -> None:
 
 
 def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "LARGE_BYTES", 0)
-    monkeypatch.setattr(order, "FEW_BYTES", 2000)
+    monkeypatch.setattr(order, "LARGE", 0)
+    monkeypatch.setattr(order, "FEW", 2000 / PORTABLE.l2_bytes)
     for module, name, value in (
         (split_reductions, "SHORT_BYTES", 512),
         (split_reductions, "LEAST_PART_BYTES", 256),
-        (split_reductions, "ENOUGH_BLOCKS", 1 << 20),
+        (split_reductions, "BUSY", 1 << 20),
         (rows, "LONG_BYTES", 512),
     ):
         monkeypatch.setattr(module, name, value)

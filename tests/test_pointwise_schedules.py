@@ -103,7 +103,7 @@ def test_small_blocks_meet_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few threads a block, small tensors take the vectors, unrolled loops and rows form of large ones."""
     monkeypatch.setattr(pointwise_schedule, "THREADS", 32)
     monkeypatch.setattr(pointwise_vectors, "THREADS", 32)
-    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
     graphs = [one({"a": (size,), "b": (size,)}, lambda g, a, b: a * b, io_dtype=t) for size in (511, 512, 1025, 2048)
               for t in ("fp32", "int8")]  # fmt: skip
     graphs += mixed_cases().values()

@@ -115,7 +115,7 @@ def damaged(before: str, after: str) -> CpuExecutable:
     graph = fg.Graph("matmul_bias_gelu", io_dtype="bfloat16")
     x, w = graph.tensor("x", (264, 128)), graph.tensor("w", (128, 256))
     graph.output(graph.gelu(x @ w + graph.tensor("bias", (256,))), name="y")
-    made = CpuExecutable(graph, Options(), lazy=True, arch="sm_90a")
+    made = CpuExecutable(graph, Options(target=HOPPER_ARCH), lazy=True)
     assert made.plan is not None
     (kernel,) = made.plan.kernels
     spec = replace(kernel.group.lowered.spec, name=kernel.name)

@@ -12,9 +12,9 @@ from graphs import check_all, check_on_gpu, executables, quick, undecided_share
 
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
-from codegen.arch import arch
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
+from codegen.target import target
 from fusegraph import dtypes as dt
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
@@ -277,7 +277,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (kernel,) = plan(graph).kernels
         spec = kernel.group.lowered.spec
         assert isinstance(spec, RowsSpec)
-        for schedule in dict.fromkeys((*schedules(spec, arch("sm_90a")), *_others(spec))):
+        for schedule in dict.fromkeys((*schedules(spec, target("sm_90a")), *_others(spec))):
             tried.add((schedule.form, schedule.across, schedule.cluster > 1))
             monkeypatch.setattr("fusegraph.plan.best_schedule", lambda *_, s=schedule: s)
             made.append(CpuExecutable(graph, Options(), lazy=True))
@@ -390,7 +390,7 @@ def test_compiles_for_gpus(name: str) -> None:
     for graph in gpu_graphs():
         for kernel in plan(graph).kernels:
             spec = kernel.group.lowered.spec
-            sources += [render(spec, schedule) for schedule in schedules(spec, arch(name))[:1]]
+            sources += [render(spec, schedule) for schedule in schedules(spec, target(name))[:1]]
     compiled = nvrtc.compile_kernels(sources, name, cache=default_cache())
     assert [k.name for k in compiled if k.spill_bytes] == []
 
@@ -400,11 +400,11 @@ def test_renders_for_every_architecture() -> None:
     spec = one_kernel(softmax_of((64, 40000), 1, "float64")).group.lowered.spec
     forms = {}
     for name in ("sm_80", "sm_90a", "sm_120"):
-        for schedule in schedules(spec, arch(name)):
+        for schedule in schedules(spec, target(name)):
             source = render(spec, schedule)
-            assert source.dynamic_shared_bytes <= arch(name).shared_bytes_per_block
+            assert source.dynamic_shared_bytes <= target(name).arch.shared_bytes_per_block
             assert source.grid[0] % source.cluster[0] == 0
-        best = best_schedule(spec, arch(name))
+        best = best_schedule(spec, target(name))
         assert isinstance(best, RowsSchedule)
         forms[name] = best.form, best.cluster > 1
     assert forms == {"sm_80": ("memory", False), "sm_90a": ("shared", True), "sm_120": ("shared", True)}

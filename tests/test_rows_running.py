@@ -12,11 +12,11 @@ from graphs import check_on_gpu
 
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
-from codegen.arch import arch
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
 from codegen.rows.stages import stages_along
 from codegen.spec import RowsSpec
+from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Choice, plan
@@ -188,7 +188,7 @@ def test_rows_of_one_element() -> None:
     """What has one value a row is no running sum: nothing of it is made in a loop."""
     graphs = [graph_of(name, (40, 1), "float32") for name in ("softmax", "logsumexp")]
     for graph in graphs:
-        for schedule in schedules(spec_of(graph), arch("sm_80")):
+        for schedule in schedules(spec_of(graph), target("sm_80")):
             executable = CpuExecutable(graph, Options(), lazy=True)
             executable.plan = executable._plans[16] = plan(graph, choose=lambda *_, at=schedule: Choice(at))
             result = check_executable(executable, random_inputs(graph))
@@ -199,11 +199,11 @@ def test_long_rows_are_read_once() -> None:
     """The logarithm of a sum of exponentials of rows that no registers of a block hold"""
     spec = spec_of(graph_of("logsumexp", (2048, 65536), "bfloat16"))
     for name in ("sm_80", "sm_90a"):
-        best = best_schedule(spec, arch(name))
+        best = best_schedule(spec, target(name))
         assert isinstance(best, RowsSchedule)
         assert best.form == "memory"
         assert render(spec, best).code.count("load<8>(x") == 1
-        every = list(schedules(spec, arch(name)))
+        every = list(schedules(spec, target(name)))
         assert len(set(every)) == len(every)
 
 

@@ -11,6 +11,7 @@ from kernel_cases import Case, check_cases
 
 import fusegraph as fg
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
 from fusegraph.ops.parts import PARTS
@@ -59,7 +60,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Splits every contraction that can be into so many parts."""
 
     def force(count: int) -> None:
-        monkeypatch.setattr(split_contractions, "parts_of", lambda node, _: count if node.op in PARTS else 1)
+        monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op in PARTS else 1)
 
     return force
 
@@ -130,7 +131,7 @@ def test_reference():
 
 def split_of(graph: Graph) -> int:
     (node,) = (n for n in graph.nodes if n.op in PARTS)
-    return parts_of(node, graph)
+    return parts_of(node, graph, target("h200"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -192,7 +193,7 @@ def test_products_of_one_kernel_stay_whole():
     x = graph.tensor("x", (64, 4096))
     gate, up = (graph.matmul(x, graph.tensor(name, (4096, 64)), name=f"by {name}") for name in ("v", "w"))
     graph.output(graph.gelu(gate) * up, name="y")
-    assert [parts_of(n, graph) for n in graph.nodes if n.op.name == "matmul"] == [1, 1]
+    assert [parts_of(n, graph, target("h200")) for n in graph.nodes if n.op.name == "matmul"] == [1, 1]
     assert split_of(product(64, 64, 4096)) > 1
 
 

@@ -78,7 +78,7 @@ def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short reductions are split as well."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
-    monkeypatch.setattr(split_reductions, "ENOUGH_BLOCKS", 1 << 20)
+    monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
     monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)
 
 

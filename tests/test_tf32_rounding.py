@@ -12,9 +12,9 @@ from graphs import check_on_gpu
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
-from codegen import arch as archs
 from codegen.contraction import mma_schedule as contraction_mma_schedule
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
+from codegen.target import target as named
 from fusegraph.report.check import random_inputs, run
 
 #: 1 + 3/4 of the distance between neighbours in tf32, which becomes the upper one of them.
@@ -27,7 +27,7 @@ def wgmma(**wanted: bool) -> Chooser:
     """The first schedule of that form that has all of these, or none."""
 
     def choose(spec: Any) -> Any:
-        every = contraction_wgmma_schedule.schedules(spec, archs.arch("sm_90a"))
+        every = contraction_wgmma_schedule.schedules(spec, named("sm_90a"))
         return next(s for s in every if all(bool(getattr(s, name)) == value for name, value in wanted.items()))
 
     return choose
@@ -39,7 +39,7 @@ def ring_of_two(spec: Any) -> Any:
 
 
 def mma(spec: Any) -> Any:
-    return contraction_mma_schedule.schedules(spec, archs.arch("sm_80"))[0]
+    return contraction_mma_schedule.schedules(spec, named("sm_80"))[0]
 
 
 def product(schedule: Chooser, front: bool = False) -> Case:

@@ -14,8 +14,8 @@ from kernel_cases import Case, check_cases
 from test_window import activated, direct, indexed, plain, spec_of
 
 from codegen import PORTABLE, best_schedule, render, schedules, target
-from codegen.arch import Arch
 from codegen.spec import KernelSource
+from codegen.target import Target
 from codegen.window.ring_schedule import (
     MAX_SUMS,
     RingSchedule,
@@ -124,7 +124,7 @@ def test_pixels_far_apart_and_copies_of_every_width():
 
 
 def test_a_ring_is_chosen_for_depthwise_convolutions_with_contiguous_channels():
-    def kind(*args: Any, arch: Arch = PORTABLE, **attributes: Any) -> str:
+    def kind(*args: Any, arch: Target = PORTABLE, **attributes: Any) -> str:
         return type(best_schedule(spec_of(direct(*args, **attributes)), arch)).__name__
 
     last = {"layout": "channels_last", "padding": 1}
@@ -155,7 +155,7 @@ def test_schedules_fit_and_cover_the_machine(dtype):
             assert costs == sorted(costs)
             assert costs[0] < float("inf")
             for s in found:
-                assert ring_bytes(spec, s) <= HOPPER.shared_bytes_per_block
+                assert ring_bytes(spec, s) <= HOPPER.arch.shared_bytes_per_block
                 assert s.threads <= 1024
                 assert s.channels % s.copy == 0 == s.threads % (s.channels // s.copy)
                 assert s.rows * s.cols * s.vector <= MAX_SUMS
@@ -163,7 +163,7 @@ def test_schedules_fit_and_cover_the_machine(dtype):
             outputs = images * channels * prod(spec.out)
             if outputs >= 2**20:
                 blocks = render(spec, best).grid[0]
-                assert blocks >= 0.8 * HOPPER.sm_count_hint, (shape, best)
+                assert blocks >= 0.8 * HOPPER.sms, (shape, best)
 
 
 def test_a_ring_as_large_as_the_image_reads_each_element_once():

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from codegen.target import MIB, TARGETS
 from fusegraph.bench.plot import OURS, PARTS, Standing, standings, svg
 from fusegraph.bench.results import when
 from fusegraph.dtypes import ALL, PACKED
@@ -52,10 +53,10 @@ def kernel() -> str:
 
 
 def explain() -> str:
-    """What ``fusegraph explain examples/conv_bias_relu.py --arch sm_90a`` prints where nothing was tuned."""
+    """What ``fusegraph explain examples/conv_bias_relu.py --target sm_90a`` prints where nothing was tuned."""
     from fusegraph.cli import main
 
-    command = ["explain", "examples/conv_bias_relu.py", "--arch", "sm_90a"]
+    command = ["explain", "examples/conv_bias_relu.py", "--target", "sm_90a"]
     printed, before = io.StringIO(), os.environ.get("FUSEGRAPH_AUTOTUNE")
     os.environ["FUSEGRAPH_AUTOTUNE"] = "0"
     try:
@@ -74,6 +75,16 @@ def dtypes() -> str:
     """The names of all dtypes, and of those that are packed."""
     return "".join(f"- {what}: {', '.join(f'`{dtype}`' for dtype in names)}.\n"
                    for what, names in (("computed with", ALL), ("packed, moved and cast", PACKED)))  # fmt: skip
+
+
+def targets() -> str:
+    """The table of `codegen.target`: the figures of every machine, and where they are from."""
+    heads = ("target", "device", "arch", "SMs", "L2 MiB", "GB/s", "MHz", "mma", "wgmma", "fma", "figures")
+    lines = [_cells(heads), _cells("---" for _ in heads)]
+    for t in TARGETS.values():
+        sizes = (t.sms, t.l2_bytes // MIB, t.memory_rate / 1e3, t.clock, t.mma, t.wgmma, t.fma)
+        lines.append(_cells([f"`{t}`", t.title, f"`{t.arch}`", *(f"{x:g}" for x in sizes), t.origins]))
+    return "\n".join(lines) + "\n"
 
 
 def ops() -> str:
@@ -443,7 +454,7 @@ _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 def readme_makers(_: str, root: str = "") -> Makers:
     """What makes the sections of README.md and of docs, by their names."""
-    makers = (kernel, explain, dtypes, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
+    makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
     return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
 

@@ -39,12 +39,10 @@ LISTING = r"""
 import dataclasses, json, re, sys
 from pathlib import Path
 from fusegraph.loader import load_graphs
+from fusegraph.lowering.base import Options
 from fusegraph.plan import by_cost_model, plan
 import codegen
-try:
-    from codegen import target
-except ImportError:
-    from codegen.target import target
+from codegen import target
 try:
     from fusegraph.bench import torch_models
     from fusegraph.bench.workloads import SUITES
@@ -54,6 +52,13 @@ except ImportError:
 
 archs, only, share, shares = sys.argv[1].split(","), re.compile(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 device = Path(codegen.__file__).parent / "device"
+
+
+def made_for(graph, machine):
+    try:
+        return plan(graph, Options(target=machine))
+    except TypeError:
+        return plan(graph, choose=by_cost_model(machine))
 
 
 def graphs():
@@ -97,7 +102,7 @@ for number, (name, make) in enumerate(graphs()):
         try:
             kernels = []
             for graph in made:
-                for k in plan(graph, choose=by_cost_model(target(arch))).kernels:
+                for k in made_for(graph, target(arch)).kernels:
                     s = k.source
                     launch = {f.name: repr(getattr(s, f.name)) for f in dataclasses.fields(s)}
                     del launch["name"], launch["code"]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma import Renderer
@@ -26,6 +25,7 @@ from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import parameter
 from codegen.spec import KernelSource, TensorMap
+from codegen.target import Target
 from codegen.tensor_map import refusal
 
 #: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and with short sums.
@@ -61,11 +61,11 @@ def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedul
     return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 3) + 128
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardJoinedSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
+def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardJoinedSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
     if not spec.joined:
         return ()
-    check(spec, arch)
+    check(spec, target)
     a = spec.attention
     if spec.first is None or spec.second is None or spec.by_scores is not None or spec.sloped:
         raise Declined("there are other results than the sums of queries, keys and values")
@@ -80,7 +80,7 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
         s = AttentionBackwardJoinedSchedule(min(cols, -(-a.rows // 32) * 32), stages)
         if (
             registers_held(spec, s.cols, apart=s.apart) <= HELD
-            and _shared_bytes(spec, s) <= arch.shared_bytes_per_block
+            and _shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
         ):
             _sums_map(spec, s.cols, 0)
             found.append(s)
@@ -111,7 +111,6 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedul
 
 
 class _Joined(Renderer):
-    more_taken = ("by_k", "by_scores", "gradients", "number", "sent", "sums", "sums_empty", "turn", "turns", "writer")
     more_headers = ("turns.cuh",)
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:

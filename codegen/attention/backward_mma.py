@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import Arch
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
-from codegen.attention.backward_scores import INTERVALS, without_places
+from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, random_headers
 from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
-from codegen.attention.scores import NUMBERED, kernel_details
+from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.declined import Declined
 from codegen.expr import Operand
@@ -25,11 +24,12 @@ from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 #: Registers of a thread that scores, gradients, factors and sums may take.
 HELD = 208
-#: Bytes of what is brought that blocks at work at the same time share in the L2 cache.
-SHARED_IN_L2 = 16 << 20
+#: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
     return sums + cols // 2 * (2 + spec.sloped) + cols // 4 * (first + second) + random_registers(a, cols)
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardMmaSchedule, ...]:
+def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardMmaSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined with a reason."""
     if spec.joined:
         return ()
-    if not arch.has_cp_async:
-        raise Declined(f"{arch.name} has no asynchronous copies")
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch.name} has no asynchronous copies")
     a = spec.attention
     check_types(a)
     if spec.loss.dtype.name != a.q.dtype.name:
@@ -76,25 +76,15 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
         preferred = [(2, 32), (2, 16), *preferred]
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
-    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)
+    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
     found = []
     for warps, cols in preferred:
         s = AttentionBackwardMmaSchedule(warps, min(cols, padded(spec.cols)), heads)
-        if _registers(spec, s.cols) <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
+        if _registers(spec, s.cols) <= HELD and _bytes(spec, s) <= target.arch.shared_bytes_per_block:
             found.append(s)
     if not found:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))
-
-
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Shared Tile a at attention b bits by_p by_s c0 d delta draw e exists f factor fill first i j kept keys kk lane last
-    losses m memory n number queries r r0 row s score scores shared shift slope slope_of stage t tile unit v values warp
-    weighted word words x
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> KernelSource:
@@ -117,8 +107,7 @@ class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         a = self.a
-        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.shift, self.delta = self.arguments[4:]
         top = linear([("r0", 1), ("warp", WARP_ROWS)])

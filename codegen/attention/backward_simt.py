@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.arch import Arch
-from codegen.attention.backward_scores import INTERVALS, BackwardScores, without_places
+from codegen.attention.backward_scores import BackwardScores, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import NUMBERED, guard, kernel_details, stored
+from codegen.attention.scores import guard, kernel_details, stored
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Bytes of shared memory that a block has at most, and elements of results that a thread has.
@@ -42,7 +42,7 @@ def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
     return size * (WARPS * rows * elements + LANES * (elements + 2))
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
+def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     if spec.joined:
         return ()
@@ -55,15 +55,6 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch | None = None) -> tuple[At
     return tuple(found)
 
 
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Shared block by_p by_s c c0 column d g held_first held_second i j lane last first m memory n other_first
-    other_second p r r0 row s score second shared slope_of t tile unit weighted x y shift_ delta_
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-
-
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C."""
     return _Renderer(without_places(spec), schedule).render()
@@ -72,8 +63,7 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule)
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
-        taken = [spec.name, *TAKEN, *INTERVALS, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         q, k, v, loss, self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments)
         self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
         self.scores = BackwardScores(self.w, spec, self.names, schedule.height, LANES)

@@ -17,7 +17,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_producer import NUMBERS, Producer
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
 from codegen.attention.fragments import random_headers
-from codegen.attention.scores import NUMBERED, kernel_details
+from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates, panels
 from codegen.declined import Declined
 from codegen.expr import Operand
@@ -25,15 +25,6 @@ from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, TensorMap
-
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Barrier Ring Shared Tile at attention bits by_p by_s c0 d delta draw e empty f factor first full g_factor group held
-    held_empty held_full i j kept keys kk lane last losses m memory met n numbers place previous queries r0 reader row s
-    score scores shared shift slope slope_of stage stored t tile unit v values weighted word words work x
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,7 @@ class Renderer(Producer):
         self.spec, self.s, self.a = spec, schedule, spec.attention
         self.registers = registers(spec, schedule)
         a = self.a
-        taken = [spec.name, *TAKEN, *INTERVALS, *self.more_taken, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
         self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments[4:])
         top = linear([("r0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
@@ -149,7 +139,6 @@ class Renderer(Producer):
 
     # ---- what a kernel has that does more (`codegen.attention.backward_joined`)
 
-    more_taken: tuple[str, ...] = ()
     more_headers: tuple[str, ...] = ()
 
     def _shapes(self) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import Arch
 from codegen.attention.backward_fragments import random_registers
 from codegen.attention.backward_scores import own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
@@ -13,6 +12,7 @@ from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
 from codegen.declined import Declined
 from codegen.family import Schedule
+from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
@@ -20,8 +20,8 @@ REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 FEWER, MOST_WITH_FEWER = (40, 232), 200
 #: Registers of a consumer's thread that scores, gradients, factors and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
-#: Bytes of what is brought that blocks at work at the same time share in the L2 cache.
-SHARED_IN_L2 = 24 << 20
+#: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 2 / 5
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) ->
     return FEWER if s.groups == 2 and few else REGISTERS[s.groups]
 
 
-def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
+def check(spec: AttentionBackwardSpec, target: Target) -> None:
     """Raises Declined with the reason if a spec cannot have this form."""
     a = spec.attention
-    if not arch.has_wgmma:
-        raise Declined(f"{arch.name} has no warpgroup matrix products")
+    if not target.arch.has_wgmma:
+        raise Declined(f"{target.arch.name} has no warpgroup matrix products")
     check_types(a)
     if spec.loss.dtype.name != a.q.dtype.name:
         raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
@@ -94,11 +94,11 @@ def check(spec: AttentionBackwardSpec, arch: Arch) -> None:
         box(a, op, n, rows, elements, 64)
 
 
-def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
+def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
     if spec.joined:
         return ()
-    check(spec, arch)
+    check(spec, target)
     a = spec.attention
     tall = max(a.depth, a.width)
     if spec.queries:
@@ -111,7 +111,7 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
         preferred = [(1, cols) for _, cols in preferred] + preferred
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
-    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // max(each, 1)) * shares)
+    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
     found = []
     for groups, cols in preferred:
         cols = min(cols, max(16, -(-spec.cols // 16) * 16))
@@ -121,7 +121,7 @@ def schedules(spec: AttentionBackwardSpec, arch: Arch) -> tuple[AttentionBackwar
             most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
             if (
                 registers_held(spec, cols, apart=s.apart) <= most
-                and shared_bytes(spec, s) <= arch.shared_bytes_per_block
+                and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
             ):
                 found.append(s)
                 break

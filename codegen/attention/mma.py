@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import Arch
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, check_types, random_headers
 from codegen.attention.scores import (
-    NUMBERED,
     all_arguments,
     approximated,
     argument_names,
@@ -29,6 +27,7 @@ from codegen.iteration import linear
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.target import Target
 
 WARP_ROWS, PAD = 16, 8  # queries of a warp, elements behind each row
 STAGES = 2
@@ -37,8 +36,8 @@ VECTOR = 8  # elements of 16 bytes
 HELD = 200
 CHAINS = 2  # of maxima and sums
 FILLERS = 7  # warps that compute keys or values
-#: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
-SHARED_IN_L2 = 16 << 20
+#: Share of the L2 cache for keys and values that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,10 @@ def _bytes(spec: AttentionSpec, s: AttentionMmaSchedule) -> int:
     return 2 * (s.rows * deep + STAGES * s.keys * (deep + wide))
 
 
-def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined with a reason."""
-    if not arch.has_cp_async:
-        raise Declined(f"{arch.name} has no asynchronous copies")
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch.name} has no asynchronous copies")
     check_types(spec, small=True)
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Declined("there is nothing to multiply")
@@ -86,26 +85,16 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionMmaSchedule, ..
         warps = next((n for n in (1, 2, 4) if WARP_ROWS * n >= spec.rows), 8)
         preferred, fillers = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(FILLERS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
-    heads = max(1, min(prod(spec.batch), SHARED_IN_L2 // each))
+    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
     found = []
     for warps, keys in preferred:
         s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, fillers)
         held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
-        if held <= HELD and _bytes(spec, s) <= arch.shared_bytes_per_block:
+        if held <= HELD and _bytes(spec, s) <= target.arch.shared_bytes_per_block:
             found.append(s)
     if not found:
         raise Declined(f"the sums of {tall} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))
-
-
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Rows Shared Tile a at attention b c d e f fill factor positive first grown half i inverse j kk keys lane last m m0
-    m_real n_real memory met known n n0 o page piece probability queries r rescale row rows s score scores shared
-    stage sunk t tile total unit v valid values x warp h weigh weighted words
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
@@ -116,8 +105,7 @@ def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionMmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = argument_names(spec, self.names)
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)

@@ -21,8 +21,6 @@ from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
 FAR = 1 << 30
 #: More neighbours than are read at once.
 VECTOR = 16
-#: What variables are called of which there are several.
-NUMBERED = ("b", "bound", "d", "part", "rest", "rows", "keys")
 
 
 def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.arch import Arch
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
-    NUMBERED,
     Scores,
     all_arguments,
     approximated,
@@ -30,6 +28,7 @@ from codegen.iteration import linear
 from codegen.kernel import converted, headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.target import Target
 
 WARPS, LANES = 4, 32
 #: Elements of queries, keys and values that a block has in shared memory.
@@ -52,22 +51,13 @@ def _bytes(spec: AttentionSpec, queries: int) -> int:
     return size * (WARPS * queries * spec.depth + LANES * (spec.depth + 1 + spec.width))
 
 
-def schedules(spec: AttentionSpec, arch: Arch | None = None) -> tuple[AttentionSimtSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
     """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
     found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
     if not found:
         raise Declined(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
     return tuple(found)
-
-
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Rows Shared attention block c d e first i inverse j keys largest last lane m m0 memory known n n0 o page p r
-    rescale row rows s score shared shift sunk t tile total unit values weight weighted what queries
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
@@ -78,8 +68,7 @@ def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
         self.spec, self.s = spec, schedule
-        taken = [spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.arguments = argument_names(spec, self.names)
         self.scores = Scores(self.w, spec, self.names, LANES)
         for epilogue in (self.scores.edge, self.scores.inner):

@@ -15,7 +15,7 @@ from math import prod
 from codegen.attention.computed import Computed, Rows
 from codegen.attention.fragments import Fragments, random_headers
 from codegen.attention.listing import Listing
-from codegen.attention.scores import NUMBERED, approximated, argument_names, kernel_details, merged
+from codegen.attention.scores import approximated, argument_names, kernel_details, merged
 from codegen.attention.wgmma_results import Results
 from codegen.attention.wgmma_schedule import (
     GROUP,
@@ -40,16 +40,6 @@ from codegen.spec import AttentionSpec, KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
 LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    keys_page values_page Barrier Ring Rows Shared Tile attention at e empty f fill factor positive first full group i
-    inverse inside j kk keys lane last m m_real n_real m0 memory n known n0 o page probability query rescale row rows s
-    score scores shared stage step stats sunk t tile total unit values h weigh weighted words work met tiles whole
-    mine end left number met_tiles inside_tiles previous next back_and_forth before part r d index compute_queries
-    prefetch_queries u span following begin meets base low high shift queries
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
@@ -60,10 +50,7 @@ def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSourc
 class _Renderer(Results):
     def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.names, self.w = (
-            Names([spec.name, *TAKEN, *(f"{x}{d}" for x in NUMBERED for d in range(32))]),
-            Writer(),
-        )
+        self.names, self.w = Names(), Writer()
         arguments = argument_names(spec, self.names)
         self.q, self.k, self.v = (name and self.names.unique(name, "_map") for name in arguments[:3])
         self.sink = arguments[-1] if spec.sink is not None else ""
@@ -249,7 +236,7 @@ class _Renderer(Results):
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        # Where consumers take no turns, and products are those of 8-bit floats, it was faster on an H200 to look for
+        # Where consumers take no turns, and products are those of 8-bit floats, it was faster to look for
         # maxima while the products with values go on.
         apart = self.narrow and not s.turns
         if apart:

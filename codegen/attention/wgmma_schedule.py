@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.attention.fragments import check_types
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
@@ -14,6 +13,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.spec import AttentionSpec, Pages, TensorMap
+from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
 
 GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
@@ -42,8 +42,8 @@ TOGETHER = {True: 32, False: 8}
 #: Columns of scores that take as long as what else a tile of keys does, and as the beginning of a tile of queries that
 #: waits for the end of the one before.
 OF_KEYS, OF_QUERIES = 18, 80
-#: Bytes of keys and values that blocks at work at the same time share in the L2 cache.
-SHARED_IN_L2 = 24 << 20
+#: Share of the L2 cache for keys and values that blocks at work at the same time share in the L2 cache.
+SHARED_IN_L2 = 2 / 5
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ def box(
     return made
 
 
-def check(spec: AttentionSpec, arch: Arch) -> AttentionSpec:
+def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
     """The spec with merged batches.  Raises Declined with the reason if it cannot have this form."""
-    if not arch.has_wgmma:
-        raise Declined(f"{arch.name} has no warpgroup matrix products")
+    if not target.arch.has_wgmma:
+        raise Declined(f"{target.arch.name} has no warpgroup matrix products")
     check_types(spec, small=True)
     for op, computed in zip((spec.k, spec.v), spec.computed[1:]):
         if computed is not None:
@@ -251,9 +251,9 @@ def tile_keys(spec: AttentionSpec, most: int) -> int:
     return max((n for n in range(16, most + 1, 16) if all(n % s == 0 or s % n == 0 for s in sizes)), default=0)
 
 
-def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first (what was fastest on an H200).  Raises Declined with a reason."""
-    spec = check(spec, arch)
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
+    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    spec = check(spec, target)
     sides = {b.key for b in spec.bounds if b.key}
     reads = any(op.strides[-1] for op in spec.program.loads)
     tall = max(spec.depth, spec.width)
@@ -265,7 +265,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
         if sides:
-            preferred = sorted(preferred, key=lambda tile: _columns(spec, arch, *tile))
+            preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
         if len(sides) > 1 or spec.inside.instructions:
             preferred = [(2, 128), (2, 176), (2, 96)]
             if spanned(spec):
@@ -290,7 +290,8 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
     # Where tiles of queries take very different times, blocks of one each are spread better.
-    blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else arch.sm_count_hint
+    blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else target.sms
+    shared = target.l2_share(SHARED_IN_L2)
     found = []
     for groups, keys in dict.fromkeys(preferred):
         keys = tile_keys(spec, keys)
@@ -298,7 +299,7 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             continue
         # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
-        heads, alternate = _dealt(spec, blocks, groups * ROWS, keys)
+        heads, alternate = _dealt(spec, blocks, groups * ROWS, keys, shared)
         chains = 4 if tall <= 64 and groups == 2 else 2
         # Products of 8-bit floats take half as long, as exponentials do not: turns would be waited for.
         turns = groups > 1
@@ -311,7 +312,10 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             s = AttentionWgmmaSchedule(groups, keys, stages, turns, heads, grid, ahead, chains, alternate=alternate)
-            if registers_held(spec, keys) <= HELD[groups] and shared_bytes(spec, s) <= arch.shared_bytes_per_block:
+            if (
+                registers_held(spec, keys) <= HELD[groups]
+                and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
+            ):
                 found.append(s)
                 break
     if not found:
@@ -319,20 +323,21 @@ def schedules(spec: AttentionSpec, arch: Arch) -> tuple[AttentionWgmmaSchedule, 
     return tuple(dict.fromkeys(found))
 
 
-def _columns(spec: AttentionSpec, arch: Arch, groups: int, keys: int) -> int:
+def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
     """Columns of scores that take as long as the queries of a batch: those of all tiles of keys that they meet, of
     which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
     """
     s = AttentionWgmmaSchedule(groups, keys, stages=2, turns=True, blocks=1, ahead=2)
-    begun_early = shared_bytes(spec, s) <= arch.shared_bytes_per_block and s.joined(spec)
+    begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
     each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))
     return sum(met * (keys + OF_KEYS) + (0 if begun_early else OF_QUERIES) for met in each)
 
 
-def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int, bool]:
+def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) -> tuple[int, bool]:
     """How many batches' tiles of queries follow each other, and whether every other round of them is reversed: as many
-    as have keys and values that fit the L2 cache together, or fewer where that gives all blocks as much to do.
+    as have keys and values that fit ``shared`` bytes of the L2 cache together, or fewer where that gives all blocks as
+    much to do.
     """
     batches = prod(spec.batch)
     if spanned(spec):
@@ -341,7 +346,7 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int) -> tuple[int,
         return 1, False  # tiles of one batch follow each other: none of them takes long
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
-    most = min(batches, max(1, SHARED_IN_L2 // max(each, 1)) * shares)
+    most = min(batches, max(1, shared // max(each, 1)) * shares)
     costs = [tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
     costs = costs[::-1] if spec.growing else costs
     if min(costs) == max(costs) or not blocks < len(costs) * batches <= MOST_TILES:

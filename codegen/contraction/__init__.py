@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.arch import arch
 from codegen.contraction import mma, mma_schedule, simt, simt_schedule, wgmma, wgmma_schedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
@@ -17,6 +16,7 @@ from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.factors import ROW_BYTES
 from codegen.family import EstimatedFamily, Form
 from codegen.spec import ContractionSpec
+from codegen.target import Target
 from codegen.ways import product_types
 
 
@@ -42,9 +42,7 @@ FAMILY = EstimatedFamily(
 )
 
 
-def keeps_form(spec: ContractionSpec) -> bool:
-    """Whether a spec that reduces parts of its results has the form that it would have without, on all
-    architectures.
-    """
+def keeps_form(spec: ContractionSpec, target: Target) -> bool:
+    """Whether a spec that reduces parts of its results has the form that it would have without."""
     plain = replace(spec, partials=())
-    return all(FAMILY.form(spec, x) is FAMILY.form(plain, x) for x in (arch("sm_80"), arch("sm_90a")))
+    return all(FAMILY.form(spec, x) is FAMILY.form(plain, x) for x in {target, target.planned})

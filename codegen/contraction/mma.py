@@ -18,7 +18,7 @@ from codegen.naming import Names, Writer
 from codegen.partials import Part, Partials, Sink
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tile_loader import STEP, TileLoader, own_names
+from codegen.tile_loader import STEP, TileLoader
 from codegen.ways import ways
 
 DIRECT = 2  # most fragments of a warp that are written straight from registers
@@ -29,16 +29,6 @@ def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
     return _Renderer(spec, schedule).render()
 
 
-#: What the kernel's own variables are called.
-TAKEN = frozenset(
-    """
-    along batch c col e exchange f fetch filling first i inside j k k0 kk last left load_parts m m0 memory n n0 next
-    part piece place q r rank reduce right round_to_tf32 row Shared shared stage staged stash sum sums t theirs tile
-    total u v warp_col warp_row
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
-
-
 class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: MmaSchedule) -> None:
         self.spec, self.s = spec, schedule
@@ -47,10 +37,7 @@ class _Renderer:
         if not all(way.fills(size, s.inner, s.threads) for way, size in ((parts.a, s.rows), (parts.b, s.cols))):
             raise Declined(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
         self.w, self.t = Writer(), self._index_type()
-        own = [f"{p}{d}" for p in ("b", "h", "m_", "n_", "k_") for d in range(8)]
-        own += own_names([way.gather for way in (parts.a, parts.b)])
-        own += [f"{x}{n}" for x in ("left", "piece", "right", "staged", "sums") for n in range(1, spec.products)]
-        self.names = Names([spec.name, *TAKEN, *own])
+        self.names = Names()
         common = (parts.depth, s.inner, s.threads)
         a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
         b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))

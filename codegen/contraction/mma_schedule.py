@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from codegen.arch import Arch
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
+from codegen.target import Target
 from codegen.ways import Ways, convert_registers, held_registers, ways
 
 
@@ -85,9 +85,6 @@ TILES = (
 )
 STAGES = (4, 3, 2)
 
-#: Multiply-adds of 16-bit elements that a multiprocessor does in a cycle with mma.sync, by compute capability; those of
-#: the consumer's chips are half as fast when they add up in float32.  Hopper's own rate is for wgmma.
-RATE = {80: 1024, 86: 512, 87: 1024, 89: 512, 90: 1300, 100: 1024, 103: 1024, 110: 1024, 120: 512, 121: 512}
 #: Bytes that a multiprocessor gets from the L2 cache in a cycle and the cycles until they come; bytes of shared memory
 #: and instructions of single threads in a cycle.
 L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
@@ -102,38 +99,40 @@ OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
 
 
-def schedules(spec: ContractionSpec, arch: Arch) -> tuple[MmaSchedule, ...]:
+def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first, then the best of every other tile.
 
     Raises Declined with a reason.
     """
-    return in_order(_ranked(spec, arch), lambda s: (s.rows, s.cols, s.warps_m, s.split))
+    return in_order(_ranked(spec, target), lambda s: (s.rows, s.cols, s.warps_m, s.split))
 
 
-def cycles(spec: ContractionSpec, arch: Arch) -> float:
+def cycles(spec: ContractionSpec, target: Target) -> float:
     """Cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads, of which those that come first have about as much.
-    return _cost(spec, ways(spec, _widens(spec, arch)), _ranked(spec, arch)[0][1], arch, between_loads=BETWEEN_LOADS)
+    return _cost(
+        spec, ways(spec, _widens(spec, target)), _ranked(spec, target)[0][1], target, between_loads=BETWEEN_LOADS
+    )
 
 
 @lru_cache(256)
-def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, MmaSchedule]]:
-    if not arch.has_cp_async:
-        raise Declined(f"{arch} has no asynchronous copies to shared memory")
-    parts = ways(spec, _widens(spec, arch))
-    found = [(_cost(spec, parts, s, arch), s) for s in _candidates(spec, parts, arch)]
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSchedule]]:
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
+    parts = ways(spec, _widens(spec, target))
+    found = [(_cost(spec, parts, s, target), s) for s in _candidates(spec, parts, target)]
     if not found:
         raise Declined("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
 
 
-def _widens(spec: ContractionSpec, arch: Arch) -> bool:
+def _widens(spec: ContractionSpec, target: Target) -> bool:
     """Whether 8-bit floats are multiplied as float16, of whose sums tensor cores keep the bits that float32 has."""
-    return not arch.has_fp8_mma or not spec.fast_fp8
+    return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaSchedule]:
-    widen = _widens(spec, arch) and parts.a.product == "float16"
+def _candidates(spec: ContractionSpec, parts: Ways, target: Target) -> Iterator[MmaSchedule]:
+    widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
             continue
@@ -145,34 +144,36 @@ def _candidates(spec: ContractionSpec, parts: Ways, arch: Arch) -> Iterator[MmaS
             depth = parts.stages(inner)
             for stages in STAGES:
                 s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                if (stages > 2 and stages > depth) or not _possible(parts, s, arch):
+                if (stages > 2 and stages > depth) or not _possible(parts, s, target):
                     continue
                 yield s
                 split = 2
-                while arch.has_clusters and s.warp_rows // 16 % split == 0 and depth >= 4 * split:
-                    if tiles * split <= arch.sm_count_hint and s.warp_rows // split % spec.row_chunk == 0:
+                while target.arch.has_clusters and s.warp_rows // 16 % split == 0 and depth >= 4 * split:
+                    if tiles * split <= target.sms and s.warp_rows // split % spec.row_chunk == 0:
                         yield replace(s, split=split)
                     split *= 2
 
 
-def _possible(parts: Ways, s: MmaSchedule, arch: Arch) -> bool:
+def _possible(parts: Ways, s: MmaSchedule, target: Target) -> bool:
     """Whether the block's threads can fill the tiles, its registers hold the sums, its shared memory the stages."""
     sides = ((parts.a, s.rows), (parts.b, s.cols))
     if not all(way.fills(size, s.inner, s.threads) for way, size in sides):
         return False
-    return _registers(parts, s, arch) <= MOST_REGISTERS and shared_bytes(parts, s) <= arch.shared_bytes_per_block
+    return (
+        _registers(parts, s, target) <= MOST_REGISTERS and shared_bytes(parts, s) <= target.arch.shared_bytes_per_block
+    )
 
 
-def _registers(parts: Ways, s: MmaSchedule, arch: Arch) -> int:
+def _registers(parts: Ways, s: MmaSchedule, target: Target) -> int:
     """Registers of a thread, roughly."""
     warp_cols = s.warp_cols * parts.products
     sums = s.warp_rows * warp_cols // 32
     fragments = 2 * (s.warp_rows + warp_cols) // 16 * 4
-    if arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
+    if target.arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
         fragments = fragments * (7 if s.inner > 64 else 5) // 2
     kept = sum(
-        held_registers(way, size, s.inner, s.threads, products) + convert_registers(way, arch)
+        held_registers(way, size, s.inner, s.threads, products) + convert_registers(way, target)
         for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, parts.products))
     )
     return sums + fragments + kept + OTHER_REGISTERS
@@ -195,13 +196,13 @@ def _loads(parts: Ways, s: MmaSchedule) -> int:
     return sum(way.count(n, s.inner, s.threads) * way.piece // way.vector for way, n in sides if not way.copied)
 
 
-def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch, *, between_loads: float = 0.0) -> float:
+def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, target: Target, *, between_loads: float = 0.0) -> float:
     """Estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or latency."""
     itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
     blocks = parts.batch * -(-parts.rows // s.rows) * -(-parts.cols // s.cols) * s.split
     depth = -(-parts.stages(s.inner) // s.split)
-    rate = RATE.get(arch.major * 10 + arch.minor, 1024) * 2 / itemsize
+    rate = target.mma * 2 / itemsize
     cols = s.cols * parts.products
     products = s.rows * cols * s.inner / rate
     filled = (s.rows + cols) * s.inner * itemsize
@@ -213,8 +214,10 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch, *, bet
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
-    resident = max(1, arch.blocks_per_sm(s.threads, min(255, _registers(parts, s, arch)), shared_bytes(parts, s)))
-    together = min(resident, -(-blocks // arch.sm_count_hint))
+    resident = max(
+        1, target.arch.blocks_per_sm(s.threads, min(255, _registers(parts, s, target)), shared_bytes(parts, s))
+    )
+    together = min(resident, -(-blocks // target.sms))
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
     latency = LATENCY / ahead / together
@@ -228,5 +231,5 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, arch: Arch, *, bet
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.rows * s.cols * size * len(spec.program.operands) / EPILOGUE_RATE / s.split
     exchange = 3000.0 if s.split > 1 else 0.0
-    rounds = -(-blocks // arch.sm_count_hint)
+    rounds = -(-blocks // target.sms)
     return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)

@@ -30,37 +30,7 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
         self.spec, self.s, self.t = merged(spec), schedule, schedule.itype
         given, spec = spec, self.spec
-        taken = [
-            "block",
-            "batch",
-            "row0",
-            "col0",
-            "t",
-            "tx",
-            "ty",
-            "sum",
-            "stage",
-            "inside",
-            "term",
-            "fetch",
-            *("at", "parts", "place", "reduce", "total"),
-            *"qmnkijcep",
-            "k0",
-            "kk",
-            "warp",
-            "lane",
-            "first",
-            "more",
-            "multiply",
-            *(f"{what}_{side}" for what in ("fetch", "write") for side in "ab"),
-        ]
-        parts = ("tile", "next", "kept", "part", "base", "inside", "at", "k", "m", "n")
-        sizes = (spec.batch, spec.rows, spec.inner, spec.a.limits, spec.b.limits, spec.a.starts, spec.b.starts)
-        dims = range(1 + max(len(x) for x in sizes))
-        taken += [f"{side}_{part}" for side in "ab" for part in parts]
-        taken += [f"{side}_{part}{d}" for side in "ab" for part in ("start", "m", "n", "base") for d in dims]
-        taken += [f"{axis}{d}" for axis in "bhmr" for d in dims]
-        self.names, self.w = Names([spec.name, *taken]), Writer()
+        self.names, self.w = Names(), Writer()
         a = Prologue(self.w, spec.a, self.names, "a")
         b = Prologue(self.w, spec.b, self.names, "b", spec.others)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from codegen.arch import MAX_REGISTERS_PER_THREAD, Arch, arch
+from codegen.arch import MAX_REGISTERS_PER_THREAD
 from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
 from codegen.family import Schedule
 from codegen.iteration import extent, index_type
 from codegen.spec import ContractionSpec, Gather
+from codegen.target import PORTABLE, Target
 
 Tile: TypeAlias = tuple[int, int, int, int, int]
 
@@ -69,49 +70,45 @@ TILES: tuple[Tile, ...] = (
 PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
 PLAIN_BLOCKS = 3
 #: What one and two blocks of it that are left over take longer, in blocks: a block alone has one warp a scheduler.  And
-#: what its fetches, of vectors, cost of those of single elements.  From times of prototypes on an H200.
+#: what its fetches, of vectors, cost of those of single elements.  From times of prototypes.
 PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
 #: The tile of which a multiprocessor is to hold two blocks if the product is plain: it lacks two registers for that
-#: otherwise.  And what a block takes then beside another, in times of one alone (rms error 7 % on the same GPU).
+#: otherwise.  And what a block takes then beside another, in times of one alone (rms error 7 %).
 PAIR_TILE: Tile = (128, 128, 8, 8, 8)
 PAIR = 0.92
 #: Shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
-#: Multiply-adds of a multiprocessor in a cycle.
-LANES = 128
 #: Cycles that a stage takes at least, however little is to be multiplied while the next one is on its way; those of
 #: what is fetched element by element, and what such a stage takes longer while all blocks began together.  Like the
-#: others below fits to times on an H200 (rms error 9 %).
+#: others below fits to times (rms error 9 %).
 LATENCY, SCATTERED_LATENCY, IN_STEP = 1400.0, 1150.0, 600.0
 #: What a thread's reads of shared memory, and a block's fetches and writes of tiles, add to its multiply-adds; cycles
 #: of a block beside its stages; registers of a thread beside its sums.
 READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
-#: The chip of the estimates.
-_HOPPER = arch("sm_90a")
 
 
-def schedules(spec: ContractionSpec, arch: Arch = _HOPPER) -> tuple[SimtSchedule, ...]:
+def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSchedule, ...]:
     """The tiles by estimated time.
 
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
     itype, blocks = _itype(spec), {PLAIN_TILE: PLAIN_BLOCKS, PAIR_TILE: 2 if _plain(spec, PAIR_TILE) else 1}
-    tiles = [tile for _, tile in _ranked(spec, arch)]
+    tiles = [tile for _, tile in _ranked(spec, target)]
     return tuple(SimtSchedule(*t, itype, blocks.get(t, 1), apart=t == PLAIN_TILE) for t in tiles)
 
 
-def cycles(spec: ContractionSpec, arch: Arch = _HOPPER) -> float:
-    """Cycles that the best tile is estimated to take on an H200."""
-    return _ranked(spec, arch)[0][0]
+def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
+    """Cycles that the best tile is estimated to take."""
+    return _ranked(spec, target)[0][0]
 
 
-def product_cycles(batch: int, m: int, n: int, k: int) -> float:
+def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
     """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
-    return min(_cycles(tile, batch, m, n, k) for tile in TILES)
+    return min(_cycles(target, tile, batch, m, n, k) for tile in TILES)
 
 
-def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
     """The tiles that fit, with their estimated cycles."""
     sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
     wide = spec.accumulate in ("double", "uint64")
@@ -122,9 +119,9 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, Tile]]:
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
     fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
     scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
-    if arch.major == _HOPPER.major and _plain(spec, PLAIN_TILE):
+    if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(tile, *sizes, products, size // 4, scattered, paired), tile) for tile in fitting]
+    found = [(_cycles(target, tile, *sizes, products, size // 4, scattered, paired), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -141,6 +138,7 @@ def _shared(tile: Tile, products: int) -> int:
 
 
 def _cycles(
+    target: Target,
     tile: Tile,
     batch: int,
     m: int,
@@ -158,13 +156,13 @@ def _cycles(
     threads, sums = rows // tr * (cols // tc), tr * tc * products
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
     pair = paired and tile == PAIR_TILE
-    held = 2 if pair else max(1, _HOPPER.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
-    work = rows * cols * products * inner * words / LANES
+    held = 2 if pair else max(1, target.arch.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
+    work = rows * cols * products * inner * words / target.fma
     apart = tile == PLAIN_TILE
     fetches = FETCHES * (PLAIN_FETCHES if apart else 1)
     work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
     tiles = batch * -(-m // rows) * -(-n // cols)
-    blocks: float = -(-tiles // _HOPPER.sm_count_hint)  # of a multiprocessor
+    blocks: float = -(-tiles // target.sms)  # of a multiprocessor
     together = min(blocks, held)
     if apart:
         blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS]

@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 
 from codegen.contraction.wgmma_computed import GRID_CONSTANT, ComputedFactor
-from codegen.contraction.wgmma_computed import own_names as computed_names
 from codegen.contraction.wgmma_layout import (
     GROUP,
     GROUP_ROWS,
@@ -37,23 +36,13 @@ from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
-from codegen.tile_loader import TileLoader, own_names
+from codegen.tile_loader import TileLoader
 from codegen.ways import Way
 
 
 def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
     """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
-
-
-#: What the kernel's own variables, and the types it uses, are called.
-TAKEN = frozenset(
-    """
-    Barrier Ring Shared Tile TensorMap along at base batch brought buffer c channel chunk col e empty exchange f first
-    full group i inside item j k k0 kk landed lane last late m m0 memory mine n n0 next operands p panel part piece
-    place previous q r rank reduce row shared stage sum t tap theirs tile total turn u v
-    """.split()  # noqa: SIM905 - a list of quoted words is no easier to read
-)
 
 
 class _Renderer(Producer, Results):
@@ -64,11 +53,7 @@ class _Renderer(Producer, Results):
         #: whether the sums of each stage are added up in float32
         self.adds_up = adds_up_stages(spec, self.types)
         self.layout = Layout(spec, self.parts, schedule)
-        rank = range(8)
-        first = self.parts.a
-        own = [*(computed_names(first) if isinstance(first, Computed) else ()), *own_names((spec.a, spec.b))]
-        taken = [spec.name, *TAKEN, *own, *(f"{x}{d}" for x in "tobmp" for d in rank)]
-        self.names, self.w = Names(taken), Writer()
+        self.names, self.w = Names(), Writer()
         self.itemsize = element_bytes(self.types)
         self.t = self._index_type()
         a, b = (
@@ -96,8 +81,8 @@ class _Renderer(Producer, Results):
         self.work = self.batch * self.tiles_m * self.tiles_n
         self.partials = WgmmaPartials(self.w, spec, schedule, self.parts, self.names, self.t)
         self.computed = (
-            ComputedFactor(self.w, first, a, self.names, schedule, self.parts, self.t)
-            if isinstance(first, Computed)
+            ComputedFactor(self.w, self.parts.a, a, self.names, schedule, self.parts, self.t)
+            if isinstance(self.parts.a, Computed)
             else None
         )
         self.brought = self.computed.brought if self.computed is not None else []

@@ -6,7 +6,6 @@ of registers take turns, and a product must be done before its registers are wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
@@ -52,7 +51,7 @@ class ComputedFactor:
             else:
                 self._rows.append((source, names.unique(stem, "_rows")))
 
-        #: Where functions take long all of a stage is read first: on an H200 swish in front takes 14 % less time so.
+        #: Where functions take long all of a stage is read first: swish in front takes 14 % less time so.
         long = instructions_of(factor.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in factor.brought) == 1
 
@@ -214,9 +213,3 @@ class ComputedFactor:
                 conditions.append(f"c + r / 2 * 8 < {k.channels}")
             kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
             w.line(f"part[kk % 2][r] = {kept};")
-
-
-def own_names(factor: Computed) -> Sequence[str]:
-    """What the variables above are called."""
-    dims = range(max(len(factor.gather.limits), len(factor.rows)))
-    return ["part", "made", "inside", *(f"{x}{d}" for x in ("start", "m_") for d in dims)]

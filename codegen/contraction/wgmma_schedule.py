@@ -1,4 +1,4 @@
-"""Schedules of the Hopper form of the contraction family: those worth trying, by a cost model fitted on an H200."""
+"""Schedules of the Hopper form of the contraction family: those worth trying, by a cost model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from codegen.arch import Arch
 from codegen.computed_tiles import computed
 from codegen.contraction.wgmma_layout import (
     GROUP,
@@ -29,6 +28,7 @@ from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.filled_tiles import filled
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
+from codegen.target import Target
 from codegen.tiles import factors, gathered
 from codegen.ways import ELEMENTS, Way, held_registers, product_types
 
@@ -62,30 +62,30 @@ def element_bytes(types: tuple[str, str]) -> int:
     return ELEMENTS[types[0]][1]
 
 
-def schedules(spec: ContractionSpec, arch: Arch) -> tuple[WgmmaSchedule, ...]:
+def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
     """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
     other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Declined with a reason.
     """
     return in_order(
-        _ranked(spec, arch),
+        _ranked(spec, target),
         lambda s: (s.gather, s.fillers, s.computes, s.turns, s.split > 1),
         first=BEST,
         hopeless=HOPELESS,
     )
 
 
-def cycles(spec: ContractionSpec, arch: Arch) -> float:
+def cycles(spec: ContractionSpec, target: Target) -> float:
     """Cycles that the best schedule is estimated to take, but for what memory takes: the other forms' estimates leave
     that out, too.  Raises Declined with a reason.
     """
-    best = _ranked(spec, arch)[0][1]
-    return _cost(spec, best.factors(spec), best, cold=False)
+    best = _ranked(spec, target)[0][1]
+    return _cost(spec, best.factors(spec), best, target, cold=False)
 
 
 @lru_cache(256)
-def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedule]]:
-    if not arch.has_wgmma:
-        raise Declined(f"{arch} has no warpgroup matrix products")
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
+    if not target.arch.has_wgmma:
+        raise Declined(f"{target.arch} has no warpgroup matrix products")
     try:
         operand_types(spec)
     except Declined:
@@ -114,17 +114,17 @@ def _ranked(spec: ContractionSpec, arch: Arch) -> list[tuple[float, WgmmaSchedul
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for fillers in (1, 2) if form is filled else (0,):
-            found = _candidates(spec, parts, arch, form is gathered, fillers, form is computed)
-            ranked += [(_cost(spec, parts, s), s) for s in found]
+            found = _candidates(spec, parts, target, form is gathered, fillers, form is computed)
+            ranked += [(_cost(spec, parts, s, target), s) for s in found]
     if not ranked:
         raise reason
     return sorted(ranked, key=lambda entry: entry[0])
 
 
 def _candidates(
-    spec: ContractionSpec, parts: Factors, arch: Arch, gather: bool, fillers: int, computes: bool
+    spec: ContractionSpec, parts: Factors, target: Target, gather: bool, fillers: int, computes: bool
 ) -> Iterator[WgmmaSchedule]:
-    sms = arch.sm_count_hint
+    sms = target.sms
     adds_up = adds_up_stages(spec, operand_types(spec, bool(fillers) or computes))
     # Of several factors that lie across the reduction each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
@@ -154,7 +154,7 @@ def _candidates(
                     taken = replace(s, turns=turns)
                     if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
-                    stages = _most_stages(spec, parts, taken, arch)
+                    stages = _most_stages(spec, parts, taken, target)
                     if stages >= 2:
                         yield replace(taken, stages=stages)
 
@@ -199,10 +199,10 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
     return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
 
 
-def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: Arch) -> int:
+def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, target: Target) -> int:
     stage = ring_bytes(parts, s, spec.products)
     layout = Layout(spec, parts, s)
-    room = arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
+    room = target.arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
     most = max(MOST_STAGES, IN_FLIGHT // stage)
@@ -210,15 +210,16 @@ def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, arch: 
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 
-#: Multiply-adds a multiprocessor does in a cycle, by bytes of an element, and the share of them that remains.
-RATE, SHARE = {1: 4096, 2: 2048, 4: 1024}, 0.9
+#: The share of the tensor cores' rate that remains.
+SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, beside those of adding up its sums.
 ADD_STAGE = 100.0
 #: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
 L2_RATE, LATENCY = 70.0, 1500.0
-#: Bytes from memory in a cycle, for all multiprocessors and for one, and cycles from asking for a stage until it is
-#: there while others ask as well; the share by which the shorter of what memory and all else take adds to the longer.
-MEMORY_RATE, MEMORY_SHARE, ROUND_TRIP, OVERLAP = 2000.0, 50.0, 2000.0, 0.2
+#: The share of memory's rate that all multiprocessors get, bytes that one gets in a cycle, and cycles from asking for a
+#: stage until it is there while others ask as well; the share by which the shorter of what memory and all else take
+#: adds to the longer.
+MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: The same of a row of windows some of whose channels do not exist.
@@ -239,8 +240,6 @@ FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
 #: Cycles that a cluster needs to add up, and each of its blocks, and bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
-#: Clusters of a size that 132 multiprocessors hold at a time: those of a cluster are neighbours.
-CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 
 
 def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
@@ -307,18 +306,19 @@ def _fresh_bytes(spec: ContractionSpec, parts: Factors) -> int:
     )
 
 
-def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, *, cold: bool = True) -> float:
+def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
 
-    Nor can the whole be faster than memory, where the factors are if ``cold``.  The constants are fits to measurements
-    on an H200.
+    Nor can the whole be faster than memory, where the factors are if ``cold``.  The constants are fits to measurements.
     """
     itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
     tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
     depth = parts.reduction.share * -(-parts.reduction.stages // s.split)
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
     cols = s.cols * spec.products
-    products = s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / RATE[itemsize] / SHARE
+    products = (
+        s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / (target.wgmma * 2 / itemsize) / SHARE
+    )
     if adds_up_stages(spec, operand_types(spec, bool(s.fillers) or s.computes)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
@@ -329,7 +329,7 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, *, cold: bool
         every = (brought(parts.a, s.rows, parts.rows) + cols * rows) * parts.reduction.per_stage
         partial = _windows_past_channels(parts)
         loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
-    together = max(1, CLUSTERS[s.split] * s.blocks // 132)
+    together = max(1, target.clusters_of(s.split) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(loads, _filling(spec, parts, s), refill)
@@ -344,6 +344,6 @@ def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, *, cold: bool
     work = rounds * (mainloop + epilogue)
     if s.turns:  # one consumer's epilogue meanwhile the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_RATE, MEMORY_SHARE * min(tiles, together) * s.split)
+    rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split)
     memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from codegen.arch import Arch
 from codegen.family import Family, Form
 from codegen.lasting import worth_lasting
 from codegen.pointwise import schedule as pointwise_schedule
@@ -23,20 +22,21 @@ from codegen.pointwise import vectors as pointwise_vectors
 from codegen.pointwise.schedule import PointwiseSchedule
 from codegen.pointwise.tiling import TilesSchedule
 from codegen.spec import KernelSource, PointwiseSpec
+from codegen.target import Target
 
 
-def schedules(spec: PointwiseSpec, arch: Arch) -> Iterator[PointwiseSchedule]:
+def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Schedules without tiles, of kernels whose streams are evicted last where that is worth it; best guess first."""
-    worth = worth_lasting(spec.program, spec.shape, arch)
-    for schedule in _every(spec):
+    worth = worth_lasting(spec.program, spec.shape, target)
+    for schedule in _every(spec, target):
         yield replace(schedule, lasting=worth and schedule.form != "unaligned")
 
 
-def _every(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Schedules without tiles, best guess first."""
-    every = pointwise_schedule.schedules(spec)
-    unaligned = pointwise_unaligned.unaligned_schedules(spec)
-    first = pointwise_schedule.best_schedule(spec)
+    every = pointwise_schedule.schedules(spec, target)
+    unaligned = pointwise_unaligned.unaligned_schedules(spec, target)
+    first = pointwise_schedule.best_schedule(spec, target)
     # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
     if pointwise_schedule.narrow(spec, first, 4):
         yield from unaligned
@@ -63,7 +63,7 @@ FAMILY = Family(
     "pointwise",
     PointwiseSpec,
     (
-        Form("tiles", TilesSchedule, lambda spec, _: pointwise_tiling.tiles(spec), render_tiles),
+        Form("tiles", TilesSchedule, pointwise_tiling.tiles, render_tiles),
         Form("vectors", PointwiseSchedule, schedules, render),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from codegen.expr import (
     Anchor,
@@ -122,8 +122,8 @@ class Elements:
 class Body(Elements):
     """Writes a kernel's head, too."""
 
-    def __init__(self, name: str, program: Program, taken: Iterable[str]) -> None:
-        super().__init__(Writer(), program, Names({name, *taken}))
+    def __init__(self, name: str, program: Program) -> None:
+        super().__init__(Writer(), program, Names())
         self.name = name
 
     def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:

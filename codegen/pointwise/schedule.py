@@ -11,10 +11,11 @@ from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.pointwise.tables import ahead, table_bytes
 from codegen.spec import PointwiseSpec
+from codegen.target import PORTABLE, Target
 
 THREADS = 256
-#: Blocks that keep a large GPU busy; smaller problems take shorter unrolling and vectors instead.
-ENOUGH_BLOCKS = 264
+#: Blocks for each multiprocessor that keep a GPU busy; smaller problems take shorter unrolling and vectors instead.
+ENOUGH_BLOCKS = 2
 MAX_VECTOR_BYTES = 64
 #: Bytes that a thread may read of rows that repeat, from the L1 cache, for one that memory delivers or takes.
 REPEATED_BYTES = 2
@@ -97,7 +98,7 @@ def repeats(operand: Operand) -> bool:
     return operand.strides[-1] != 0 and not any(operand.strides[:-1])
 
 
-def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
+def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSchedule:
     """The schedule used when nothing was tuned."""
     shape, program = normalize(spec)
     operands = program.operands
@@ -119,7 +120,7 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
         if by_element and enough and vector * smallest <= 4:  # lanes side by side read whole words of what they share
             break
         vector //= 2
-    # Many threads with one wide access each hide the latency better than fewer with several (measured on an H200).
+    # Many threads with one wide access each hide the latency better than fewer with several.
     wide_access = vector * max(op.dtype.itemsize for op in operands) >= 16
     scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
     unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
@@ -133,7 +134,7 @@ def best_schedule(spec: PointwiseSpec) -> PointwiseSchedule:
         unroll = min(unroll, shape[-2])
     if form == "cycles":
         unroll = max(1, min(unroll, total // cycle(shape, vector)))
-    while unroll > 1 and total < ENOUGH_BLOCKS * THREADS * vector * unroll:
+    while unroll > 1 and total < ENOUGH_BLOCKS * target.sms * THREADS * vector * unroll:
         unroll //= 2
     if form == "cycles" and unroll == 1:
         form = "flat"
@@ -165,9 +166,9 @@ def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:
     return "flat"
 
 
-def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+def schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
     """Schedules worth trying, best guess first."""
-    best = best_schedule(spec)
+    best = best_schedule(spec, target)
     yield best
     shape, program = normalize(spec)
     form = _form(program, shape, best.vector)

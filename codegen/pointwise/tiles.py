@@ -30,28 +30,7 @@ class Renderer:
     def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
         self.t, self.s = tiling, tiling.schedule
         self.program = tiling.program
-        dims = range(len(tiling.shape))
-        taken = {
-            "block",
-            "row",
-            "col",
-            "row0",
-            "col0",
-            "k",
-            "t",
-            "u",
-            "e",
-            "at",
-            "end",
-            "r",
-            "c",
-            "re",
-            "ce",
-            "p",
-            "piece",
-        }
-        taken |= {f"{letter}{d}" for letter in ("i", "r", "c", "re", "ce") for d in dims}
-        self.body = Body(spec.name, self.program, taken)
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         count = len(self.program.loads)
         self.turned_loads = {n: stage for n, stage in tiling.stages.items() if n < count}

@@ -19,6 +19,7 @@ from codegen.iteration import bounds, far, index_type, memory_order, packed, reb
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
 from codegen.spec import PointwiseSpec
+from codegen.target import Target
 
 #: Fewer elements are read in place: tiles would leave most of a GPU idle.
 ENOUGH_ELEMENTS = 2**15
@@ -224,7 +225,7 @@ def row_vector(
     return vector
 
 
-def best_tiles(spec: PointwiseSpec) -> TilesSchedule | None:
+def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
     """The best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
     shape, program, _ = rebase(spec.program, spec.shape, orders[0])
@@ -232,12 +233,12 @@ def best_tiles(spec: PointwiseSpec) -> TilesSchedule | None:
         return None
     # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
     kinds = (False, True) if min(op.dtype.itemsize for op in program.operands) < LEAST else (False,)
-    return _cheapest(spec, kinds)
+    return _cheapest(spec, kinds, target)
 
 
-def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool]) -> TilesSchedule | None:
+def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool], target: Target) -> TilesSchedule | None:
     """The cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
-    found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned)]
+    found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned, target)]
     if not found:
         return None
     _, best = min(found, key=lambda pair: pair[0])
@@ -267,13 +268,13 @@ def _is_possible(tiling: Tiling) -> bool:
     )
 
 
-def tiles(spec: PointwiseSpec) -> Iterator[TilesSchedule]:
+def tiles(spec: PointwiseSpec, target: Target) -> Iterator[TilesSchedule]:
     """Schedules worth trying, best guess first."""
-    best = best_tiles(spec)
+    best = best_tiles(spec, target)
     if best is None:
         return
     yield from _around(spec, best)
-    other = _cheapest(spec, (not best.unaligned,))
+    other = _cheapest(spec, (not best.unaligned,), target)
     if other is not None:
         yield from _around(spec, other)
 
@@ -310,7 +311,9 @@ def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
     return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
 
 
-def _along(spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool) -> Iterator[tuple[float, TilesSchedule]]:
+def _along(
+    spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool, target: Target
+) -> Iterator[tuple[float, TilesSchedule]]:
     """Tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
     shape, program, _ = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
@@ -325,12 +328,12 @@ def _along(spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool) -> Iter
         sizes = [op.dtype.itemsize for op in program.operands]
         if vector == 1 or (vector * min(sizes) <= 16 and vector * max(sizes) <= 32):
             first = TilesSchedule(order, turn, turn, 1, 1, vector, itype, unaligned)
-            tiling = Tiling(spec, _sized(program, shape, first))
+            tiling = Tiling(spec, _sized(program, shape, first, target))
             if not unaligned or _is_possible(tiling):
                 yield _cost(tiling), tiling.schedule
 
 
-def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule) -> TilesSchedule:
+def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, target: Target) -> TilesSchedule:
     """The schedule with its rows and columns."""
     turn, vector = schedule.turn, schedule.vector
     width = prod(shape[turn + 1 :])
@@ -368,7 +371,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule) ->
         return replace(schedule, outer=outer, rows=rows, cols=cols)
 
     made = cut(1 << area.bit_length() - 1)
-    while _blocks(shape, made) < ENOUGH_BLOCKS:
+    while _blocks(shape, made) < ENOUGH_BLOCKS * target.sms:
         area //= 2
         less = cut(1 << area.bit_length() - 1)
         if less.rows * min(sizes) < LINE or (less.cols * min(sizes) < LINE and less.cols < width):

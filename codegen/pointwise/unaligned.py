@@ -16,6 +16,7 @@ from codegen.pointwise import alignment
 from codegen.pointwise.body import Body, plus, vector_type
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
+from codegen.target import PORTABLE, Target
 
 #: Registers of a thread are short beyond these bytes of a vector and its neighbours.
 MOST_BYTES = 32
@@ -23,7 +24,7 @@ MOST_BYTES = 32
 LEAST_VECTORS = 8
 
 
-def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
+def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
     """Schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows or the
     whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as well.
     """
@@ -36,7 +37,8 @@ def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
     vector = 16 // min(sizes)
     while vector * max(sizes) > MOST_BYTES:
         vector //= 2
-    while vector > 1 and (shape[-1] < LEAST_VECTORS * vector or 4 * prod(shape) < ENOUGH_BLOCKS * THREADS * vector):
+    enough = ENOUGH_BLOCKS * target.sms * THREADS
+    while vector > 1 and (shape[-1] < LEAST_VECTORS * vector or 4 * prod(shape) < enough * vector):
         vector //= 2
     if vector == 1 or vector * min(sizes) < alignment.LEAST:
         return
@@ -46,7 +48,7 @@ def unaligned_schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
     ):
         return
     unroll = 1 if vector * max(sizes) >= 16 else 4
-    while unroll > 1 and prod(shape) < ENOUGH_BLOCKS * THREADS * vector * unroll:
+    while unroll > 1 and prod(shape) < enough * vector * unroll:
         unroll //= 2
     best = PointwiseSchedule(vector, unroll, "unaligned", index_type(*bounds(program.operands, shape), *far(program)))
     yield best
@@ -65,8 +67,7 @@ class _Renderer:
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
         self.s = schedule
         self.shape, self.program = normalize(spec)
-        taken = {"v", "first", "row", "skew", "col", "u", "e", *(f"row{d}" for d in range(len(self.shape)))}
-        self.body = Body(spec.name, self.program, taken)
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         self.lead = self.program.stores[0].operand
         self.loads = self.body.varying_loads()

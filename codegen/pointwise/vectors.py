@@ -97,27 +97,7 @@ class _Renderer:
         self.spec, self.schedule = spec, schedule
         self.shape, self.program = normalize(spec)
         self.total = prod(self.shape)
-        taken = {
-            "size",
-            "first",
-            "i",
-            "at",
-            "o",
-            "u",
-            "e",
-            "col",
-            "row",
-            "row0",
-            "outer",
-            "v",
-            "left",
-            "at_left",
-            "last",
-        }
-        dims = range(len(self.shape))
-        self.body = Body(
-            spec.name, self.program, taken | {f"{p}{d}" for p in ("i", "o", "at", "outer", "last") for d in dims}
-        )
+        self.body = Body(spec.name, self.program)
         self.w = self.body.w
         self.kinds = [access(op.strides, self.shape, schedule.vector, op) for op in self.program.loads]
         self.loads = self.body.varying_loads()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from codegen.iteration import linear, unsigned
@@ -21,15 +20,13 @@ UNROLL = 4
 POSITIONS = ("col", "row", "plane")
 _TAPS = ("kx", "ky", "kz")
 _PLACES = ("ix", "iy")
-_TAKEN = """at inner outer p q e inside planes row_inside col_holds row_holds plane_holds in_col in_row in_plane
-    in_col_begin in_row_begin in_plane_begin in_col_end in_row_end in_plane_end"""
 
 
 class Elements:
     """What a kernel reads, and in which order; `codegen.pool` says what becomes of it."""
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, reserved: Sequence[str] = ()) -> None:
-        self.spec, self.s, self.reserved = spec, schedule, reserved
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+        self.spec, self.s = spec, schedule
         #: windows after the last that are folded elsewhere
         self.beyond = 0
         self.space = normalize(spec)
@@ -39,9 +36,7 @@ class Elements:
         self.t = schedule.itype
         #: type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
-        stems = ("outer", "k", "window{}", "in_window{}", "window{}_holds", "in_window{}_begin", "in_window{}_end")
-        taken = [s.format(d) if "{" in s else f"{s}{d}" for s in stems for d in range(self.space.rank)]
-        self.names = Names([spec.name, *reserved, *_TAKEN.split(), *POSITIONS, *_TAPS, *_PLACES, *taken])
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.w = Writer()
         #: constants of elements that are in scope, and how deep

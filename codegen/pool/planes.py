@@ -36,19 +36,17 @@ class PlanesRenderer:
         if count % planes:
             w.line(f"const uint32 planes = blockIdx.x == {blocks - 1} ? {count % planes} : {planes};")
         first, second = in_steps(self.spec, planes)
-        parameters = [*pointers.loads, *pointers.stores]
         folds = [whole.names.unique(store.operand.name) for store in first.program.stores]
         for store, name in zip(first.program.stores, folds):
             operand = store.operand
             w.line(f"__shared__ __align__(16) {operand.dtype.ctype} {name}[{planes * operand.strides[0]}];")
         ragged = count % planes > 0
-        taken = [*parameters, *folds, "planes"]
-        columns = _Step(first, self.s.vector, w, taken, ragged)
+        columns = _Step(first, self.s.vector, w, ragged)
         columns.pointers.loads, columns.pointers.stores = pointers.loads, folds
         columns.store, columns.beyond = "store_shared", 1
         columns.step()
         w.line("__syncthreads();")
-        rows = _Step(second, 1, w, taken, ragged)
+        rows = _Step(second, 1, w, ragged)
         rows.pointers.loads, rows.pointers.stores = [*pointers.loads, *folds], pointers.stores
         rows.holds = False
         rows.step()
@@ -59,8 +57,8 @@ class PlanesRenderer:
 class _Step(PoolRenderer):
     """A step of a block: its threads take all windows in turn."""
 
-    def __init__(self, spec: PoolSpec, vector: int, w: Writer, taken: list[str], ragged: bool) -> None:
-        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))), taken)
+    def __init__(self, spec: PoolSpec, vector: int, w: Writer, ragged: bool) -> None:
+        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))))
         self.w, self.ragged = w, ragged
 
     def step(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -30,8 +29,8 @@ class PoolRenderer(Elements):
     #: whether elements are read before any is used, where they fit
     holds = True
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, reserved: Sequence[str] = ()) -> None:
-        super().__init__(spec, schedule, reserved)
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+        super().__init__(spec, schedule)
         #: how deep what a thread does is
         self.base = 1
         self.emitter = Emitter(self.program, self.names)
@@ -187,7 +186,7 @@ class PoolRenderer(Elements):
 
     def _free(self, reduction: Reduction) -> str:
         """A name for what a window is folded to, which may be that of a tensor."""
-        taken = identifier(reduction.name) in (*self.pointers.loads, *self.pointers.stores, *self.reserved)
+        taken = identifier(reduction.name) in {identifier(operand.name) for operand in self.program.operands}
         return self.names.unique(
             reduction.name, ("_at" if reduction.at is not None else f"_{reduction.combiner.word}") if taken else ""
         )

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.arch import Arch
 from codegen.family import Schedule
 from codegen.pool.space import Space, index_type, normalize, widest, width
 from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
+from codegen.target import Target
 from codegen.windows import Adaptive, Covering
 
 #: Bytes of the elements under a thread's windows that it keeps in registers, so that all of them are in flight at once.
 HELD_BYTES = 256
 #: Bytes of sums and maxima that a thread keeps.
 KEPT_BYTES = 128
-#: Threads that keep every multiprocessor of a large GPU busy.
-ENOUGH_THREADS = 1 << 17
+#: Threads for each multiprocessor that keep all of them busy.
+ENOUGH_THREADS = (1 << 15) / 33
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ def held_from(space: Space, s: PoolSchedule) -> int:
     return first
 
 
-def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
+def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     """Schedules worth trying, best guess first: the fewest elements read for a result, if there are enough threads."""
     space = normalize(spec)
     itype = index_type(space)
     vector = widest(space)
     kinds = [window for _, window in space.windows]
-    planes = planes_of_block(spec, arch)
+    planes = planes_of_block(spec, target)
     if planes:
         yield PoolSchedule(vector_of_columns(spec), itype, planes=planes)
     columns = _patches(space, 1, 16)
@@ -102,7 +102,7 @@ def schedules(spec: PoolSpec, arch: Arch) -> Iterator[PoolSchedule]:
             held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)
             if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or not held):
                 continue
-            found.append((_cost(space, s, first), s))
+            found.append((_cost(space, s, first, target), s))
     found.sort(key=lambda item: item[0])
     for _, s in found[:4]:
         many = down(space, s)
@@ -136,7 +136,7 @@ def down(space: Space, s: PoolSchedule) -> int:
     return 1
 
 
-def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
+def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[float, ...]:
     """What a thread reads for each result, in accesses; more if threads are too few."""
     many = patch(space, s)
     accesses = 0.0
@@ -151,6 +151,6 @@ def _cost(space: Space, s: PoolSchedule, first: int) -> tuple[float, ...]:
     dims = {d: m for (d, _), m in zip(space.windows, many)}
     threads = prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     wasted = prod(-(-space.outer[d] // m) * m / max(space.outer[d], 1) for d, m in dims.items())
-    few = max(1.0, ENOUGH_THREADS / max(threads, 1.0)) if each > 1 else 1.0
+    few = max(1.0, ENOUGH_THREADS * target.sms / max(threads, 1.0)) if each > 1 else 1.0
     waits = 1.5 if first else 1.0  # not all is read before the first is used
     return (accesses / each * wasted * few * waits, each)

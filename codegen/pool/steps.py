@@ -6,10 +6,10 @@ from dataclasses import replace
 from math import prod
 
 from codegen import dtypes
-from codegen.arch import Arch
 from codegen.expr import Load, Operand, Reduced, Store
 from codegen.pool.space import Space, normalize, widest
 from codegen.spec import PoolSpec
+from codegen.target import Target
 from codegen.windows import Adaptive
 
 THREADS = 256
@@ -54,7 +54,7 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
     )
 
 
-def planes_of_block(spec: PoolSpec, arch: Arch) -> int:
+def planes_of_block(spec: PoolSpec, target: Target) -> int:
     """The planes that a block folds in steps; 0 where that is not possible, or no better than each window by itself.
 
     Threads side by side read columns side by side, in vectors; those of windows of different sizes by themselves would
@@ -74,7 +74,7 @@ def planes_of_block(spec: PoolSpec, arch: Arch) -> int:
     planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
     if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:
         return 0
-    return max(1, min(planes, count // (2 * arch.sm_count_hint)))
+    return max(1, min(planes, count // (2 * target.sms)))
 
 
 def vector_of_columns(spec: PoolSpec) -> int:

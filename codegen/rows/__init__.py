@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from codegen.arch import Arch
 from codegen.family import Family, Form
 from codegen.lasting import worth_lasting
 from codegen.rows import schedule as rows_schedule
@@ -25,14 +24,15 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.rows.segments import SegmentRenderer
 from codegen.rows.walk import WalkRenderer
 from codegen.spec import KernelSource, RowsSpec
+from codegen.target import Target
 
 
-def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
+def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     if spec.walk is not None:
-        return rows_walk_schedule.schedules(spec, arch)
-    found = rows_schedule.schedules(spec, arch)
-    if not worth_lasting(spec.program, (*spec.outer, *spec.row), arch):
+        return rows_walk_schedule.schedules(spec, target)
+    found = rows_schedule.schedules(spec, target)
+    if not worth_lasting(spec.program, (*spec.outer, *spec.row), target):
         return found
     return (replace(schedule, lasting=schedule.form != "memory" and not schedule.across) for schedule in found)
 

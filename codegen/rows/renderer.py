@@ -28,7 +28,6 @@ class RowsRenderer(ABC):
 
     dim: int
     #: names of variables, and of those that number positions, whose coordinates have their names and a number
-    taken: tuple[str, ...] = ("row", "col", "lane", "u", "e", "at", "inside", "shared", "reduce", "begin", "end")
     positions: tuple[str, ...] = ("row", "col", "at")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
@@ -38,8 +37,7 @@ class RowsRenderer(ABC):
         across = schedule.across
         self.stages = Stages(self.space) if across else stages_along(self.space, schedule.form, schedule.vector)
         self.count, self.length = prod(self.space.outer), self.space.length
-        dims = range(max(len(self.space.outer), len(self.space.row)))
-        self.names = Names({spec.name, *self.taken, *(f"{p}{d}" for p in self.positions for d in dims)})
+        self.names = Names()
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
         self.w = Writer()

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
 
-from codegen.arch import Arch
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
 from codegen.family import Schedule
@@ -14,6 +13,7 @@ from codegen.iteration import index_type
 from codegen.rows.space import Space, normalize, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
 from codegen.spec import RowsSpec
+from codegen.target import Target
 
 MAX_THREADS = 1024
 #: Elements of a row that one thread keeps in registers at best, each in 32 bits as the compiler may have it: enough
@@ -85,37 +85,37 @@ def reads_across(space: Space) -> bool:
     return beside > along
 
 
-def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
+def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*space.bounds())
     if space.segments is not None:
-        return _in_segments(space, arch, itype)
-    return _across(space, arch, itype) if reads_across(space) else _along(space, arch, itype)
+        return _in_segments(space, target, itype)
+    return _across(space, target, itype) if reads_across(space) else _along(space, target, itype)
 
 
 # ---- along the rows
 
 
-def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     program = space.program
     kept = [program.loads[n] for n in Stages(space).kept()]
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     vectors = max(1, -(-space.length // vector))
     shared = [program.loads[n] for n in stages_along(space, "shared", vector).kept("shared")]
-    clusters = _clusters(arch) if space.chunk is None else [1]
+    clusters = _clusters(target) if space.chunk is None else [1]
     count = prod(space.outer)
     once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]
-    found = list(_in_registers(arch, clusters, vector, vectors, read, once, count)) if space.length else []
+    found = list(_in_registers(target, clusters, vector, vectors, read, once, count)) if space.length else []
     lanes = min(MAX_THREADS, _power(vectors))
     if shared and space.chunk is None and lanes >= 128:
-        found += _in_shared(arch, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
+        found += _in_shared(target, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     # What is looked at once from memory, but more often elsewhere, is neither worth a cluster nor shared memory, given
     # enough rows.
-    one_look = stages_along(space, "memory", vector).loops == 1 < Stages(space).loops and count >= arch.sm_count_hint
+    one_look = stages_along(space, "memory", vector).loops == 1 < Stages(space).loops and count >= target.sms
     elsewhere = bool(promising) and (promising[0].cluster > 1 or promising[0].form == "shared")
     streams = one_look and elsewhere and lanes >= SHARED_THREADS
     if streams:
@@ -129,7 +129,7 @@ def _along(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _in_registers(
-    arch: Arch,
+    target: Target,
     clusters: Sequence[int],
     vector: int,
     vectors: int,
@@ -150,17 +150,19 @@ def _in_registers(
             registers = OTHER_REGISTERS + unroll * vector * words
             nbytes = unroll * vector * itemsize
             schedule = replace(_shaped("registers", vector, lanes, ""), cluster=cluster)
-            if registers > MOST_REGISTERS or registers * schedule.threads > arch.registers_per_sm:
+            if registers > MOST_REGISTERS or registers * schedule.threads > target.arch.registers_per_sm:
                 continue
             if lanes > 1 and lanes * cluster >= 2 * vectors:
                 continue
             if cluster > 1 and (lanes < 128 or nbytes * lanes < LEAST_CLUSTER_BYTES):
                 continue
-            resident = arch.blocks_per_sm(schedule.threads, registers)
+            resident = target.arch.blocks_per_sm(schedule.threads, registers)
             if vectors % lanes and schedule.rows > 1:
                 # Left alone, ptxas may spill the last few words of a short row to fit one more block.
-                schedule = replace(schedule, resident=arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS))
-            bad = _badness(schedule, arch, count, resident, itemsize, schedule.threads * nbytes)
+                schedule = replace(
+                    schedule, resident=target.arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS)
+                )
+            bad = _badness(schedule, target, count, resident, itemsize, schedule.threads * nbytes)
             bad *= 1 + 0.01 * abs(log2(unroll * vector * words / KEPT_WORDS))
             # Loads into registers are asked for by all blocks of a cluster before one goes on.
             bad *= 1.06 if cluster > 1 else 1.0
@@ -169,27 +171,31 @@ def _in_registers(
             # Lanes of a warp that read little side by side share what the memory delivers with other accesses.
             width = min(op.dtype.itemsize for op in read) if read else 4
             bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
-            yield bad * (1 + _alone(arch, schedule, count) * unroll), schedule
+            yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
 
 
 def _in_shared(
-    arch: Arch, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
+    target: Target, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
 ) -> Iterator[tuple[float, RowsSchedule]]:
     """Rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
     itemsize = sum(op.dtype.itemsize for op in kept)
-    for most in (arch.shared_bytes_per_sm // 4, arch.shared_bytes_per_sm // 2 - 1024, arch.shared_bytes_per_block):
-        cluster = next((c for c in _clusters(arch) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
+    for most in (
+        target.arch.shared_bytes_per_sm // 4,
+        target.arch.shared_bytes_per_sm // 2 - 1024,
+        target.arch.shared_bytes_per_block,
+    ):
+        cluster = next((c for c in _clusters(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
         if cluster is not None:
             schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
             nbytes = -(-itemsize * length // cluster)
-            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
-            bad = _badness(schedule, arch, count, resident, itemsize, nbytes)
-            bad *= 1 + _alone(arch, schedule, count) * -(-length // (vector * lanes * cluster))
+            resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, target, count, resident, itemsize, nbytes)
+            bad *= 1 + _alone(target, schedule, count) * -(-length // (vector * lanes * cluster))
             # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
             yield (1.08 if resident == 1 else 1.03) * bad, schedule
 
 
-def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     """Rows whose segments are reduced by a warp each."""
     assert space.segments is not None
     lead = len(space.row) - space.segments.dims
@@ -200,17 +206,17 @@ def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]
     count = prod(space.outer)
     found = []
     for lanes in (512, 256, 128, 64, 1024):
-        for cluster in _clusters(arch):
+        for cluster in _clusters(target):
             warps = lanes // 32
             if warps * cluster >= 2 * segments and lanes * cluster > 64:
                 continue
             own = segments_of_block(segments, lanes, cluster)
             nbytes = own * size * itemsize
             schedule = RowsSchedule("shared", vector, lanes, 1, itype, cluster=cluster)
-            if not kept or nbytes > arch.shared_bytes_per_block - EXCHANGE_BYTES:
+            if not kept or nbytes > target.arch.shared_bytes_per_block - EXCHANGE_BYTES:
                 continue
-            resident = max(1, arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
-            bad = _badness(schedule, arch, count, resident, itemsize, nbytes) * own * cluster / segments
+            resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
+            bad = _badness(schedule, target, count, resident, itemsize, nbytes) * own * cluster / segments
             found.append((bad * (1 + 0.1 * max(0.0, log2(512 / (lanes * resident)))), schedule))
     found.sort(key=lambda f: f[0])
     yield from [schedule for bad, schedule in found if bad < found[0][0] * PROMISING][:MOST_TRIED]
@@ -218,13 +224,13 @@ def _in_segments(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]
     yield RowsSchedule("memory", vector, lanes, 1, itype)
 
 
-def _alone(arch: Arch, schedule: RowsSchedule, count: int) -> float:
+def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
     """What each access of a thread adds to a kernel where no other row hides how long one takes."""
-    return 0.015 if count <= schedule.rows * arch.sm_count_hint else 0.0
+    return 0.015 if count <= schedule.rows * target.sms else 0.0
 
 
-def _badness(schedule: RowsSchedule, arch: Arch, count: int, resident: int, itemsize: int, nbytes: int) -> float:
-    """A guess at how much longer than a copy a schedule takes, fitted to an H200.
+def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:
+    """A guess at how much longer than a copy a schedule takes, fitted to measurements.
 
     count     rows in all.
     resident  blocks that an SM has room for.
@@ -236,7 +242,7 @@ def _badness(schedule: RowsSchedule, arch: Arch, count: int, resident: int, item
     a cluster exchange takes longer the more they are, and a cluster begins and ends as one.
     """
     blocks = -(-count // schedule.rows) * schedule.cluster
-    share = max(1.0, nbytes * blocks / arch.sm_count_hint)  # of an SM, if all had as much to do
+    share = max(1.0, nbytes * blocks / target.sms)  # of an SM, if all had as much to do
     idle = (BEGINNING_BYTES + nbytes) / (BEGINNING_BYTES + min(nbytes, share))
     few = 1 + 0.4 / itemsize / resident**2
     starved = 1 + max(0.0, 1 - resident * nbytes / min(FLIGHT_BYTES, share)) * 0.5
@@ -245,11 +251,11 @@ def _badness(schedule: RowsSchedule, arch: Arch, count: int, resident: int, item
     return idle * few * starved * exchange * together
 
 
-def _clusters(arch: Arch) -> list[int]:
+def _clusters(target: Target) -> list[int]:
     """Numbers of blocks that may share a row."""
-    if not arch.has_clusters:
+    if not target.arch.has_clusters:
         return [1]
-    return [1, 2, 4, 8, 16] if arch.major in (9, 10) else [1, 2, 4, 8]
+    return [1, 2, 4, 8, 16] if target.arch.major in (9, 10) else [1, 2, 4, 8]
 
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
@@ -260,7 +266,7 @@ def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
 # ---- across the rows
 
 
-def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
+def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     program, outer = space.program, space.outer
     vector = min(MOST_ROWS, widest(space, len(outer) - 1))
     itemsize = max(op.dtype.itemsize for op in program.operands if space.varies(op))
@@ -268,7 +274,7 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept(early=True)) * vector
     count = prod(outer)
     sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
-    enough = 2 * arch.sm_count_hint
+    enough = 2 * target.sms
     # Left alone, ptxas may spill a few words of a loop that stores, or adds up several things, to fit one more block.
     writes = any(space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
     #: registers of a thread that reads again: a word for each of its columns of every operand and sum
@@ -286,7 +292,7 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
     order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
     for side in order[:3]:
         # An SM with one block to work on needs a large one, and has all registers for it.
-        few = blocks(side) < 1.5 * arch.sm_count_hint
+        few = blocks(side) < 1.5 * target.sms
         bounded = writes or words > 0 or few
         memory: list[RowsSchedule] = []
         # Parts that are looked at twice had better be those of small blocks, which do not wait for each other.
@@ -300,11 +306,11 @@ def _across(space: Space, arch: Arch, itype: str) -> Iterator[RowsSchedule]:
                 continue
             unroll = -(-space.length // lanes)
             registers = 2 * OTHER_REGISTERS + unroll * words
-            if unroll and words and registers <= min(MOST_REGISTERS, arch.registers_per_sm // (lanes * side)):
+            if unroll and words and registers <= min(MOST_REGISTERS, target.arch.registers_per_sm // (lanes * side)):
                 yield RowsSchedule("registers", vector, lanes, side * vector, itype, across=True)
-            if again * lanes * side > arch.registers_per_sm and threads != 256:
+            if again * lanes * side > target.arch.registers_per_sm and threads != 256:
                 continue
-            resident = arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
+            resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
             memory.append(RowsSchedule("memory", vector, lanes, side * vector, itype, across=True, resident=resident))
         if bounded and not few:  # as many threads as possible read again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)

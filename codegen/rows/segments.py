@@ -18,7 +18,6 @@ from codegen.spec import RowsSpec
 class SegmentRenderer(AlongRenderer):
     """Kernels whose warps each read segments of a row."""
 
-    taken = (*AlongRenderer.taken, "segment", "place")
     positions = (*AlongRenderer.positions, "segment")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:

@@ -30,7 +30,6 @@ _POSITIONS = ("first", "fetched", "after")
 class WalkRenderer(AlongRenderer):
     """Kernels whose blocks walk many rows and combine their columns."""
 
-    taken = (*AlongRenderer.taken, "begin", "count", "part", "step", "steps", "sub", "turn", "into", *_POSITIONS)
     positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log2, prod
 
-from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD, Arch
+from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD
 from codegen.dtypes import SIZE_OF
 from codegen.iteration import index_type
 from codegen.rows.schedule import MAX_THREADS, MOST_TRIED, RowsSchedule
 from codegen.rows.space import Space, normalize, repeated, streamed, widest
 from codegen.rows.stages import Stages
 from codegen.spec import RowsSpec
+from codegen.target import Target
 
 #: Registers that a thread needs beside what it keeps; the most elements of a row that it should have, and the most
 #: words of columns' reductions.  As many elements as are best: fewer leave barriers with little to hide behind.
@@ -27,14 +28,14 @@ MOST_BARRIERS = 8
 MOST_STAGES = 16
 
 
-def schedules(spec: RowsSpec, arch: Arch) -> Iterator[RowsSchedule]:
+def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
     """Schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*space.bounds())
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     while vector > 1 and not _aligned(space, vector):
         vector //= 2
-    found = sorted(_every(space, arch, vector, itype), key=lambda f: f[0])
+    found = sorted(_every(space, target, vector, itype), key=lambda f: f[0])
     yield from [schedule for _, schedule in found][:MOST_TRIED]
 
 
@@ -50,14 +51,14 @@ def sum_words(space: Space) -> int:
     return sum((SIZE_OF[space.program.reductions[k].ctype] + 3) // 4 for k in set(space.sums.values()))
 
 
-def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[float, RowsSchedule]]:
+def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tuple[float, RowsSchedule]]:
     """(how bad they are thought to be, schedule)"""
     program, walk = space.program, space.walk
     assert walk is not None
     vectors = max(1, -(-space.length // vector))
     walked = max(1, prod(space.outer[len(space.outer) - walk.dims :]))
     blocks = prod(space.outer) // walked * -(-walked // walk.chunk)
-    wanted = max(1, -(-blocks // arch.sm_count_hint))  # blocks of an SM
+    wanted = max(1, -(-blocks // target.sms))  # blocks of an SM
     fetched = [program.loads[n].dtype.itemsize for n in streamed(space)]
     kept = [n for n in Stages(space).kept() if n in streamed(space)]
     read, same = (
@@ -87,12 +88,12 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
             for form, ring in (("registers", True), ("shared", True), ("registers", False), ("memory", False)):
                 # A row that is read from memory is in registers for a while, whether it stays there or not.
                 own = registers + (unroll * read // 4 if form != "shared" else 0)
-                fit = arch.registers_per_sm // threads // max(8, -(-own // 8) * 8)
-                resident = max(1, min(wanted, fit, arch.max_threads_per_sm // threads))
+                fit = target.arch.registers_per_sm // threads // max(8, -(-own // 8) * 8)
+                resident = max(1, min(wanted, fit, target.arch.max_threads_per_sm // threads))
                 stages, flight = 1, threads * unroll * vector * sum(fetched)
                 if ring:
                     nbytes = max(1, rows * space.length * sum(fetched))
-                    room = min(arch.shared_bytes_per_block, arch.shared_bytes_per_sm // resident - 1024)
+                    room = min(target.arch.shared_bytes_per_block, target.arch.shared_bytes_per_sm // resident - 1024)
                     room -= static + 1024
                     ahead = max(1, BEST_FLIGHT_BYTES // (resident * nbytes))
                     stages = min(1 + ahead, MOST_STAGES, 1 + steps, room // nbytes)
@@ -101,7 +102,7 @@ def _every(space: Space, arch: Arch, vector: int, itype: str) -> Iterator[tuple[
                     flight = (stages - 1) * nbytes
                 if form == "registers" and not kept:
                     continue
-                limit = min(MAX_REGISTERS_PER_THREAD, arch.registers_per_sm // (threads * resident))
+                limit = min(MAX_REGISTERS_PER_THREAD, target.arch.registers_per_sm // (threads * resident))
                 busy = log2(threads * resident / BUSY_THREADS)
                 bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
                 step_bytes = max(1, threads * resident * unroll * vector * sum(fetched))

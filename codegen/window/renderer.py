@@ -14,11 +14,6 @@ from codegen.window.schedule import WindowSchedule
 from codegen.window.spec import WindowSpec
 
 #: C names that the kernels use themselves.
-_TAKEN = """
-block image group plane plane0 channel0 depth row0 col0 row col t tx ty tz tile weights column under sum vec value strip
-line lane inside at z ic iz iy ix kr ks p q f e in_d in_h in_w ring shared put first step steps slot fetch k ahead
-weights corner
-"""
 
 
 class Renderer(ABC):
@@ -33,7 +28,7 @@ class Renderer(ABC):
         #: type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
         self.threads, self.patch_rows = schedule.threads, schedule.rows
-        self.names = Names([spec.name, *_TAKEN.split()])
+        self.names = Names()
         self.x = self.names.unique(spec.x.name)
         self.weights = self.names.unique(spec.w.name)
         space = (spec.images, spec.groups, spec.filters, *spec.out)

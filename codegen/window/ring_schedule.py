@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from codegen.arch import Arch
 from codegen.family import Schedule
+from codegen.target import Target
 from codegen.window.spec import WindowSpec
 
 #: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
@@ -20,9 +20,9 @@ MAX_THREADS = 512
 MIN_THREADS = 64
 #: Bytes of neighbouring channels that a block reads of every pixel: whole lines of memory where there are so many.
 RUNS = (64, 128, 256)
-#: What a multiprocessor of a recent GPU gets from device memory, and from the L2 cache, in bytes a cycle, when all
-#: ask, and cycles until a byte arrives then.
-MEMORY_RATE, CACHE_RATE, LATENCY = 16.0, 28.0, 1100.0
+#: What the multiprocessors get of the rate of device memory when all ask; bytes that one then gets from the L2 cache in
+#: a cycle, and cycles until one arrives.
+MEMORY_SHARE, CACHE_RATE, LATENCY = 0.7722, 28.0, 1100.0
 START = 3000.0  # cycles before the first rows are there and after the last ones are, when nothing overlaps
 #: Share of the time that a warp of this code cannot issue; share of the issue slots that are filled at best.
 STALLED, ISSUED = 0.75, 0.85
@@ -92,16 +92,16 @@ def ring_copy(spec: WindowSpec) -> int:
     return 0
 
 
-def ring_schedules(spec: WindowSpec, arch: Arch, itype: str) -> list[RingSchedule]:
+def ring_schedules(spec: WindowSpec, target: Target, itype: str) -> list[RingSchedule]:
     """Schedules of depthwise convolutions with contiguous channels, best first; none where there is no kernel."""
     flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
-    if not (arch.has_cp_async and flat and ring_copy(spec)):
+    if not (target.arch.has_cp_async and flat and ring_copy(spec)):
         return []
-    every = {s: ring_cycles(spec, s, arch) for s in _candidates(spec, arch, itype)}
+    every = {s: ring_cycles(spec, s, target) for s in _candidates(spec, target, itype)}
     return sorted(every, key=lambda s: every[s])
 
 
-def _candidates(spec: WindowSpec, arch: Arch, itype: str) -> Iterator[RingSchedule]:
+def _candidates(spec: WindowSpec, target: Target, itype: str) -> Iterator[RingSchedule]:
     size, (_, height, width), taps = spec.x.dtype.itemsize, spec.out, prod(spec.taps)
     words = max(1, _word(spec) // 4)
     widest = ring_copy(spec)
@@ -124,9 +124,9 @@ def _candidates(spec: WindowSpec, arch: Arch, itype: str) -> Iterator[RingSchedu
                 steps = -(-height // (rows * pieces))
                 for ahead in (2, 4) if steps > 2 else (1,):
                     s = RingSchedule(rows, cols, across, lanes, vector, steps, ahead, copy, itype)
-                    if ring_bytes(spec, s) <= arch.shared_bytes_per_block:
+                    if ring_bytes(spec, s) <= target.arch.shared_bytes_per_block:
                         yield s
-                if strips * pieces >= ENOUGH_BLOCKS * arch.sm_count_hint:
+                if strips * pieces >= ENOUGH_BLOCKS * target.sms:
                     break
 
 
@@ -138,15 +138,15 @@ def ring_registers(spec: WindowSpec, s: RingSchedule) -> int:
     return 36 + more + words * s.vector * (prod(spec.taps) + s.rows * under_way)
 
 
-def ring_cycles(spec: WindowSpec, s: RingSchedule, arch: Arch) -> float:
+def ring_cycles(spec: WindowSpec, s: RingSchedule, target: Target) -> float:
     """Cycles that a kernel is thought to take: the slowest of instructions, device memory, cache, bytes in flight and
     shared memory, a little more where several are as slow, and what does not overlap.
     """
-    size, sms = spec.x.dtype.itemsize, arch.sm_count_hint
+    size, sms = spec.x.dtype.itemsize, target.sms
     strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
     pieces = -(-spec.out[1] // s.block_rows)
     blocks = strips * pieces
-    resident = arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_bytes(spec, s))
+    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_bytes(spec, s))
     if not resident:
         return float("inf")
     waves = -(-blocks // (sms * resident))
@@ -165,7 +165,7 @@ def ring_cycles(spec: WindowSpec, s: RingSchedule, arch: Arch) -> float:
     beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
     outputs = blocks_each * s.block_rows * s.out_cols * s.channels
     once = spec.images * spec.groups * prod(spec.sizes) * size / sms
-    memory = (once + outputs * (written + beside)) / MEMORY_RATE
+    memory = (once + outputs * (written + beside)) / (MEMORY_SHARE * target.bytes_per_cycle / sms)
     cache = (read + outputs * (written + beside)) / CACHE_RATE
     flying = active * s.ahead * s.rows * spec.stride[1] * row_bytes
     latency = read * LATENCY / flying

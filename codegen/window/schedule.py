@@ -8,9 +8,9 @@ from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
-from codegen.arch import Arch
 from codegen.family import Schedule
 from codegen.iteration import extent, index_type
+from codegen.target import PORTABLE, Target
 from codegen.window.ring_schedule import RingSchedule, ring_schedules
 from codegen.window.spec import WindowSpec
 
@@ -20,8 +20,8 @@ PATCH_COLUMNS = 4
 #: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
 LINE_BYTES = 256
 COLUMN_BYTES = 512
-#: Blocks, and threads of each, that keep a large GPU busy.
-ENOUGH_BLOCKS = 264
+#: Blocks for each multiprocessor, and threads of each, that keep all of them busy.
+ENOUGH_BLOCKS = 2
 ENOUGH_THREADS = 128
 #: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
 #: sums up.
@@ -136,9 +136,9 @@ def channels_last(spec: WindowSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def strips(spec: WindowSpec, arch: Arch) -> Iterator[StripsSchedule]:
+def strips(spec: WindowSpec, target: Target) -> Iterator[StripsSchedule]:
     """Strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
-    best = strips_schedule(spec)
+    best = strips_schedule(spec, target)
     if best is not None:
         yield best
         for rows in STRIP_CANDIDATES:
@@ -146,36 +146,36 @@ def strips(spec: WindowSpec, arch: Arch) -> Iterator[StripsSchedule]:
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
 
 
-def rings(spec: WindowSpec, arch: Arch) -> list[RingSchedule]:
+def rings(spec: WindowSpec, target: Target) -> list[RingSchedule]:
     """Rings worth trying, best guess first: of those that differ in little, one."""
     kinds: dict[tuple[int, ...], RingSchedule] = {}
-    for ring in ring_schedules(spec, arch, _itype(spec)) if channels_last(spec) else ():
+    for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
     return [*kinds.values()][:CANDIDATES]
 
 
-def planes(spec: WindowSpec, arch: Arch) -> list[PlanesSchedule]:
+def planes(spec: WindowSpec, target: Target) -> list[PlanesSchedule]:
     """Halo tiles of planes worth trying, best guess first."""
-    return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec))
+    return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec), target)
 
 
-def channels(spec: WindowSpec, arch: Arch) -> list[ChannelsSchedule]:
+def channels(spec: WindowSpec, target: Target) -> list[ChannelsSchedule]:
     """Halo tiles of channels worth trying, best guess first."""
-    return _by_cost(spec, _channels_schedules(spec)) if channels_last(spec) else []
+    return _by_cost(spec, _channels_schedules(spec), target) if channels_last(spec) else []
 
 
-def best_tiled_schedule(spec: WindowSpec) -> TiledSchedule:
+def best_tiled_schedule(spec: WindowSpec, target: Target = PORTABLE) -> TiledSchedule:
     """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
     if channels_last(spec):
-        return _by_cost(spec, _channels_schedules(spec))[0]
-    return _by_cost(spec, _planes_schedules(spec))[0]
+        return _by_cost(spec, _channels_schedules(spec), target)[0]
+    return _by_cost(spec, _planes_schedules(spec), target)[0]
 
 
-def _by_cost(spec: WindowSpec, candidates: Iterable[Tiled]) -> list[Tiled]:
+def _by_cost(spec: WindowSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
     """The schedules that cost least, of those whose halo tile fits; if none fits, the smallest."""
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
-    return sorted(fitting, key=lambda s: _cost(spec, s))[:CANDIDATES] or [
+    return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
         min(every, key=lambda s: shared_bytes(spec, s))
     ]
 
@@ -187,7 +187,7 @@ def halo(spec: WindowSpec) -> tuple[int, int]:
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
-def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
+def strips_schedule(spec: WindowSpec, target: Target = PORTABLE) -> StripsSchedule | None:
     """The largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
     time.
     """
@@ -203,7 +203,7 @@ def strips_schedule(spec: WindowSpec) -> StripsSchedule | None:
         return None
     for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
-        busy = rows == 1 or threads >= ENOUGH_BLOCKS * ENOUGH_THREADS
+        busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
             return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
     return None
@@ -240,7 +240,7 @@ def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
-def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
+def _cost(spec: WindowSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
     """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
 
     A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
@@ -266,7 +266,7 @@ def _cost(spec: WindowSpec, s: TiledSchedule) -> tuple[float, int]:
         reads = (line_reads(spec, s) or s.cols * spec.taps[2] * PATCH_COLUMNS) / PATCH_COLUMNS
         each = lines * reads + spec.in_channels * taps * spec.filters * s.rows * (1 + s.cols) + 6 * outputs
     idle = max(1.0, ENOUGH_THREADS / s.threads)
-    return max(1.0, blocks / ENOUGH_BLOCKS) * (staged + s.threads * each) * idle, -s.threads
+    return max(1.0, blocks / (ENOUGH_BLOCKS * target.sms)) * (staged + s.threads * each) * idle, -s.threads
 
 
 def _sectors(run: int) -> int:

@@ -80,11 +80,11 @@ def _common(
 @guarded
 def compile_command(
     file: File,
-    arch: Annotated[
+    target: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ARCH[,ARCH...]",
-            help="Target such as sm_90a; may be repeated. Default: the GPU's, sm_90a without a GPU.",
+            metavar="TARGET[,TARGET...]",
+            help="Such as h200 or sm_90a; may be repeated. Default: the GPU's, sm_90a without a GPU.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def compile_command(
     return compile_file(
         file,
         engine.value,
-        arch or [],
+        target or [],
         out=out,
         strict=strict,
         fusion=not no_fusion,
@@ -161,9 +161,9 @@ def explain_command(
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
-    arch: Annotated[
+    target: Annotated[
         str | None,
-        typer.Option(metavar="ARCH", help="Target. Default: the GPU's, sm_90a without a GPU.", show_default=False),
+        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
     ] = None,
 ) -> int:
     """Show what is fused, what is not, and why; and which schedules the kernels have."""
@@ -176,7 +176,7 @@ def explain_command(
         dump=dump,
         strict=strict,
         fusion=not no_fusion,
-        arch=arch,
+        target=target,
         as_json=as_json,
     )
 

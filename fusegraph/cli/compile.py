@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import fusegraph
-from codegen import PORTABLE, target
+from codegen.target import PORTABLE, Target
 from fusegraph.cli.console import check_autotune, note, print_json, print_table, progress, say
-from fusegraph.engines.cuda import DEFAULT_ARCH, CudaExecutable
+from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.engines.environment import check_environment
-from fusegraph.errors import CompileError, FusegraphError, GraphError
+from fusegraph.errors import FusegraphError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
@@ -25,6 +24,7 @@ from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.targets import DEFAULT, named
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (
@@ -55,7 +55,7 @@ class _Job:
 
     graph: Graph
     engine: str
-    arch: str | None
+    target: str | None
     folder: Path
     strict: bool
     fusion: bool
@@ -63,13 +63,17 @@ class _Job:
 
     @property
     def title(self) -> str:
-        return f"{self.graph.name} for {self.arch or self.engine}"
+        return f"{self.graph.name} for {self.target or self.engine}"
+
+    @property
+    def planned(self) -> Target:
+        return named(self.target) if self.target else PORTABLE
 
 
 def compile_file(
     file: str,
     engine: str,
-    archs: Sequence[str],
+    targets: Sequence[str],
     *,
     out: str,
     strict: bool,
@@ -84,19 +88,19 @@ def compile_file(
     host's compiler: ``compile_ms`` is that run's for each of them, registers and spills are None.  Engine reference has
     no kernels.
     """
-    if engine != "cuda" and archs:
-        raise FusegraphError(f"--arch {archs[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
+    if engine != "cuda" and targets:
+        raise FusegraphError(f"--target {targets[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
     check_autotune(engine, autotune)
     check_environment()
     graphs = load_graphs(file)
-    targets: list[str | None] = list(_archs(archs)) if engine == "cuda" else [None]
+    chosen: list[str | None] = list(_targets(targets)) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))
     names = artifacts.UniqueNames()
     jobs = []
     for graph in graphs:
-        for arch in targets:
-            name = graph.name if len(targets) == 1 else f"{artifacts.safe_name(graph.name)}-{arch}"
-            jobs.append(_Job(graph, engine, arch, folder / names.unique(name), strict, fusion, autotune))
+        for target in chosen:
+            name = graph.name if len(chosen) == 1 else f"{artifacts.safe_name(graph.name)}-{target}"
+            jobs.append(_Job(graph, engine, target, folder / names.unique(name), strict, fusion, autotune))
     for job in jobs:
         artifacts.check_replaceable(job.folder)
     entries = []
@@ -115,21 +119,20 @@ def compile_file(
     return 0
 
 
-def _archs(given: Sequence[str]) -> list[str]:
-    """The architectures meant by ``--arch``, each once; the GPU's or the default one if there is none.
+def _targets(given: Sequence[str]) -> list[str]:
+    """The targets meant by ``--target``, each once; the GPU's or the default one if there is none.
 
-    Raises CompileError for one that NVRTC does not know.
+    Raises CompileError for one that is none, or that NVRTC does not know.
     """
-    archs = list(dict.fromkeys(part.strip() for text in given for part in text.split(",")))
-    for arch in archs:
-        if not re.fullmatch(r"sm_\d+[a-z]?", arch):
-            raise CompileError(f"{arch!r} is no architecture; give one such as {DEFAULT_ARCH} or sm_120")
-        nvrtc.compile_kernels([], arch)
-    if not archs and driver.available():
+    targets = list(dict.fromkeys(part.strip() for text in given for part in text.split(",")))
+    for target in targets:
+        nvrtc.compile_kernels([], named(target).arch.name)
+    if targets:
+        return targets
+    if driver.available():
         return [driver.properties(0).arch]
-    if not archs:
-        note(f"no GPU here: compiling for {DEFAULT_ARCH} (another: --arch)")
-    return archs or [DEFAULT_ARCH]
+    note(f"no GPU here: compiling for {DEFAULT} (another: --target)")
+    return [DEFAULT]
 
 
 # --- engines
@@ -139,7 +142,7 @@ def _compile_cuda(job: _Job, step: Step) -> dict[str, Any]:
     executable = fusegraph.compile(
         job.graph,
         "cuda",
-        arch=job.arch,
+        target=job.target,
         strict=job.strict,
         fusion=job.fusion,
         autotune=job.autotune,
@@ -201,7 +204,7 @@ _MAKERS = {"cuda": _compile_cuda, "cpu": _compile_cpu, "reference": _compile_ref
 def _write(
     job: _Job, plan: Plan, built: Sequence[Mapping[str, Any]], cubins: Mapping[str, bytes], versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    facts = describe(plan, target(job.arch) if job.arch else PORTABLE)
+    facts = describe(plan, job.planned)
     for kernel, its_facts, more in zip(plan.kernels, facts["kernels"], built):
         its_facts.update(source=_source_name(kernel), **more)
     return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.kernels]), **cubins}, versions)
@@ -213,7 +216,7 @@ def _finish(
     manifest = {
         **facts,
         "engine": job.engine,
-        "arch": job.arch,
+        "arch": job.planned.arch.name if job.target else None,
         "options": {"strict": job.strict, "fusion": job.fusion},
         "versions": {"fusegraph": fusegraph.__version__, "python": platform.python_version(), **versions},
     }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from codegen import target
 from fusegraph.cli.console import columns, print_json, say
 from fusegraph.engines.autotune import choosers
-from fusegraph.engines.cuda import DEFAULT_ARCH, nvrtc_options
+from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
@@ -17,8 +16,8 @@ from fusegraph.plan import Plan, plan
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
-from fusegraph.runtime import driver
 from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.targets import named, present
 
 
 def explain_file(
@@ -29,7 +28,7 @@ def explain_file(
     dump: str | None = None,
     strict: bool,
     fusion: bool,
-    arch: str | None = None,
+    target: str | None = None,
     as_json: bool,
 ) -> int:
     """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead, with
@@ -40,10 +39,8 @@ def explain_file(
     FileError if no graph has such a kernel.
     """
     check_environment()
-    if arch is None:
-        arch = driver.properties(0).arch if driver.available() else DEFAULT_ARCH
-    options = Options(strict=strict)
-    choose, _ = choosers(arch, 0, None, default_cache(), nvrtc_options(options))
+    options = Options(strict=strict, target=present() if target is None else named(target))
+    choose, _ = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
     plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
     if dump is not None:
         _dump(plans, dump)
@@ -74,7 +71,7 @@ def explain_file(
         else:
             say("\n".join(steps_text(name, found, columns()) for name, found in steps.items()).rstrip("\n"))
         return 0
-    facts = [describe(p, target(arch)) for p in plans]
+    facts = [describe(p, options.target) for p in plans]
     if as_json:
         print_json({"graphs": facts})
     else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from codegen.target import PORTABLE
 from fusegraph.engines.base import Executable
 from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
 
 ENGINES = ("cuda", "cpu", "cudnn", "reference")
@@ -29,7 +31,7 @@ def compile(
     *,
     strict: bool = False,
     fusion: bool = True,
-    arch: str | None = None,
+    target: str | None = None,
     device: int = 0,
     workspace_limit: int | None = None,
     cache: DiskCache | None = None,
@@ -44,8 +46,9 @@ def compile(
                      "reference" (NumPy in float64); default: cuda if there is a GPU, else cpu.
     strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
     fusion           False makes every node a kernel of its own.
-    arch             architecture such as "sm_90a".  cuda: the target, by default the device's.  cpu: that whose kernels
-                     are run, tensor cores, copy engine and all; default: sm_80, whose kernels run everywhere.
+    target           machine such as "h200" (`codegen.target.TARGETS`), or an architecture such as "sm_90a".  cuda: what
+                     is planned and compiled for, by default the device.  cpu: that whose kernels are run, tensor cores,
+                     copy engine and all; default: kernels that run everywhere.
     device           cuda: CUDA ordinal.
     workspace_limit  bytes; a graph that needs more raises WorkspaceError.
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
@@ -55,7 +58,7 @@ def compile(
                      uses what was remembered; False leaves it to the cost model.  cudnn: True times all its plans and
                      keeps the fastest.
 
-    Raises GraphError, ArgumentError (an option that is none), WorkspaceError, CompileError (also for an arch that is
+    Raises GraphError, ArgumentError (an option that is none), WorkspaceError, CompileError (also for a target that is
     none), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver); and for environment variables with
     values that they cannot have.
     """
@@ -66,12 +69,12 @@ def compile(
     strict, fusion, partition = (
         _option(name, flag, value) for name, value in (("strict", strict), ("fusion", fusion), ("partition", partition))
     )
-    engine, arch = _option("engine", optional(word), engine), _option("arch", optional(word), arch)
+    engine, target = _option("engine", optional(word), engine), _option("target", optional(word), target)
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
     jobs = _option("jobs", optional(_at_least(1)), jobs)
     check_environment()
-    options = Options(strict=strict)
+    options = Options(strict=strict, target=PORTABLE if target is None else named(target))
     engine = default_engine() if engine is None else engine
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
@@ -80,7 +83,7 @@ def compile(
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache, arch=arch)
+        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
@@ -101,7 +104,6 @@ def compile(
             fusion=fusion,
             workspace_limit=workspace_limit,
             cache=cache,
-            arch=arch,
             device=device,
             jobs=jobs,
             progress=progress,

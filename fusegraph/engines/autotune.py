@@ -22,11 +22,12 @@ from statistics import median
 from typing import Protocol
 
 import codegen
-from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules, target
+from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules
 from codegen.anonymous import anonymous
 from codegen.spec import KernelSource
+from codegen.target import Target
 from fusegraph.engines.scratch import random_array
-from fusegraph.errors import CompileError, DeviceError, FusegraphError, shown
+from fusegraph.errors import DeviceError, FusegraphError, shown
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
 from fusegraph.plan import Choice, Chooser, by_cost_model
@@ -93,33 +94,29 @@ def wanted(autotune: bool | None) -> bool | None:
 
 
 def choosers(
-    arch: str,
+    target: Target,
     device: int,
     autotune: bool | None,
     cache: DiskCache,
     options: Sequence[str] = (),
     jobs: int | None = None,
 ) -> tuple[Chooser, Chooser]:
-    """Who chooses the schedules of a build for ``arch`` on a device, and of kernels built later, while calls wait.
+    """Who chooses the schedules of a build for a target on a device, and of kernels built later, while calls wait.
 
     ``autotune`` as for `fusegraph.compile`, ``options`` are NVRTC's.  Raises DeviceError if candidates are to be timed
-    and there is no such GPU, CompileError for text that names no architecture.
+    and there is no such GPU.
     """
-    try:
-        hardware = target(arch)
-    except ValueError as error:
-        raise CompileError(str(error)) from None
     autotune = wanted(autotune)
     if autotune is False or not driver.available():
         if autotune:
             raise DeviceError(f"autotune=True times kernels on a GPU, and there is none: {driver.unavailable_reason()}")
-        chooser = by_cost_model(hardware)
+        chooser = by_cost_model(target)
         return chooser, chooser
     properties = driver.properties(device)
-    tuner = Tuner(arch, properties.name, cache, options=options, device=device, jobs=jobs)
-    if autotune and hardware.compute_capability != properties.compute_capability:
+    tuner = Tuner(target, properties.name, cache, options=options, device=device, jobs=jobs)
+    if autotune and target.arch.compute_capability != properties.compute_capability:
         raise DeviceError(
-            f"autotune=True cannot time kernels for {arch} on {properties.name}, which is {properties.arch}"
+            f"autotune=True cannot time kernels for {target.arch} on {properties.name}, which is {properties.arch}"
         )
     return (tuner.tune if autotune else tuner.remember), tuner.remember
 
@@ -127,13 +124,13 @@ def choosers(
 class Tuner:
     """Chooses the schedules of kernels for one device.
 
-    ``device_name`` and ``arch`` ("sm_90a") say what was or is measured; ``options`` are NVRTC's.  ``stopwatch`` makes
+    ``target`` and ``device_name`` say what was or is measured; ``options`` are NVRTC's.  ``stopwatch`` makes
     the stopwatch of a kernel that reads and writes these tensors (default: on the device of that ordinal).
     """
 
     def __init__(
         self,
-        arch: str,
+        target: Target,
         device_name: str,
         cache: DiskCache,
         *,
@@ -142,8 +139,8 @@ class Tuner:
         device: int = 0,
         jobs: int | None = None,
     ) -> None:
-        self.arch, self.device_name = arch, device_name
-        self._target = target(arch)
+        self.arch, self.device_name = target.arch.name, device_name
+        self._target = target
         self._cache, self._options, self._jobs = cache, tuple(options), jobs
         self._stopwatch = stopwatch or functools.partial(DeviceStopwatch, device=device)
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from codegen import PORTABLE, target
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.slots import Slots
-from fusegraph.errors import CompileError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
-from fusegraph.plan import Plan, by_cost_model
+from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
 from fusegraph.runtime.cache import DiskCache, default_cache
@@ -36,7 +34,7 @@ class CpuExecutable(KernelExecutable[_Module]):
 
     order is the order in which the threads of a block take turns (`fusegraph.runtime.host_compiler.CpuModule.launch`):
     a result that depends on it shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns
-    before use.  arch is the architecture whose kernels are run (default: those that run on all of them).
+    before use.  The kernels are those of the options' target.
     """
 
     engine = "cpu"
@@ -51,15 +49,8 @@ class CpuExecutable(KernelExecutable[_Module]):
         cache: DiskCache | None = None,
         order: host_compiler.Order = "forward",
         lazy: bool = False,
-        arch: str | None = None,
     ) -> None:
-        try:
-            choose = by_cost_model(PORTABLE if arch is None else target(arch))
-        except ValueError as error:
-            raise CompileError(str(error)) from None
-        super().__init__(
-            graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit, choose=choose, choose_later=choose
-        )
+        super().__init__(graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock, local
 from typing import Any
 
-from codegen.schedule import target
 from codegen.spec import KernelSource
+from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
@@ -23,9 +23,6 @@ from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, load_module
 from fusegraph.runtime.replay import Replay, record
-
-#: The architecture of kernels that are looked at where there is no GPU.
-DEFAULT_ARCH = "sm_90a"
 
 Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
@@ -48,10 +45,10 @@ class _Loaded:
 class CudaExecutable(KernelExecutable[_Loaded]):
     """Runs a plan's kernels on a GPU.
 
-    Compiling needs no driver: without one (or for another architecture) `kernels` has the cubins, and calling the
-    Executable raises DeviceError.  Kernels are queued on the stream; nothing waits for them.  Each stream has its own
-    workspace, and each capture of a CUDA graph one that stays with the Executable; threads may call it at once, on the
-    same stream, too.
+    Compiles for the options' target, by default the device's.  That needs no driver: without one (or for another
+    device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Kernels are queued on the stream;
+    nothing waits for them.  Each stream has its own workspace, and each capture of a CUDA graph one that stays with the
+    Executable; threads may call it at once, on the same stream, too.
     """
 
     engine = "cuda"
@@ -64,7 +61,6 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         fusion: bool = True,
         workspace_limit: int | None = None,
         cache: DiskCache | None = None,
-        arch: str | None = None,
         device: int = 0,
         jobs: int | None = None,
         progress: Progress | None = None,
@@ -72,9 +68,11 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     ) -> None:
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
-        self.arch = arch or driver.properties(device).arch
+        if options.target == PORTABLE:  # whose kernels run on the CPU alone
+            options = replace(options, target=driver.properties(device).target)
+        self.target = options.target
         self._nvrtc_options = nvrtc_options(options)
-        choose, later = choosers(self.arch, device, autotune, self._cache, self._nvrtc_options, jobs)
+        choose, later = choosers(self.target, device, autotune, self._cache, self._nvrtc_options, jobs)
         super().__init__(
             graph,
             options,
@@ -92,7 +90,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
         return nvrtc.compile_kernels(
             [k.source for k in plan.kernels],
-            self.arch,
+            self.target.arch.name,
             cache=self._cache,
             options=self._nvrtc_options,
             jobs=self._jobs,
@@ -102,7 +100,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._compile(plan)
         slots = Slots(plan)
-        index, has_pdl = self.device.index, target(self.arch).has_pdl
+        index, has_pdl = self.device.index, self.target.arch.has_pdl
         functions: dict[str, Function] = {}
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):

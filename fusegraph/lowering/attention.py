@@ -11,6 +11,7 @@ from codegen.attention import simt as attention_simt
 from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
 from codegen.spec import AttentionSpec, Pages
+from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
@@ -23,8 +24,8 @@ from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
 from fusegraph.ops.base import Kind, Role
 
-#: Queries of a tile; operations of an H200's tensor cores, at two thirds of their peak, in the time of moving a byte.
-TILE_ROWS, OPERATIONS_PER_BYTE = 128, 140.0
+#: Queries of a tile; the share that attention has of the tensor cores' fastest rate.
+TILE_ROWS, TENSOR_SHARE = 128, 0.70822
 
 
 def attentions(view: GroupView) -> list[Node]:
@@ -44,7 +45,7 @@ def accept(view: GroupView, options: Options) -> None:
         raise Declined(f"attention {node.name!r} is of parts of the keys, which {rest[0].name!r} needs combined")
     made = next((t for t in node.inputs if view.graph.producer(t) in view.members), None)
     if made is not None:
-        raise Declined(from_memory(node, made, made))
+        raise Declined(from_memory(node, made, made, options.target.planned))
     after: set[Node] = {node}
     for other in rest:
         what = f"{other.op.name} {other.name!r}"
@@ -78,7 +79,7 @@ def times_read(node: Node, number: int) -> int:
     return max(1, round(reads / max(1, operand.size)))
 
 
-def from_memory(node: Node, operand: Tensor, made: Tensor) -> str:
+def from_memory(node: Node, operand: Tensor, made: Tensor, target: Target) -> str:
     """Why what makes an operand of an attention (``made``, of which the operand may be a view) is not part of its
     kernel, with what that would save and cost; the work that masks save is not known here.
     """
@@ -91,7 +92,8 @@ def from_memory(node: Node, operand: Tensor, made: Tensor) -> str:
         return f"attention {node.name!r} computes nothing in front of its operands, and {made.name!r} is one"
     q, k, v = multiplied(node)
     *batch, rows, keys = node.attributes["score"].anchor.output.shape
-    products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / OPERATIONS_PER_BYTE
+    operations = TENSOR_SHARE * 2 * max(target.mma, target.wgmma) * target.sms / target.bytes_per_cycle
+    products = 2 * rows * prod(batch) * keys * (q.shape[-1] + v.shape[-1]) / operations
     whole = max(products, q.nbytes + k.nbytes + v.nbytes + node.outputs[0].nbytes)
     times = times_read(node, position)
     left = (

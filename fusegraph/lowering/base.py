@@ -8,6 +8,7 @@ from math import gcd
 from typing import Any, Protocol, TypeAlias
 
 from codegen.declined import Declined
+from codegen.target import PORTABLE, Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 
@@ -33,12 +34,14 @@ class Options:
     strict     rounds every intermediate to its tensor's dtype, as one kernel a node would.
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
+    target     the architecture and the machine that it is planned for.
     left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
     """
 
     strict: bool = False
     alignment: int = 16
     workspace: int = 1 << 32
+    target: Target = PORTABLE
     left_out: LeftOut = field(default_factory=dict, hash=False)
 
 

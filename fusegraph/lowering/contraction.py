@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from codegen.arch import arch
 from codegen.contraction import FAMILY
 from codegen.contraction.merge import exchanged
 from codegen.declined import Declined
@@ -24,8 +23,6 @@ from fusegraph.ops.contraction import FAST_FP8, TF32
 
 #: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
-#: The chip of the estimates.
-HOPPER = arch("sm_90a")
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {
     "float": 4,
@@ -63,7 +60,7 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    prologue.accept(view, anchors, product)
+    prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op.role is Role.PARTIAL:
@@ -262,8 +259,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
     if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
-        turned, few = exchanged(spec), prod(found.rows) <= FEW_ROWS
-        if turned is not None and (not few or FAMILY.cycles(turned, HOPPER) < FAMILY.cycles(spec, HOPPER)):
+        turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.planned
+        if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 

@@ -2,7 +2,7 @@
 
 A factor's tile is needed once for every tile of results across it, and a convolution takes each element under several
 taps: what is in front of the product is evaluated as often.  That is worth it as long as it costs less than writing the
-factor to memory and reading it back.  What it costs is measured on an H200:
+factor to memory and reading it back.  What it costs is measured:
 
 - The consumers of a Hopper kernel compute a factor in registers (`codegen.computed_tiles`) while the tensor cores
   multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product,
@@ -19,6 +19,7 @@ from math import prod
 
 from codegen.declined import Declined
 from codegen.spec import Gather, Strides
+from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.convolution import Product
@@ -29,8 +30,9 @@ from fusegraph.ops.base import Cost, Kind, Role
 SERVED = 256
 #: Instructions an element that threads take to fill a tile with it, beside computing it, which nothing else needs.
 FILLING = 2.5
-#: Instructions that a device does in the time in which it moves a byte; bytes that a launch is worth.
-INSTRUCTIONS_PER_BYTE, LAUNCH_BYTES = 8.0, 8_000_000
+#: Instructions done in the time in which those of data sheets would be; the share that a launch is worth of the bytes
+#: that are moved in its time.
+INSTRUCTIONS, LAUNCH = 1.295, 0.585
 #: Instructions of an op that is a function or a division, and of an integer that becomes a float.  Others take one.
 FUNCTION, CONVERSION = 20.0, 4.0
 #: What each byte that is read of an element beyond its own size is worth: the L2 cache has to bring it every time.
@@ -80,7 +82,7 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(n for n in view.nodes if n in found)
 
 
-def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
+def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
     """Raises Declined, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
     anchor = anchors[0]
     for position, factor in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
@@ -97,10 +99,12 @@ def accept(view: GroupView, anchors: Sequence[Node], product: Callable[[Node], P
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_factor(view, anchor, position, nodes, product(anchor))
+            _accept_factor(view, anchor, position, nodes, product(anchor), options.target.planned)
 
 
-def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product) -> None:
+def _accept_factor(
+    view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, target: Target
+) -> None:
     factor = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
@@ -124,7 +128,7 @@ def _accept_factor(view: GroupView, anchor: Node, position: int, nodes: Sequence
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers)
+    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers, target)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -163,15 +167,17 @@ def _worthwhile(
     read: Sequence[Tensor],
     computed: int,
     in_registers: bool,
+    target: Target,
 ) -> None:
     """Raises Declined, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
     if not factor.size:
         return
+    per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
     large = [t for t in read if t.size == factor.size]
     on_tensor_cores = _on_tensor_cores(anchor)
     if in_registers:
         each = _beside(anchor, factor, nodes, read, large)
-        cost = computed * each / INSTRUCTIONS_PER_BYTE
+        cost = computed * each / per_byte
     else:
         each = 1.0  # to round it
         for node in nodes:
@@ -180,11 +186,11 @@ def _worthwhile(
             each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
         each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
         each += FILLING if on_tensor_cores else 0.0
-        cost = max(0, computed - factor.size) * each / INSTRUCTIONS_PER_BYTE
+        cost = max(0, computed - factor.size) * each / per_byte
     scattered = [t for t in large if not _alike(t, factor)]
     if on_tensor_cores and scattered:
-        cost += computed * SCATTERED * len(scattered) / INSTRUCTIONS_PER_BYTE
-    saved = 2 * factor.nbytes + LAUNCH_BYTES
+        cost += computed * SCATTERED * len(scattered) / per_byte
+    saved = 2 * factor.nbytes + LAUNCH * target.launch_us * target.memory_rate
     if cost > saved:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
         raise Declined(

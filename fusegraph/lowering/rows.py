@@ -10,6 +10,7 @@ from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
+from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
@@ -24,8 +25,6 @@ FEW_ROWS, FEW_COLUMNS = 16, 128
 LONG_BYTES = 512 << 10
 #: Bytes that neighbouring rows have side by side in one block.
 COLUMN_BYTES = 64
-#: Multiprocessors of an H200.
-MULTIPROCESSORS = 132
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
 #: The fewest elements of a part of a row that a warp reduces, and the most of these in a row.
@@ -237,7 +236,7 @@ def columns(view: GroupView) -> list[Node]:
     return parts if len(parts) < len(nodes) else []
 
 
-def _check_columns(space: _Space) -> None:
+def _check_columns(space: _Space, target: Target) -> None:
     """Raises Declined unless the kernel of some rows can reduce columns as well."""
     first = space.columns[0]
     row = next(n for n in reductions(space.view) if n not in space.columns)
@@ -255,7 +254,7 @@ def _check_columns(space: _Space) -> None:
             )
         if mode_of(node).looks_twice:
             raise Declined(f"{node.name!r} looks at each part twice ({node.attributes['mode']})")
-        if chunk != walk_chunk(space.view.reads, space.shape, space.axes, axes):
+        if chunk != walk_chunk(space.view.reads, space.shape, space.axes, axes, target):
             raise Declined(f"{node.name!r} reduces parts of {chunk} rows: not what a kernel of these rows walks")
     length = prod(space.row)
     words = length * sum(-(-t.dtype.itemsize // 4) for t in space.parts)
@@ -263,7 +262,7 @@ def _check_columns(space: _Space) -> None:
         raise Declined(f"{first.name!r}: rows of {length} elements have no registers left for the sums of columns")
 
 
-def _check_segments(space: _Space) -> None:
+def _check_segments(space: _Space, target: Target) -> None:
     """Raises Declined unless the kernel of some rows can reduce segments of them as well."""
     row = next(n for n in reductions(space.view) if n.output not in space.parts)
     for node in space.segments:
@@ -275,14 +274,16 @@ def _check_segments(space: _Space) -> None:
             )
         if mode_of(node).after is not None:
             raise Declined(f"{node.name!r} needs more than one step after its reduction")
-    if not has_segments(space.view.reads, space.shape, space.axes, space.segment_axes):
+    if not has_segments(space.view.reads, space.shape, space.axes, space.segment_axes, target):
         raise Declined(
             f"{space.segments[0].name!r} reduces along {list(space.segment_axes)}, {row.name!r} along "
             f"{list(space.axes)}: no parts of rows for warps"
         )
 
 
-def has_segments(read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], inner: tuple[int, ...]) -> bool:
+def has_segments(
+    read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], inner: tuple[int, ...], target: Target
+) -> bool:
     """Whether a kernel that reduces rows of a shape along ``axes`` can reduce parts of them as well, along ``inner``:
     there are enough rows for blocks, and parts for their warps, and neighbours in what is read are those of a part.
     """
@@ -291,24 +292,23 @@ def has_segments(read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int
     if not prod(shape) or not whole or any(parallelism(t, inner).across for t in whole):
         return False
     rows = prod(shape) // length
-    return rows >= MULTIPROCESSORS and size >= LEAST_SEGMENT and 4 <= length // size <= MOST_SEGMENTS
+    return rows >= target.sms and size >= LEAST_SEGMENT and 4 <= length // size <= MOST_SEGMENTS
 
 
 def walk_chunk(
-    read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], walked: tuple[int, ...]
+    read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], walked: tuple[int, ...], target: Target
 ) -> int | None:
     """Rows of a part, where a kernel that reduces rows of a shape along ``axes`` reduces its columns as well, along
     ``walked``; None if it had better not: there are few rows, or neighbours in what is read are in several.
 
-    There are as many parts as an H200 has multiprocessors: the same ones on every machine, so that the same inputs give
-    the same bits.
+    There are as many parts as the target has multiprocessors.
     """
     whole = [t for t in read if t.shape == shape]
     length, rows = (prod(shape[d] for d in which) for which in (axes, walked))
     if length <= 1 or not prod(shape) or not whole or any(parallelism(t, axes).across for t in whole):
         return None
     others = prod(shape) // (length * rows)
-    chunk = -(-rows // max(1, MULTIPROCESSORS // others))
+    chunk = -(-rows // max(1, target.sms // others))
     return chunk if chunk >= LEAST_ROWS else None
 
 
@@ -327,9 +327,9 @@ def accept(view: GroupView, options: Options) -> None:
     """
     space = _Space(view)
     if space.columns:
-        _check_columns(space)
+        _check_columns(space, options.target.planned)
     if space.segments:
-        _check_segments(space)
+        _check_segments(space, options.target.planned)
     check_size(view)
     found = parallelism(reductions(view)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]

@@ -1,7 +1,7 @@
 """Which algorithm does each convolution, and writing out Winograd's as the nodes that it is made of.
 
-The choice follows from shapes, layouts and dtypes alone, by an estimate for an H200: it is the same on every machine,
-and so are the results.
+The choice follows from shapes, layouts, dtypes and the target alone, by an estimate: it is the same on every machine
+that runs what was planned for one, and so are the results.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.contraction import simt_schedule as contraction_simt_schedule
+from codegen.target import Target
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
@@ -23,7 +24,7 @@ from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
-from fusegraph.passes.split_contractions import BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES, best_cut
+from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must look, to be taken.
 MARGIN = 1.2
@@ -80,8 +81,10 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     if no is None and options.strict:
         no = "the graph is strict"
     if no is None:
-        best = min(w.TILES.values(), key=lambda tile: cycles(node, graph, tile))
-        factor, workspace = cycles(node, graph) / cycles(node, graph, best), _workspace(node, best)
+        target = options.target.planned
+        times = {tile: cycles(node, graph, target, tile) for tile in w.TILES.values()}
+        best = min(times, key=times.__getitem__)
+        factor, workspace = cycles(node, graph, target) / times[best], _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
         elif factor >= MARGIN:
@@ -122,16 +125,16 @@ def _workspace(node: Node, tile: int) -> int:
     return 4 * places * (terms * columns + rows * terms + rows * columns)
 
 
-def cycles(node: Node, graph: Graph, tile: int | None = None) -> float:
-    """Cycles that a convolution is estimated to take on an H200: as Winograd's with a tile, else as the direct sum, in
+def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) -> float:
+    """Cycles that a convolution is estimated to take: as Winograd's with a tile, else as the direct sum, in
     parts if that is better.
     """
     x, taps = node.inputs
     if tile is None:
-        return best_cut(node, graph)[1]
+        return best_cut(node, graph, target)[1]
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
-    product = contraction_simt_schedule.product_cycles(*_sizes(node, tile))
-    return START_CYCLES + product + moved / BYTES_PER_CYCLE + 2 * LAUNCH_CYCLES
+    product = contraction_simt_schedule.product_cycles(target, *_sizes(node, tile))
+    return (START + 2) * target.launch_cycles + product + moved / (STREAMED * target.bytes_per_cycle)
 
 
 # ---- the nodes

@@ -112,7 +112,7 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     if not any(n.kind is Kind.POINTWISE for n in members):
         return None  # a kernel in front computes it
     # Each part of the keys has all queries: few of them, but of each the block waits for what they are computed of.
-    times = times_read(node, number) * (best_parts(node) if number == 0 else 1)
+    times = times_read(node, number) * (best_parts(node, options.target.planned) if number == 0 else 1)
     if times > 1:
         raise Declined(f"would compute each element {times} times")
     keys = node.attributes["score"].anchor.output.shape[-1]

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.arch import arch
 from codegen.contraction import FAMILY
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction as lowering
 from fusegraph.lowering.base import GroupView, Options
-
-#: The chip of the estimates, and its cycles in a microsecond.
-HOPPER, CYCLES_PER_US = arch("sm_90a"), 1755.0
 
 
 def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -> Graph:
@@ -26,7 +22,7 @@ def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -
     return made
 
 
-def cycles(graph: Graph, options: Options | None = None) -> float:
+def cycles(graph: Graph, options: Options) -> float:
     """Cycles that the one contraction of a graph is estimated to take."""
     view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-    return FAMILY.cycles(lowering.lower(view, options or Options(), "alone").spec, HOPPER)
+    return FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)

@@ -29,8 +29,6 @@ from fusegraph.passes.views import place_views
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
 _Pair = tuple[int, int, Tensor | object | None]
 
-#: What a kernel launch is worth, in bytes a GPU moves in that time; decides between pairs that save as little.
-LAUNCH_BYTES = 8_000_000
 #: What reads a tensor is merged with one of so many before it and behind it among those that read it, too, in the order
 #: in which they were built: where thousands do, there are too many pairs of any two.
 NEAREST = 16
@@ -267,7 +265,7 @@ def fuse(
             without.append((view.nodes, str(reason)))
     if without:
         raise NoKernel(without)
-    decisions = _decisions(quotient, enabled, refused, free)
+    decisions = _decisions(quotient, enabled, refused, free, options)
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
     partition.check()
     return partition
@@ -345,7 +343,7 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
         tier = 2 if tier == 2 or quotient.in_front(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
-    return tier, LAUNCH_BYTES + quotient.saved(a, b)
+    return tier, quotient.saved(a, b)
 
 
 def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
@@ -376,7 +374,9 @@ def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) ->
     return None
 
 
-def _decisions(quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node]) -> Iterator[Decision]:
+def _decisions(
+    quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node], options: Options
+) -> Iterator[Decision]:
     """Why each edge is inside of a kernel or not: as it was when that was decided, before views were placed."""
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
@@ -396,7 +396,7 @@ def _decisions(quotient: _Quotient, enabled: bool, refused: _Refused, free: froz
             )
             reader = _attention_behind(quotient, consumer, free) if producer not in free else None
             if reader is not None:
-                reason += f"; {attention.from_memory(*reader, tensor)}"
+                reason += f"; {attention.from_memory(*reader, tensor, options.target.planned)}"
             yield Decision(producer.name, consumer.name, True, reason, tensor.nbytes)
             continue
         if not enabled:

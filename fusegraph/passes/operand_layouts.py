@@ -14,6 +14,7 @@ from math import gcd, prod
 
 import numpy as np
 
+from codegen.target import Target
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
@@ -22,15 +23,15 @@ from fusegraph.lowering.attention_front import fronts_of, multiplied
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.estimates import CYCLES_PER_US, alone, cycles
+from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
 ROW_BYTES, LINE_BYTES = 16, 128
-#: An estimate for an H200: bytes a microsecond and microseconds of a copy.
-COPIED, LAUNCH_US = 3.5e6, 3.0
-#: Operations a microsecond of an H200 on 8-bit floats in attention: by warps, as float16, and by warpgroups.
-WARPS, WARPGROUPS = 3.5e8, 8e8
+#: The share of memory's rate that a copy has, and the launches that it takes beside.
+COPIED, LAUNCH = 35 / 48, 1.053
+#: The shares of the tensor cores' rates that attention of 8-bit floats has: by warps, as float16, and by warpgroups.
+WARPS, WARPGROUPS = 0.581, 0.4215
 #: How much more than the copies cost a contraction must gain.
 MARGIN = 1.15
 #: A copy may be so much larger than the operand, and so much for rows that begin with lines.
@@ -44,18 +45,17 @@ class _Wish:
     tensor: Tensor
     strides: tuple[int, ...]
 
-    @property
-    def us(self) -> float:
+    def us(self, target: Target) -> float:
         """Microseconds of a copy."""
         size, itemsize = self.tensor.size, self.tensor.dtype.itemsize
         written = max((n * s for n, s in zip(self.tensor.shape, self.strides)), default=size)
-        return LAUNCH_US + (size + written) * itemsize / COPIED
+        return LAUNCH * target.launch_us + (size + written) * itemsize / (COPIED * target.memory_rate)
 
 
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
-    found |= {node: _values(node) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    found |= {node: _values(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
     if not wanted:
         return same(graph)
@@ -123,14 +123,17 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
         wishes.append(_Wish(tensor, strides))
     if not wishes:
         return []
-    outside = {w.tensor: w.us for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
+    target = options.target.planned
+    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}))
-    return wishes if as_it_is - laid_out > MARGIN * CYCLES_PER_US * sum(outside.values()) else []
+    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
+    return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []
 
 
-def _values(node: Node) -> list[_Wish]:
+def _values(node: Node, target: Target) -> list[_Wish]:
     """The values of an attention, if they should lie along the keys: 8-bit ones, which warpgroups read no other way."""
+    if not target.wgmma:
+        return []
     q, k, v = multiplied(node)
     q_front, *others = fronts_of(node)
     if any(others):
@@ -146,8 +149,9 @@ def _values(node: Node) -> list[_Wish]:
         return []
     wish = _Wish(v, strides)
     products = 2 * prod(node.attributes["score"].anchor.output.shape) * (q.shape[-1] + v.shape[-1])
-    gained = products / WARPS - products / WARPGROUPS
-    return [wish] if gained > MARGIN * wish.us else []
+    each = 2 * target.sms * target.clock  # operations of a multiply-add a cycle, in a microsecond
+    gained = products / (each * WARPS * target.mma) - products / (each * 2 * WARPGROUPS * target.wgmma)
+    return [wish] if gained > MARGIN * wish.us(target) else []
 
 
 def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:

@@ -6,34 +6,36 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from codegen.target import Target
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
 
-#: Bytes of a tensor of which a cache keeps only the last part: half of an H200's L2 cache.  A kernel that moves fewer
-#: than these leaves in the cache what it finds there.
-LARGE_BYTES, FEW_BYTES = 24 << 20, 8 << 20
+#: The share of the L2 cache of which it keeps only the last part of a tensor.  A kernel that moves less than the second
+#: one leaves in the cache what it finds there.
+LARGE, FEW = 2 / 5, 2 / 15
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "rows"})
 
 
-def from_the_end(partition: Partition) -> frozenset[Group]:
+def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
     """The groups whose kernels had better begin at the end of memory."""
     found: set[Group] = set()
+    large = target.l2_share(LARGE)
     #: what the last kernel that moved many bytes has read or written, and whether it began at the end
     recent: dict[Tensor, bool] = {}
     for group in partition.groups:
         if group.family == "view":
             continue
         moved = {t.base: t for t in (*group.reads, *group.writes)}
-        known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= LARGE_BYTES]
+        known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= large]
         if known and _in_order(group) and not recent[max(known, key=lambda t: t.nbytes)]:
             found.add(group)
-        if sum(t.nbytes for t in moved.values()) >= FEW_BYTES:
+        if sum(t.nbytes for t in moved.values()) >= target.l2_share(FEW):
             recent = dict.fromkeys(moved, group in found)
     return frozenset(found)
 
 
-def found_in_cache(partition: Partition, turned: Set[Group]) -> frozenset[Group]:
+def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> frozenset[Group]:
     """The groups whose results a kernel that is ``turned`` begins with: their kernels had better leave these in the
     cache, not what they have read.
     """
@@ -45,7 +47,7 @@ def found_in_cache(partition: Partition, turned: Set[Group]) -> frozenset[Group]
         read = {t.base for t in group.reads}
         if last is not None and group in turned and any(t.base in read for t in last.writes):
             found.add(last)
-        if sum(t.nbytes for t in {t.base for t in (*group.reads, *group.writes)}) >= FEW_BYTES:
+        if sum(t.nbytes for t in {t.base for t in (*group.reads, *group.writes)}) >= target.l2_share(FEW):
             last = group
     return frozenset(found)
 

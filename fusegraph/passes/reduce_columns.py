@@ -13,6 +13,7 @@ from dataclasses import replace
 import networkx as nx
 
 from codegen.spec import RowsSpec
+from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.rows import has_segments, walk_chunk
@@ -58,9 +59,9 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
             continue
         shape = node.inputs[0].shape
         if shape not in rows:
-            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves)
+            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target.planned)
         for (along, read), alike in rows[shape].items():
-            found = _split(node, along, read, leaves)
+            found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
                 chunks[node] = found
                 kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
@@ -83,16 +84,18 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     return replace(made, declined=declined)
 
 
-def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves) -> dict[_Alike, list[Node]]:
+def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:
     """The reductions of a shape that a block each makes, by their axes and the tensors that they are made of."""
     found: dict[_Alike, list[Node]] = {}
     for node in nodes:
-        if chunk(graph, node) is None:
+        if chunk(graph, node, target) is None:
             found.setdefault((node.attributes["axes"], leaves.of(node)), []).append(node)
     return found
 
 
-def _split(node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves) -> Split | None:
+def _split(
+    node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves, target: Target
+) -> Split | None:
     """How to split a reduction, if a kernel that reduces rows along some axes, made of the tensors ``read``, had better
     make the parts of it.
     """
@@ -101,9 +104,9 @@ def _split(node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: 
         return None
     inner = tuple(d for d in axes if d in along)
     if not inner:
-        rows = walk_chunk(read, x.shape, along, axes)
+        rows = walk_chunk(read, x.shape, along, axes, target)
         return None if rows is None else (axes, rows)
-    if inner == axes or not of_whole(node) or not has_segments(read, x.shape, along, inner):
+    if inner == axes or not of_whole(node) or not has_segments(read, x.shape, along, inner, target):
         return None
     return inner, None
 

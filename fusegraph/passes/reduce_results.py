@@ -52,7 +52,7 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
         taken: set[str] = set()
         for group in partition.groups:
             spec = group.lowered.spec
-            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec)):
+            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target)):
                 taken |= {node.name for node in group.nodes}
         reason = "its parts are not made in the kernel of the contraction, or would slow it down"
         return {whole: reason for whole, part in halves.items() if part not in taken}

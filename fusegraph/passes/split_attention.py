@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
-from codegen.arch import arch
+from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
@@ -22,18 +22,20 @@ from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
-#: Multiprocessors of an H200; queries and keys of a tile; the most parts.
-BLOCKS = arch("sm_90a").sm_count_hint
+#: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
-#: Times in units of that in which a block works on a tile, on an H200: those of beginning, of combining results, and
-#: more for each part; how many tiles come from memory in one, if that part of the multiprocessors asks for them, and
-#: how much slower memory is for each one less; what parts must be faster by.
-BEGINNING, COMBINING, PART, AT_ONCE, ENOUGH, SLOWER, MARGIN = 4.0, 2.5, 0.05, 80, 0.9, 0.1, 1.2
+#: Times in units of that in which a block works on a tile: those of beginning, of combining results, and more for each
+#: part.
+BEGINNING, COMBINING, PART = 4.0, 2.5, 0.05
+#: How many tiles come from memory in one, for each byte in the time of a multiply-add, if that part of the
+#: multiprocessors asks for them, and how much slower memory is for each one less; what parts must be faster by.
+AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 
-def split_attention(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
-    parts = {node: n for node in graph.nodes if node.kind is Kind.ATTENTION and (n := best_parts(node)) > 1}
+    found = {node: best_parts(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    parts = {node: n for node, n in found.items() if n > 1}
     if not parts:
         return same(graph)
     rewrite = Rewrite(graph)
@@ -45,7 +47,7 @@ def split_attention(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     return rewrite.done()
 
 
-def best_parts(node: Node) -> int:
+def best_parts(node: Node, target: Target) -> int:
     """The parts in which the keys of an attention are worked on; 1 if it stays whole."""
     score: Score = node.attributes["score"]
     space: tuple[int, ...] = score.anchor.output.shape
@@ -56,9 +58,11 @@ def best_parts(node: Node) -> int:
         rows = batch.pop()
     work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
 
+    at_once = AT_ONCE * target.bytes_per_cycle / target.mma
+
     def time(parts: int) -> float:
-        of_blocks = -(-work * parts // BLOCKS) * -(-tiles // parts)
-        of_memory = prod(batch) * tiles / AT_ONCE * (1 + SLOWER * max(0.0, ENOUGH - work * parts / BLOCKS))
+        of_blocks = -(-work * parts // target.sms) * -(-tiles // parts)
+        of_memory = prod(batch) * tiles / at_once * (1 + SLOWER * max(0.0, ENOUGH - work * parts / target.sms))
         return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * PART if parts > 1 else 0)
 
     counts = range(1, min(MOST_PARTS, tiles) + 1)

@@ -1,8 +1,8 @@
 """Splitting long sums of products: a contraction with so few results that its tiles leave most of a GPU idle becomes
 two nodes, one that sums up parts (`ops.parts`) and one that adds up the parts, and takes over what follows.
 
-The parts, and the order in which they are added up, follow from shapes and dtypes alone: the same inputs give the same
-bits, on every machine.
+The parts, and the order in which they are added up, follow from shapes, dtypes and the target: the same inputs give the
+same bits, on every machine that runs what was planned for one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
@@ -23,18 +24,17 @@ from fusegraph.passes.estimates import cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 from fusegraph.passes.split_products import meet
 
-#: Bytes of device memory moved in a cycle of an H200; cycles that another kernel takes to start, and that the first one
-#: takes beside its work.
-BYTES_PER_CYCLE, LAUNCH_CYCLES, START_CYCLES = 2200, 5000, 10000
-#: How much faster it must look in parts, and the cycles that it must save at least.
-MARGIN, LEAST_SAVED = 1.1, 2 * LAUNCH_CYCLES
+#: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
+STREAMED, START = 0.804375, 2
+#: How much faster it must look in parts, and the launches that it must save at least.
+MARGIN, LEAST_SAVED = 1.1, 2
 MOST_PARTS = 256
 #: Products of a stage of the tensor-core kernels: parts are whole stages.
 STAGE = 64
 #: So few products are added up in about the time that adding up parts takes.
 SHORT = 256
-#: Multiprocessors of an H200, and the side of a tile; so many rounds of tiles keep them busy.
-SMS, SIDE, ROUNDS = 132, 128, 4
+#: The side of a tile; so many rounds of tiles keep multiprocessors busy.
+SIDE, ROUNDS = 128, 4
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class _Cut:
         return [n for n in fitting if self.size // n * self.each % self.unit == 0]
 
 
-def split_contractions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up contractions of few results and many products in parts, where that is worthwhile."""
-    split = {node: n for node in graph.nodes if (n := parts_of(node, graph)) > 1}
+    split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned)) > 1}
     if not split:
         return same(graph)
     rewrite = Rewrite(graph)
@@ -67,27 +67,27 @@ def split_contractions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     return rewrite.done()
 
 
-def parts_of(node: Node, graph: Graph) -> int:
+def parts_of(node: Node, graph: Graph, target: Target) -> int:
     """The parts that a node is to be summed up in; 1 for those that stay whole."""
-    return best_cut(node, graph)[0] if _may_be_cut(node, graph) else 1
+    return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
 
 
-def best_cut(node: Node, graph: Graph) -> tuple[int, float]:
+def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
     """The parts that a contraction is to be summed up in, 1 if it stays whole, and the cycles that it is estimated to
     take then.
     """
-    before = _cycles(node, graph, 1)
-    if before <= START_CYCLES + 2 * LEAST_SAVED or not _may_be_cut(node, graph):
+    before, launch = _cycles(node, graph, 1, target), target.launch_cycles
+    if before <= (START + 2 * LEAST_SAVED) * launch or not _may_be_cut(node, graph, target):
         return 1, before
-    cut = _cut(node, _common(node), graph)
+    cut = _cut(node, _common(node), graph, target)
     assert cut is not None
-    estimates = {n: _cycles(node, graph, n) for n in cut.counts}
+    estimates = {n: _cycles(node, graph, n, target) for n in cut.counts}
     best = min(estimates, key=estimates.__getitem__, default=1)
     after = estimates.get(best, before)
-    return (best, after) if before >= MARGIN * after and before - after >= LEAST_SAVED else (1, before)
+    return (best, after) if before >= MARGIN * after and before - after >= LEAST_SAVED * launch else (1, before)
 
 
-def _may_be_cut(node: Node, graph: Graph) -> bool:
+def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
     """Whether the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
     if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
@@ -98,10 +98,10 @@ def _may_be_cut(node: Node, graph: Graph) -> bool:
         return False
     if common.is_float != node.output.dtype.is_float or (common.is_int and node.output.dtype.itemsize < 4):
         return False
-    return _cut(node, common, graph) is not None and not _is_of_many(node, graph)
+    return _cut(node, common, graph, target) is not None and not _is_of_many(node, graph)
 
 
-def _cycles(node: Node, graph: Graph, parts: int) -> float:
+def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """Cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less than what
     it reads and writes takes; and the kernel that adds up the parts.
     """
@@ -114,11 +114,12 @@ def _cycles(node: Node, graph: Graph, parts: int) -> float:
         made = _part_sums(alone, node, inputs, output, parts)
     alone.inputs, alone.outputs = list(inputs), [made]
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
-    total = START_CYCLES + max(cycles(alone), moved / BYTES_PER_CYCLE)
-    return total if parts == 1 else total + LAUNCH_CYCLES + (made.nbytes + output.nbytes) / BYTES_PER_CYCLE
+    rate = STREAMED * target.bytes_per_cycle
+    total = START * target.launch_cycles + max(cycles(alone, Options(target=target)), moved / rate)
+    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + output.nbytes) / rate
 
 
-def _cut(node: Node, common: DType, graph: Graph) -> _Cut | None:
+def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None:
     """The dimension that can be cut; None if there is none, or it cannot be worthwhile."""
     first, second = node.inputs
     shape = node.output.shape
@@ -134,7 +135,7 @@ def _cut(node: Node, common: DType, graph: Graph) -> _Cut | None:
         rows, cols = shape[0] * prod(shape[2:]), shape[1]
         cut = _Cut(first.shape[1] // unit, prod(second.shape[2:]) * unit, unit)
     tiles = prod(shape) // (rows * cols) * -(-rows // SIDE) * -(-cols // SIDE)
-    return cut if cut.size * cut.each > SHORT and tiles <= ROUNDS * SMS else None
+    return cut if cut.size * cut.each > SHORT and tiles <= ROUNDS * target.sms else None
 
 
 def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:

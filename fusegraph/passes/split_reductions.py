@@ -1,7 +1,7 @@
 """Splitting reductions: one with few results, each of many elements, becomes two, so that all of a GPU works on it.
 
-Parts of it are reduced by themselves (`ops.partial`), then the parts; always the same ones in the same order, so that
-the same inputs give the same bits.
+Parts of it are reduced by themselves (`ops.partial`), then the parts; for one target always the same ones in the same
+order, so that the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from codegen.target import Target
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -25,15 +26,16 @@ from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulato
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
-#: A reduction stays whole if a kernel for it has as many blocks as this, or if none of them reads more bytes.
-ENOUGH_BLOCKS = 128
+#: A reduction stays whole if a kernel for it has a block for this share of the multiprocessors, or if no
+#: block reads more bytes.
+BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: Bytes that neighbouring rows have side by side in a block, of enough blocks for all.
 SIDE_BYTES = 256
-#: Blocks that are a few waves of a large GPU, and the most parts that one block can be left to reduce.
-BLOCKS = 1056
+#: Blocks for each multiprocessor that are a few waves, and the most parts that one block can be left to reduce.
+BLOCKS = 8
 MOST_PARTS = 4096
 
 
@@ -41,9 +43,9 @@ MOST_PARTS = 4096
 Split = tuple[tuple[int, ...], int | None]
 
 
-def split_reductions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Splits reductions of much into parts where one kernel would leave most of a GPU idle."""
-    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node)) is not None}
+    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
 
@@ -76,24 +78,24 @@ def half_of(simplified: Rewritten, node: Node) -> Node:
     return half
 
 
-def chunk(graph: Graph, node: Node) -> int | None:
+def chunk(graph: Graph, node: Node, target: Target) -> int | None:
     """The elements of a part of a reduction that is to be split, None for other nodes."""
     if not can_be_split(node):
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if whole.blocks >= ENOUGH_BLOCKS or whole.bytes_each <= SHORT_BYTES:
+    if whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES:
         return None
     if returns(graph, node):
         return None
-    return chunk_of(x, axes, whole)
+    return chunk_of(x, axes, whole, target)
 
 
-def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism) -> int:
+def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
     """The elements of a part: a power of two, so that parts begin where memory is aligned."""
     length = prod(x.shape[d] for d in axes)
     total = x.size * x.dtype.itemsize
-    wanted = min(max(total // BLOCKS, LEAST_PART_BYTES), PART_BYTES)
+    wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
     step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
     return 1 << (least - 1).bit_length()

@@ -151,11 +151,13 @@ def _driver() -> list[Finding]:
     for index in range(driver.device_count()):
         try:
             gpu = driver.properties(index)
+            target = gpu.target
         except DeviceError as error:
             findings.append(Finding(f"GPU {index}", False, detail=str(error), needed=needed))
             continue
         capability = "compute capability {}.{}".format(*gpu.compute_capability)
-        detail = f"{capability}, {gpu.arch}, {gpu.sm_count} SMs, {size_text(gpu.total_memory)}"
+        figures = f"{target.arch}, {gpu.sm_count} SMs, {size_text(gpu.total_memory)}"
+        detail = f"{capability}, {figures}; target {target}: {target.origins}"
         findings.append(Finding(f"GPU {index}", True, gpu.name, detail=detail, needed=needed))
     return findings
 

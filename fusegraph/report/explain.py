@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen import PORTABLE, declined, schedule_data, schedule_from_data, schedule_text
-from codegen.arch import Arch
+from codegen.target import Target
 from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
@@ -17,8 +17,8 @@ from fusegraph.plan import Kernel, Plan
 MOST_LISTED = 24
 
 
-def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
-    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``arch`` is the architecture that the
+def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
+    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``target`` is what the
     plan's schedules were chosen for.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
@@ -36,7 +36,7 @@ def describe(plan: Plan, arch: Arch = PORTABLE) -> dict[str, Any]:
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
-        "kernels": [describe_kernel(kernel, number, arch) for number, kernel in enumerate(plan.kernels, start=1)],
+        "kernels": [describe_kernel(kernel, number, target) for number, kernel in enumerate(plan.kernels, start=1)],
         "views": [
             {"name": n.name, "op": n.op.name, "of": [t.name for t in n.inputs]}
             for group in plan.partition.groups
@@ -77,7 +77,7 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
     }
 
 
-def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[str, Any]:
+def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> dict[str, Any]:
     """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
     others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
     node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
@@ -97,7 +97,7 @@ def describe_kernel(kernel: Kernel, number: int, arch: Arch = PORTABLE) -> dict[
         "dynamic_shared_bytes": source.dynamic_shared_bytes,
         "schedule": schedule_data(kernel.choice.schedule),
         "chosen_by": kernel.choice.reason,
-        "declined_forms": declined(group.lowered.spec, kernel.choice.schedule, arch),
+        "declined_forms": declined(group.lowered.spec, kernel.choice.schedule, target),
     }
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
-from codegen.arch import from_compute_capability
+from codegen.target import Target, of_device
 from fusegraph.errors import DeviceError
 
 # Codes after which the context is lost for good: every later call in the process fails with the same code.
@@ -143,7 +143,9 @@ def call(function: str, *arguments: Any, doing: str) -> Any:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the compiler and the cost model want to know of a GPU.  Sizes in bytes."""
+    """What the compiler and the cost model want to know of a GPU.  Sizes in bytes, ``clock`` in cycles and
+    ``memory_rate`` in bytes of a microsecond.
+    """
 
     ordinal: int
     name: str
@@ -155,11 +157,23 @@ class DeviceProperties:
     registers_per_sm: int
     max_threads_per_sm: int
     total_memory: int
+    clock: float
+    memory_rate: float
+
+    @property
+    def target(self) -> Target:
+        """What kernels for it are planned for.  Raises DeviceError where they run on no such device."""
+        try:
+            return of_device(
+                self.name, self.compute_capability, self.sm_count, self.l2_bytes, self.clock, self.memory_rate
+            )
+        except ValueError as error:
+            raise DeviceError(f"{self.name}: {error}") from None
 
     @property
     def arch(self) -> str:
         """The architecture to compile for: ``"sm_90a"`` for compute capability 9.0."""
-        return from_compute_capability(*self.compute_capability).name
+        return self.target.arch.name
 
 
 def driver_version() -> tuple[int, int]:
@@ -195,6 +209,8 @@ def properties(device: int = 0) -> DeviceProperties:
         registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
         max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
         total_memory=int(call("cuDeviceTotalMem", handle, doing=f"read the memory size of cuda:{device}")),
+        clock=get("CLOCK_RATE") / 1e3,
+        memory_rate=2 * get("MEMORY_CLOCK_RATE") / 1e3 * get("GLOBAL_MEMORY_BUS_WIDTH") / 8,
     )
 
 

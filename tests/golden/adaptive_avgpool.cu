@@ -48,20 +48,20 @@ extern "C" __global__ void __launch_bounds__(256) adaptive_avgpool_kernel(
         const int32 plane = at / 169;
         const int32 row = at / 13 % 13;
         const int32 col = at % 13;
-        float y_sum = 0.0f;
+        float y_sum_2 = 0.0f;
         const int32 in_col_begin = (col * 28) / 13;
         const int32 in_col_end = (col * 28 + 40) / 13;
         #pragma unroll
         for (int kx = 0; kx < 4; ++kx) {
             const int32 in_col = in_col_begin + kx;
             if (in_col < in_col_end) {
-                const float y_sum_of_columns_v = y_sum_of_columns[plane * 364 + row * 28 + in_col];
-                y_sum += y_sum_of_columns_v;
+                const float y_sum_of_columns_2_v = y_sum_of_columns[plane * 364 + row * 28 + in_col];
+                y_sum_2 += y_sum_of_columns_2_v;
             }
         }
         const int32 y_count = int32(((int32(row) + 1) * 28 + 12) / 13 - int32(row) * 28 / 13);
         const int32 y_count_2 = int32(((int32(col) + 1) * 28 + 12) / 13 - int32(col) * 28 / 13);
         const float y_weight = 1.0f / float(y_count * y_count_2);
-        y[plane * 169 + row * 13 + col] = y_sum * y_weight;
+        y[plane * 169 + row * 13 + col] = y_sum_2 * y_weight;
     }
 }

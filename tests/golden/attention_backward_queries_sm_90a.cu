@@ -139,9 +139,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
                             for (int e = 0; e < 2; ++e) {
                                 const float dQ_scaled_2 = s[j + f * 2 + e] * 0.125f;
                                 const float dQ_share_2 = dQ_scaled_2 * 0.033333335f;
-                                const float dQ_tanh_3 = math::tanh(dQ_share_2);
-                                const float dQ_square_2 = dQ_tanh_3 * dQ_tanh_3;
-                                score[e] = dQ_tanh_3;
+                                const float dQ_tanh_2 = math::tanh(dQ_share_2);
+                                const float dQ_square_2 = dQ_tanh_2 * dQ_tanh_2;
+                                score[e] = dQ_tanh_2;
                                 slope_of[e] = 1.0f - dQ_square_2;
                             }
                             s[j + f * 2] = score[0];

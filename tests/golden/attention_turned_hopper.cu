@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
     const __grid_constant__ TensorMap out0_keys_turned_map,
     const __grid_constant__ TensorMap out0_values_map,
     const bfloat16* __restrict__ q,
-    const bfloat16* __restrict__ cos_,
-    const bfloat16* __restrict__ sin_,
+    const bfloat16* __restrict__ cos,
+    const bfloat16* __restrict__ sin,
     const bfloat16* __restrict__ slice_2,
     const bfloat16* __restrict__ slice,
     const __grid_constant__ TensorMap out0_map)
@@ -114,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
                 const int32 m = m0 + group * 64 + r;
                 Vector<bfloat16, 8> out0_queries_v;
                 const Packed<bfloat16, 8> q_v = load_packed<8>(q + b0 * 524288 + b1 * 131072 + m * 64 + d);
-                const Packed<bfloat16, 8> cos_v = load_packed<8>(cos_ + m * 64 + d);
-                const Packed<bfloat16, 8> sin_v = load_packed<8>(sin_ + m * 64 + d);
+                const Packed<bfloat16, 8> cos_v = load_packed<8>(cos + m * 64 + d);
+                const Packed<bfloat16, 8> sin_v = load_packed<8>(sin + m * 64 + d);
                 const bool neg_inside = int32(d) < 32;
                 const bool slice_inside = int32(d) >= 32;
                 const Packed<bfloat16, 8> slice_2_v = neg_inside ? load_packed<8>(slice_2 + int32(b0 * 524288 + b1 * 131072 + m * 64 + d)) : Packed<bfloat16, 8>{};

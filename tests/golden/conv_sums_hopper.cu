@@ -132,9 +132,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
                             for (int e = 0; e < 2; ++e) {
                                 const float bias_e = convert<float>(bias_v[e]);
                                 const float add = sum[p][(chunk * 64 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e] + bias_e;
-                                const float y_2 = math::relu(add);
-                                y_v[f][e] = convert<bfloat16>(y_2);
-                                reduce::into<reduce::Add>(sums_parts_own[f / 2 * 2 + e], y_2);
+                                const float y = math::relu(add);
+                                y_v[f][e] = convert<bfloat16>(y);
+                                reduce::into<reduce::Add>(sums_parts_own[f / 2 * 2 + e], y);
                             }
                         }
                         const float sums_parts_of_warps = reduce::columns<reduce::Add>(sums_parts_own);

@@ -27,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(256) gelu_bias_kernel(
         const float a_e = convert<float>(a_v[e]);
         const float add = a_e + convert<float>(bias_v[e]);
         const float gelu = math::gelu(add);
-        const float tanh_ = math::tanh(convert<float>(b_v[e]));
-        const float mul = gelu * tanh_;
+        const float tanh = math::tanh(convert<float>(b_v[e]));
+        const float mul = gelu * tanh;
         y_v[e] = convert<bfloat16>(mul + a_e);
     }
     store(y + i, y_v);

@@ -10,7 +10,7 @@
 extern "C" __global__ void __launch_bounds__(256) maxpool_index_kernel(
     const float* __restrict__ x,
     float* __restrict__ y,
-    int32* __restrict__ index_)
+    int32* __restrict__ index)
 {
     const uint32 at = blockIdx.x * 256 + threadIdx.x;
     const int32 outer = at / 98;
@@ -67,6 +67,6 @@ extern "C" __global__ void __launch_bounds__(256) maxpool_index_kernel(
             index_v[q] = index_at[p][q];
         }
         store(y + outer * 784 + (row + p) * 28 + col, y_v);
-        store(index_ + outer * 784 + (row + p) * 28 + col, index_v);
+        store(index + outer * 784 + (row + p) * 28 + col, index_v);
     }
 }

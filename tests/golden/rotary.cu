@@ -14,8 +14,8 @@
 
 extern "C" __global__ void __launch_bounds__(256) rotary_kernel(
     const bfloat16* __restrict__ x,
-    const bfloat16* __restrict__ cos_,
-    const bfloat16* __restrict__ sin_,
+    const bfloat16* __restrict__ cos,
+    const bfloat16* __restrict__ sin,
     const bfloat16* __restrict__ slice_4,
     const bfloat16* __restrict__ slice,
     bfloat16* __restrict__ y)
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) rotary_kernel(
     const Vector<bfloat16, 8> x_v = load<8>(x + i);
     const uint32 i1 = i / 128 % 512;
     const uint32 i2 = i % 128;
-    const Vector<bfloat16, 8> cos_v = load<8>(cos_ + i1 * 128 + i2);
-    const Vector<bfloat16, 8> sin_v = load<8>(sin_ + i1 * 128 + i2);
+    const Vector<bfloat16, 8> cos_v = load<8>(cos + i1 * 128 + i2);
+    const Vector<bfloat16, 8> sin_v = load<8>(sin + i1 * 128 + i2);
     const bool neg_inside = int32(i2) < 64;
     const bool slice_inside = int32(i2) >= 64;
     const Vector<bfloat16, 8> slice_4_v = neg_inside ? load<8>(slice_4 + int32(i)) : Vector<bfloat16, 8>{};

@@ -7,14 +7,14 @@
 #include "scatter.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_scale_kernel(
-    const int64* __restrict__ index_,
+    const int64* __restrict__ index,
     const float* __restrict__ updates,
     int32* __restrict__ y_scale)
 {
     const uint32 i = blockIdx.x * 256 + threadIdx.x;
     const uint32 i0 = i / 64;
     const uint32 i1 = i % 64;
-    const int64 index_v = index_[i0];
+    const int64 index_v = index[i0];
     const float updates_v = updates[i0 * 64 + i1];
     const int64 place = index_v;
     if (place >= 0 && place < 100) {
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_scale_ke
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_sum_kernel(
-    const int64* index_,
+    const int64* index,
     const float* updates,
     const int32* y_scale,
     int64* __restrict__ y_sum)
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_sum_kern
     const uint32 i = blockIdx.x * 256 + threadIdx.x;
     const uint32 i0 = i / 64;
     const uint32 i1 = i % 64;
-    const int64 index_v = index_[i0];
+    const int64 index_v = index[i0];
     const float updates_v = updates[i0 * 64 + i1];
     const int32 y_own_scale_line_at = int32(index_v < 0 ? 0 : index_v > 99 ? 99 : index_v);
     const int32 y_scale_e = y_scale[y_own_scale_line_at * 64 + int32(i1)];

@@ -9,7 +9,7 @@
 extern "C" __global__ void __launch_bounds__(256) topk_64_1000_10_1_bfloat16_kernel(
     const bfloat16* __restrict__ x,
     bfloat16* __restrict__ values,
-    int32* __restrict__ index_)
+    int32* __restrict__ index)
 {
     __shared__ uint64 words[2176];
     const uint32 row = blockIdx.x * 2 + threadIdx.x / 128;
@@ -28,6 +28,6 @@ extern "C" __global__ void __launch_bounds__(256) topk_64_1000_10_1_bfloat16_ker
     for (uint32 rank = lane; rank < 10; rank += 128) {
         const uint32 at = sort::position(words[sort::place(threadIdx.x / 128 * 1024 + rank)]);
         values[row * 10 + rank] = x[row * 1000 + at];
-        index_[row * 10 + rank] = int32(at);
+        index[row * 10 + rank] = int32(at);
     }
 }

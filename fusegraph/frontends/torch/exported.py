@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from codegen import target
-from fusegraph.engines.cuda import DEFAULT_ARCH
 from fusegraph.frontends.torch.backend import in_pieces
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
 from fusegraph.frontends.torch.decompositions import decompositions
 from fusegraph.frontends.torch.forms import SYMBOLIC, forms_of, measures
 from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph
-from fusegraph.plan import by_cost_model, plan
+from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
+from fusegraph.runtime.targets import DEFAULT, named
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,17 @@ def import_module(module: Any, *inputs: Any, name: str | None = None) -> Importe
     return import_program(program, name or type(module).__name__)
 
 
-def explain(module: Any, *inputs: Any, arch: str = DEFAULT_ARCH) -> FunctionReport:
-    """What the backend makes of a module for example inputs, which may be fake: its pieces are planned for an
-    architecture, and not compiled.
+def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
+    """What the backend makes of a module for example inputs, which may be fake: its pieces are planned for a
+    target, and not compiled.
     """
     began = time.perf_counter()
     with torch.no_grad():
         program = torch.export.export(module, inputs)
     name = type(module).__name__
     analysis, division, graphs = _cut(program, name)
-    choose = by_cost_model(target(arch))
-    reports = [piece_report(plan(graph, choose=choose), piece, analysis) for piece, graph in graphs.items()]
+    options = Options(target=named(target))
+    reports = [piece_report(plan(graph, options), piece, analysis) for piece, graph in graphs.items()]
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     return FunctionReport(name, tuple(reports), left, time.perf_counter() - began)
 

@@ -1,0 +1,168 @@
+"""What kernels are planned for: an architecture, and a machine of it with its multiprocessors, caches and rates.
+
+Cost models and passes take a `Target`; no other file knows a number of a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from codegen import arch as archs
+from codegen.arch import Arch
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """An architecture and the figures of a machine.
+
+    name         as users write it, ``"h200"``; the architecture's where that was given and no machine of it is listed.
+    title        what the driver's name of such a device begins with.
+    arch         instructions, and limits of a block and of a multiprocessor.
+    sms          multiprocessors.
+    l2_bytes     size of the L2 cache.
+    memory_rate  bytes that device memory moves in a microsecond, by its data sheet.
+    clock        cycles of a multiprocessor in a microsecond.
+    mma          multiply-adds of 16-bit elements that a multiprocessor does in a cycle by ``mma.sync``, added up in
+                 float32; with ``wgmma`` those of warpgroups, 0 where there are none; with ``fma`` those of threads in
+                 float32.
+    launch_us    microseconds that one more kernel takes.
+    clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; without it as many as there are
+                 multiprocessors for, though those of a cluster are neighbours.
+    measured     the figures that were measured on such a machine; all others are its data sheet's.
+    assumed      the figures that are another machine's, the nearest of which they are known.
+    planned_as   the target that graphs are planned for, if not this one: it decides on schedules alone.
+    """
+
+    name: str
+    title: str
+    arch: Arch
+    sms: int
+    l2_bytes: int
+    memory_rate: float
+    clock: float
+    mma: float
+    fma: float = 128
+    wgmma: float = 0
+    launch_us: float = 2.849
+    clusters: tuple[int, ...] = ()
+    measured: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ("launch_us",)
+    planned_as: Target | None = None
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Bytes that device memory moves in a cycle."""
+        return self.memory_rate / self.clock
+
+    @property
+    def launch_cycles(self) -> float:
+        return self.launch_us * self.clock
+
+    @property
+    def planned(self) -> Target:
+        """The target that graphs are planned for."""
+        return self.planned_as or self
+
+    @property
+    def origins(self) -> str:
+        """Where its figures are from."""
+        known = (("measured", self.measured), ("of another machine", self.assumed))
+        return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "data sheet: all else"))
+
+    def l2_share(self, share: float) -> int:
+        """Bytes of that share of the L2 cache."""
+        return round(share * self.l2_bytes)
+
+    def clusters_of(self, blocks: int) -> int:
+        """Clusters of so many blocks that run at a time."""
+        return self.clusters[blocks - 1] if self.clusters else self.sms // blocks
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_H200 = Target(
+    "h200", "NVIDIA H200", archs.arch("sm_90a"), 132, 60 * MIB, 4.8e6, 1755, mma=1300, wgmma=2048,
+    clusters=(132, 66, 39, 30, 22, 17, 15, 15), measured=("l2_bytes", "clock", "mma", "launch_us", "clusters"),
+    assumed=(),
+)  # fmt: skip
+_FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
+#: The machines whose figures are known, by name; of one architecture the first stands for it.
+TARGETS: dict[str, Target] = {
+    known.name: known
+    for known in (
+        Target("a100", "NVIDIA A100", archs.arch("sm_80"), 108, 40 * MIB, 2.039e6, 1410, mma=1024, fma=64),
+        Target("l40s", "NVIDIA L40S", archs.arch("sm_89"), 142, 96 * MIB, 0.864e6, 2520, mma=512),
+        Target("rtx4090", "NVIDIA GeForce RTX 4090", archs.arch("sm_89"), 128, 72 * MIB, 1.008e6, 2520, mma=256),
+        _H200,
+        replace(_H200, name="h100", title="NVIDIA H100", l2_bytes=50 * MIB, memory_rate=3.35e6, measured=(),
+                assumed=("clock", "mma", "launch_us", "clusters")),
+        Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 8e6, 1965, mma=1024,
+               assumed=("mma", "launch_us")),
+        Target("rtx5090", "NVIDIA GeForce RTX 5090", archs.arch("sm_120a"), 170, 96 * MIB, 1.792e6, 2407, mma=256),
+    )
+}  # fmt: skip
+
+#: The target of kernels that run on every machine, the CPU included: what all architectures since Ampere have, and
+#: schedules for as many multiprocessors; graphs are planned for the machine that was measured most.
+PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), sms=108, mma=1024, planned_as=_H200)
+
+
+def target(name: str) -> Target:
+    """The target of that name, or the listed one of an architecture ``sm_XX``.
+
+    An architecture without a listed machine gets the figures of the nearest older one, or of the oldest.  One that is
+    older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError, with the known names, for
+    other text.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    arch, every = _arch(name), list(TARGETS.values())
+    older = [t for t in every if t.arch.compute_capability <= arch.compute_capability] or every[:1]
+    like = max(older, key=lambda t: (t.arch.compute_capability, t.arch == arch))  # of equals the first
+    return like if like.arch == arch else replace(like, name=name, arch=arch, measured=(), assumed=_FIGURES)
+
+
+def of_device(
+    title: str, capability: tuple[int, int], sms: int, l2_bytes: int, clock: float, memory_rate: float
+) -> Target:
+    """The target of a device: the listed one of its name and size, else its own figures, as far as a driver tells them,
+    and the others of the target of its architecture.  Raises ValueError where kernels run on no such device.
+    """
+    for known in TARGETS.values():
+        if title.startswith(known.title) and sms == known.sms:
+            return known
+    like = target(archs.from_compute_capability(*capability).name)
+    read = ("sms", "l2_bytes", "clock", "memory_rate")
+    return replace(
+        like, name=like.arch.name, title=title, sms=sms, l2_bytes=l2_bytes, clock=clock, memory_rate=memory_rate,
+        clusters=(), measured=read, assumed=tuple(name for name in _FIGURES if name not in read),
+    )  # fmt: skip
+
+
+def _arch(name: str) -> Arch:
+    """The architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it contains."""
+    if name in archs.KNOWN:
+        return archs.KNOWN[name]
+    found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)
+    number = int(found[1]) if found else 0
+    if archs.OLDEST <= number < 80:
+        return replace(
+            PORTABLE.arch,
+            name=name,
+            major=number // 10,
+            minor=number % 10,
+            shared_bytes_per_block=64 * archs.KIB,
+            shared_bytes_per_sm=64 * archs.KIB,
+            max_threads_per_sm=1024,
+            max_blocks_per_sm=16,
+            has_cp_async=False,
+        )
+    try:
+        return replace(archs.from_compute_capability(number // 10, number % 10), name=name)
+    except ValueError:
+        known = ", ".join((*TARGETS, *archs.KNOWN))
+        raise ValueError(f"{name[:100]!r} is no target and no architecture; known: {known}") from None
