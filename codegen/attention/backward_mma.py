@@ -21,7 +21,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
@@ -144,15 +144,13 @@ class _Renderer:
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             for what, rows in self.held:
                 w.line(f"alignas(16) {self.element} {what}[{s.height}][{rows.padded + PAD}];")
             for what, rows in self.brought:
                 w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
             if not spec.queries:
                 w.line(f"alignas(16) float shift[{STAGES}][{s.cols}], delta[{STAGES}][{s.cols}];")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")

@@ -15,7 +15,7 @@ from codegen.attention.scores import guard, kernel_details, stored
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
-from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
@@ -85,12 +85,10 @@ class _Renderer:
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, WARPS * LANES, parameters)
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             w.line(f"{real} held_first[{s.height}][{a.depth}], held_second[{s.height}][{a.width}];")
             w.line(f"{real} other_first[{LANES}][{a.depth + 1}];  // a column is spread over all banks")
             w.line(f"{real} other_second[{LANES}][{a.width + 1}];")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
         w.line(f"const {real} unit = {literal(a.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.height)
@@ -107,8 +105,9 @@ class _Renderer:
             with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
                 self._numbers("shift[r]", "delta[r]", "r0 + row + r")
         self.scores.intervals()
+        head = f"b{len(a.batch) - 1}"
         if spec.summed > 1:
-            w.open(f"for (int b{len(a.batch) - 1} = 0; b{len(a.batch) - 1} < {spec.summed}; ++b{len(a.batch) - 1})")
+            w.open(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})")
         self.scores.bound_numbers()
         self.scores.met()
         with w.block("for (int tile = first; tile < last; ++tile)"):

@@ -11,6 +11,7 @@ from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
+from codegen.kernel import shared_memory
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec
 
@@ -67,7 +68,7 @@ class Producer:
     def _shared(self) -> None:
         w, s, spec, t = self.w, self.s, self.spec, self.element
         panel = (self.deep, self.wide)
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             for (name, _), count in zip(self.held, panel):
                 dims = f"[{s.ahead}][{count}][{s.height}][{PANEL}]"
                 w.line(f"alignas(1024) {t} {name}{dims};  // panels of 128 bytes, swizzled")
@@ -81,8 +82,6 @@ class Producer:
             if self.scores.ranged:
                 w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
             w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
         with w.block("if (threadIdx.x == 0)"):
             with w.block(f"for (int i = 0; i < {s.ahead}; ++i)"):

@@ -163,11 +163,8 @@ class Computed(Elements):
         w.line(f"const {tile.itype} m = {tile.row('r')};")
         partial = self._pieces(tile) * count != self._depth
         w.line(f"Vector<{tile.element}, {count}> {name}{' = {}' if partial else ''};")
-        if partial:
-            w.open(f"if (d < {self._depth})")
-        self._vector(name, [*tile.batch, "m"], tile.element)
-        if partial:
-            w.close()
+        with w.block(f"if (d < {self._depth})", when=partial):
+            self._vector(name, [*tile.batch, "m"], tile.element)
         return name
 
     def _vector(self, name: str, outer: Sequence[str], element: str) -> None:
@@ -205,16 +202,12 @@ class Computed(Elements):
         done = ahead(self.program, sizes, count)
         if done.reads:
             self.ahead(done, count, same, positions, packed=True)
-        if count > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {count}; ++e)")
         steps = [each(strides) for strides in self.program.indices]
         indices = [" + ".join(t for t in pair if t not in ("", "0")) or "0" for pair in zip(positions, steps)]
-        (text,) = self.element(loaded, indices)
-        text = text if self.dtype.ctype == element else f"convert<{element}>({text})"
-        w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
-        if count > 1:
-            w.close()
+        with w.unrolled(f"for (int e = 0; e < {count}; ++e)", when=count > 1):
+            (text,) = self.element(loaded, indices)
+            text = text if self.dtype.ctype == element else f"convert<{element}>({text})"
+            w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
 
     def _along(self, strides: Sequence[int]) -> str:
         """How far the e-th element of a vector lies behind the first, empty if it is the same."""

@@ -24,7 +24,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
@@ -146,12 +146,10 @@ class _Renderer:
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
         t = self.element
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
             w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
             w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -297,12 +295,9 @@ class _Renderer:
         """Writes a piece of a row in the type in which it is multiplied."""
         w, t = self.w, self.element
         w.line(f"Vector<{t}, {each}> v = {{}};")
-        if exists:
-            w.open(f"if ({exists})")
-        w.line(f"const auto x = load<{each}>({name} + {place});")
-        w.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
-        if exists:
-            w.close()
+        with w.block(f"if ({exists})", when=bool(exists)):
+            w.line(f"const auto x = load<{each}>({name} + {place});")
+            w.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
         w.line(f"store_shared(&{to}, v);")
 
     def _multiply_keys(self) -> None:

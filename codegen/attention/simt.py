@@ -25,7 +25,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
@@ -96,12 +96,10 @@ class _Renderer:
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, WARPS * LANES, parameters)
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             w.line(f"{real} queries[{s.rows}][{spec.depth}];")
             w.line(f"{real} keys[{LANES}][{spec.depth + 1}];  // a column is spread over all banks")
             w.line(f"{real} values[{LANES}][{spec.width}];")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
         w.line(f"const {real} unit = {literal(spec.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.rows)

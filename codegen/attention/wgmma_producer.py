@@ -11,6 +11,7 @@ from codegen.attention.fragments import Fragments
 from codegen.attention.listing import Listing
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
+from codegen.kernel import shared_memory
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, TensorMap
 
@@ -63,7 +64,7 @@ class Producer:
         w, s, spec = self.w, self.s, self.spec
         deep, wide = panels(spec.depth, self.size), panels(spec.width)
         t = self.element
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
             w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
             w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
@@ -79,8 +80,6 @@ class Producer:
             if self.listing:
                 note = "of keys: twice the number, and whether no range is broken; -1 is the end"
                 w.line(f"int tiles[{s.stages}];  // {note}")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:

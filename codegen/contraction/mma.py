@@ -13,7 +13,7 @@ from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_byt
 from codegen.declined import Declined
 from codegen.fragments import Fragments, Staging, space, staging
 from codegen.iteration import index_type, linear
-from codegen.kernel import headers, heading, signature
+from codegen.kernel import headers, heading, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.partials import Part, Partials, Sink
 from codegen.prologue import Prologue
@@ -122,11 +122,9 @@ class _Renderer:
 
     def _shared(self) -> None:
         w = self.w
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             for side in self.sides:
                 w.line(side.member(self.s.stages))
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
     def _place(self) -> None:
         """Where the block's tile and the warp's part of it are."""

@@ -78,14 +78,11 @@ class _Renderer:
             self.f.prepare(self.b)
         self._sums()
         if self.k:
-            depth = w.depth
             conditions = [self.f.within(x, ()) for x in spec.terms if not any(x.inner)]
             if conditions:
                 w.line()
-                w.open(f"if ({' && '.join(conditions)})")
-            self._mainloop()
-            while w.depth > depth:
-                w.close()
+            with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+                self._mainloop()
         self._results()
         w.close()
         barriers = self.k > 0 or bool(self.partials)
@@ -162,19 +159,15 @@ class _Renderer:
         end = str(count) if first == "0" else f"{first} + {count}"
         with w.unrolled(f"for (int kk = {first}; kk < {end}; ++kk)"):
             self._part(self.a, "", s.thread_rows, "ty")
-            if self.spec.products > 1:
-                w.line("#pragma unroll")
-                w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
-            self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
-            with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
-                w.line("#pragma unroll")
-                product = " * ".join(
-                    f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
-                    for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
-                )
-                w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
-            if self.spec.products > 1:
-                w.close()
+            with w.unrolled(f"for (int p = 0; p < {self.spec.products}; ++p)", when=self.spec.products > 1):
+                self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
+                with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
+                    product = " * ".join(
+                        f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
+                        for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
+                    )
+                    sums = f"sum{self.b.of('p')}[i][j]"
+                    w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} += {product};")
 
     def _part(self, side: Side, of: str, mine: int, thread: str) -> None:
         """Reads a thread's rows or columns of term ``kk`` from shared memory."""

@@ -236,31 +236,26 @@ class Factors:
         w, p, step = self.w, side.label, f"i * {side.step}"
         k, outer = f"{p}_k", f"{p}_{side.axis}"
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
-        w.line("#pragma unroll")
+        loop = f"for (int i = 0; i < {side.count}; ++i)"
         if side.in_chunks:
-            with w.block(f"for (int i = 0; i < {side.count}; ++i)"):
-                w.line("#pragma unroll")
+            with w.unrolled(loop):
                 at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
-                w.line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
-            return
-        if side.width > 1:
-            w.line(f"for (int i = 0; i < {side.count}; ++i) store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
-            return
-        if side.gather.program is None and side.prologue.products == 1:
-            w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
-            return
-        w.open(f"for (int i = 0; i < {side.count}; ++i)")
-        if side.gather.program is None:
-            for number in range(side.prologue.products):
-                w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
-            w.close()
-            return
-        text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
-        text = factor(side.gather.operand, text, self.spec.accumulate)
-        if self._guarded(side):
-            text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
-        w.line(f"{p}_tile[stage]{at} = {text};")
-        w.close()
+                w.unrolled_line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
+        elif side.width > 1:
+            w.unrolled_line(f"{loop} store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
+        elif side.gather.program is not None:
+            with w.unrolled(loop):
+                text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
+                text = factor(side.gather.operand, text, self.spec.accumulate)
+                if self._guarded(side):
+                    text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
+                w.line(f"{p}_tile[stage]{at} = {text};")
+        elif side.prologue.products == 1:
+            w.unrolled_line(f"{loop} {p}_tile[stage]{at} = {p}_next[i];")
+        else:
+            with w.unrolled(loop):
+                for number in range(side.prologue.products):
+                    w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
 
     def declare(self) -> None:
         """Declares what a thread has fetched of the next tiles."""

@@ -32,7 +32,7 @@ from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, op
 from codegen.epilogue import Epilogue
 from codegen.factors import ROW_BYTES, Computed, Gathered, Side
 from codegen.iteration import extent, index_type, linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
@@ -274,7 +274,7 @@ class _Renderer(Producer, Results):
 
     def _shared(self) -> None:
         w, s, layout = self.w, self.s, self.layout
-        with w.block("struct Shared", "};"):
+        with shared_memory(w):
             for name, side, gather, size in (
                 ("a", self.parts.a, self.spec.a, s.rows),
                 ("b", self.parts.b, self.spec.b, self.columns),
@@ -303,8 +303,6 @@ class _Renderer(Producer, Results):
             turn = ", turn[2]" if s.turns else ""
             turn += f", operands[{s.groups}]" if layout.operand_maps else ""
             w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - {s.producers};  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:

@@ -92,17 +92,13 @@ class WgmmaPartials(Partials):
             inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.cols else []
             places = -(-self.sizes[0] // GROUP_ROWS)
             inside += [f"place < {places}"] if places % (self.s.rows // GROUP_ROWS) else []
-            if inside:
-                w.open(f"if ({' && '.join(inside)})")
-            for name, part in zip(self._left, self.rows):
-                total, op = part.own, part.reduction.combiner.functor
-                w.line(f"{part.reduction.ctype} {total} = shared.{name}[{self._group}][0][t];")
-                w.unrolled_line(
-                    f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, shared.{name}[{self._group}][q][t]);"
-                )
-                self.store(part, "place", "col", total)
-            if inside:
-                w.close()
+            with w.block(f"if ({' && '.join(inside)})", when=bool(inside)):
+                for name, part in zip(self._left, self.rows):
+                    total, op = part.own, part.reduction.combiner.functor
+                    left = f"shared.{name}[{self._group}]"
+                    w.line(f"{part.reduction.ctype} {total} = {left}[0][t];")
+                    w.unrolled_line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, {left}[q][t]);")
+                    self.store(part, "place", "col", total)
 
     def finish_tile(self, n0: str) -> None:
         """Combines the lanes' rows and stores them."""

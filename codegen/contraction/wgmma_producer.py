@@ -126,25 +126,18 @@ class Producer:
                 w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
                 first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
                 w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
-                item = "k"
-                if k.per_stage > 1:
-                    w.line("#pragma unroll")
-                    w.open(f"for (int u = 0; u < {k.per_stage}; ++u)")
-                    w.line(f"const int item = k * {k.per_stage} + u;")
-                    item = "item"
-                self._walk(item)
-                if isinstance(first_factor, Side):
-                    coordinates(w, "int", "p", "c", first_factor.pixels)
-                    self._load(first_factor, "a", self.a_map, "m0", s.rows)
-                for b, member, tensor_map in self.brought:
-                    if b.panels > 1:
-                        with w.unrolled(f"for (int u = 0; u < {b.panels}; ++u)"):
-                            self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel)
-                    else:
-                        self._load(b.side, member, tensor_map, "m0", s.rows)
-                self._load_seconds()
-                if k.per_stage > 1:
-                    w.close()
+                with w.unrolled(f"for (int u = 0; u < {k.per_stage}; ++u)", when=k.per_stage > 1):
+                    if k.per_stage > 1:
+                        w.line(f"const int item = k * {k.per_stage} + u;")
+                    self._walk("item" if k.per_stage > 1 else "k")
+                    if isinstance(first_factor, Side):
+                        coordinates(w, "int", "p", "c", first_factor.pixels)
+                        self._load(first_factor, "a", self.a_map, "m0", s.rows)
+                    for b, member, tensor_map in self.brought:
+                        several = b.panels > 1
+                        with w.unrolled(f"for (int u = 0; u < {b.panels}; ++u)", when=several):
+                            self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel if several else 0)
+                    self._load_seconds()
             self.end_tiles()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:
@@ -367,14 +360,11 @@ class Producer:
         across = panel_size(size, self.itemsize)
         several = size > across
         if several:
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {size // across}; ++i)")
             values["o"] = f"{origin} + i * {across}"
         coordinates = ", ".join(text(term) for term in side.terms)
         panel = linear([("i", 1)] if several else [], start // across)
-        w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
-        if several:
-            w.close()
+        with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)", when=several):
+            w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
 
     def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
         """Panels of rows, each some channels of one tap, for the pixels of a stage."""
