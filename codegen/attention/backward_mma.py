@@ -14,7 +14,7 @@ from codegen.attention.backward_fragments import BackwardFragments, random_regis
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, random_headers
-from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
+from codegen.attention.mma import PAD, STAGES, WARP_ROWS, add_products, copied_together, copy, multiply
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.declined import Declined
@@ -165,12 +165,9 @@ class _Renderer:
         for what, rows in self.held:
             self._copy(rows, what, "r0", s.height)
         self.scores.intervals()
-        head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
-        if head:
-            w.open(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})")
-        self._loop()
-        if head:
-            w.close()
+        head = f"b{len(a.batch) - 1}"
+        with w.block(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            self._loop()
         names = iter(self.written)
         for sums, op, elements, width, factor in (
             ("by_s", spec.first, a.depth, self.deep, spec.factor),
@@ -193,10 +190,7 @@ class _Renderer:
     def _copy(self, rows: _Rows, what: str, first: str, size: int) -> None:
         """Writes the copies of a tile's rows; what does not exist is 0."""
         w, op, t = self.w, rows.operand, self.scores.t
-        aligned = op.strides[-1] == 1 and op.alignment % 16 == 0 and rows.elements % VECTOR == 0
-        sizes = (*self.a.batch, rows.total)
-        aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
-        each = VECTOR if aligned else 1
+        each = copied_together(op, (*self.a.batch, rows.total), rows.elements)
         pieces = rows.padded // each
         with w.block(f"for (int i = t; i < {size * pieces}; i += {self.threads})"):
             w.line(f"const int r = i / {pieces}, x = i % {pieces}{f' * {each}' if each > 1 else ''};")
@@ -205,14 +199,7 @@ class _Renderer:
             exists = " && ".join(tests)
             terms = [*zip(self.scores.batch, op.strides), (f"{t}({first} + r)", op.strides[-2]), ("x", op.strides[-1])]
             to, place = f"shared.{what}[r][x]", linear(terms)
-            source = f"{rows.name}[{place}]"
-            if each == 1:
-                w.line(f"{to} = {f'{exists} ? {source} : {op.dtype.ctype}{{}}' if exists else source};")
-            elif exists:
-                w.line(f"const bool exists = {exists};")
-                w.line(f"copy_async<16>(&{to}, {rows.name} + (exists ? {place} : 0), exists ? 16 : 0);")
-            else:
-                w.line(f"copy_async<16>(&{to}, {rows.name} + {place});")
+            copy(w, op, rows.name, place, to, each, exists)
 
     def _state(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -266,26 +253,10 @@ class _Renderer:
 
     def _multiply(self, result: str, which: int) -> None:
         """Writes the products of the warp's rows with a tile that was brought."""
-        w, s, t = self.w, self.s, self.element
         (held, rows), (other, _) = self.held[which], self.brought[which]
-        w.unrolled_line(f"for (int i = 0; i < {s.cols // 2}; ++i) {result}[i] = 0.0f;")
-        with w.unrolled(f"for (int kk = 0; kk < {rows.padded}; kk += 16)"):
-            w.line("uint32 a[4];")
-            w.line(f"load_matrices(a, &shared.{held}[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
-            with w.unrolled(f"for (int j = 0; j < {s.cols}; j += 16)"):
-                w.line("uint32 b[2][2];")
-                w.line(
-                    f"load_matrices(b, &shared.{other}[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);"
-                )
-                w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2), a, b[0]);")
-                w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2 + 4), a, b[1]);")
+        multiply(self.w, self.element, result, held, other, rows.padded, self.s.cols)
 
     def _sum(self, sums: str, which: int) -> None:
         """Writes the products of a tile of factors with what was brought."""
-        w, s, t = self.w, self.s, self.element
         other, rows = self.brought[which]
-        with w.unrolled(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)", f"for (int j = 0; j < {rows.padded}; j += 16)"):
-            w.line("uint32 b[2][2];")
-            w.line(f"load_matrices_transposed(b, &shared.{other}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
-            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), factor[kk], b[0]);")
-            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), factor[kk], b[1]);")
+        add_products(self.w, self.element, sums, "factor", other, self.s.cols, rows.padded)

@@ -106,19 +106,16 @@ class _Renderer:
                 self._numbers("shift[r]", "delta[r]", "r0 + row + r")
         self.scores.intervals()
         head = f"b{len(a.batch) - 1}"
-        if spec.summed > 1:
-            w.open(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})")
-        self.scores.bound_numbers()
-        self.scores.met()
-        with w.block("for (int tile = first; tile < last; ++tile)"):
-            w.line(f"const int c0 = tile * {LANES};")
-            w.line("__syncthreads();  // the tile before has been used")
-            self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
-            self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
-            w.line("__syncthreads();")
-            self._tile()
-        if spec.summed > 1:
-            w.close()
+        with w.block(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            self.scores.bound_numbers()
+            self.scores.met()
+            with w.block("for (int tile = first; tile < last; ++tile)"):
+                w.line(f"const int c0 = tile * {LANES};")
+                w.line("__syncthreads();  // the tile before has been used")
+                self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
+                self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
+                w.line("__syncthreads();")
+                self._tile()
         self._results()
         w.close()
         passed = len(spec.arguments) + len(a.loads) + len(spec.written)

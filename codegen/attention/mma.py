@@ -7,6 +7,7 @@ probabilities stay in registers, which are the fragments of the second product a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -190,7 +191,7 @@ class _Renderer:
                 w.line("copy_async_commit();")
                 w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
                 w.line("__syncthreads();")
-            self._multiply_keys()
+            multiply(w, t, "s", "queries", "keys", self.deep, s.keys)
             self.scores.make("tile")
             # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
             # multiplied.  Statistics are of the exponentials as they are.
@@ -198,7 +199,7 @@ class _Renderer:
             self.scores.softmax(CHAINS, self.element if few else "")
             w.line("attention::scale(o, rescale);")
             w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
-            self._multiply_values()
+            add_products(w, t, "o", "probability", "values", s.keys, self.wide)
             if not s.fillers:
                 w.line("__syncthreads();  // the tile has been used")
         if s.fillers:
@@ -236,10 +237,9 @@ class _Renderer:
             self._compute(computed, number, what, first, size, total, padded)
             return
         whole = total % size == 0
-        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
-        aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
-        aligned = aligned and (pages is None or pages.step % VECTOR == 0)
-        each = VECTOR if aligned else 1
+        each = copied_together(op, (*self.spec.batch, total), elements)
+        if pages is not None and pages.step % VECTOR:
+            each = 1
         pieces = padded // each
         thread, threads = self.bringing if number else ("t", self.threads)
         with w.block(f"for (int i = {thread}; i < {size * pieces}; i += {threads})"):
@@ -255,16 +255,8 @@ class _Renderer:
             to = f"shared.{what}[r][d]"
             if op.dtype.ctype != self.element:
                 self._converted(op, name, place, to, each, exists)
-            elif each > 1:
-                if exists:
-                    w.line(f"const bool exists = {exists};")
-                    w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
-                else:
-                    w.line(f"copy_async<16>(&{to}, {name} + {place});")
             else:
-                w.line(
-                    f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};"
-                )
+                copy(w, op, name, place, to, each, exists)
 
     def _compute(
         self, computed: Computed, number: int, what: str, first: str, size: int, total: int, padded: int
@@ -300,24 +292,44 @@ class _Renderer:
             w.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
         w.line(f"store_shared(&{to}, v);")
 
-    def _multiply_keys(self) -> None:
-        """Writes the products of a warp's queries with a tile of keys."""
-        w, s, t = self.w, self.s, self.element
-        w.unrolled_line(f"for (int i = 0; i < {s.keys // 2}; ++i) s[i] = 0.0f;")
-        with w.unrolled(f"for (int kk = 0; kk < {self.deep}; kk += 16)"):
-            w.line("uint32 a[4];")
-            w.line(f"load_matrices(a, &shared.queries[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
-            with w.unrolled(f"for (int j = 0; j < {s.keys}; j += 16)"):
-                w.line("uint32 b[2][2];")
-                w.line("load_matrices(b, &shared.keys[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
-                w.line(f"mma<{t}, {t}>(attention::part(s, j / 2), a, b[0]);")
-                w.line(f"mma<{t}, {t}>(attention::part(s, j / 2 + 4), a, b[1]);")
 
-    def _multiply_values(self) -> None:
-        """Writes the products of a tile's probabilities with its values."""
-        w, s, t = self.w, self.s, self.element
-        with w.unrolled(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)", f"for (int j = 0; j < {self.wide}; j += 16)"):
+def multiply(w: Writer, t: str, sums: str, held: str, brought: str, depth: int, cols: int) -> None:
+    """Writes the products of a warp's rows of the tile ``held`` with a tile that was brought; ``t`` is their C type."""
+    w.unrolled_line(f"for (int i = 0; i < {cols // 2}; ++i) {sums}[i] = 0.0f;")
+    with w.unrolled(f"for (int kk = 0; kk < {depth}; kk += 16)"):
+        w.line("uint32 a[4];")
+        w.line(f"load_matrices(a, &shared.{held}[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
+        with w.unrolled(f"for (int j = 0; j < {cols}; j += 16)"):
+            place = "[j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]"
             w.line("uint32 b[2][2];")
-            w.line("load_matrices_transposed(b, &shared.values[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
-            w.line(f"mma<{t}, {t}>(attention::part(o, j / 2), probability[kk], b[0]);")
-            w.line(f"mma<{t}, {t}>(attention::part(o, j / 2 + 4), probability[kk], b[1]);")
+            w.line(f"load_matrices(b, &shared.{brought}[stage]{place});")
+            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), a, b[0]);")
+            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), a, b[1]);")
+
+
+def add_products(w: Writer, t: str, sums: str, factor: str, brought: str, cols: int, width: int) -> None:
+    """Writes the products of a tile's factors, which are in registers, with a tile that was brought."""
+    with w.unrolled(f"for (int kk = 0; kk < {cols // 16}; ++kk)", f"for (int j = 0; j < {width}; j += 16)"):
+        w.line("uint32 b[2][2];")
+        w.line(f"load_matrices_transposed(b, &shared.{brought}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), {factor}[kk], b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), {factor}[kk], b[1]);")
+
+
+def copied_together(op: Operand, sizes: Sequence[int], elements: int) -> int:
+    """Neighbours of an operand's rows that are copied at once; ``sizes`` are those of the batch and the rows."""
+    aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
+    aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
+    return VECTOR if aligned else 1
+
+
+def copy(w: Writer, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
+    """Writes the copy of ``each`` neighbours as they are, zeros where the C condition ``exists`` does not hold."""
+    if each == 1:
+        source = f"{name}[{place}]"
+        w.line(f"{to} = {f'{exists} ? {source} : {op.dtype.ctype}{{}}' if exists else source};")
+    elif exists:
+        w.line(f"const bool exists = {exists};")
+        w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+    else:
+        w.line(f"copy_async<16>(&{to}, {name} + {place});")

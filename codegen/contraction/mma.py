@@ -163,10 +163,6 @@ class _Renderer:
                 for side in self.sides:
                     side.stash()
 
-    def _loop(self, counter: str, count: int, *, unroll: bool = True) -> None:
-        self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
-        self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
-
     # ---- multiply
 
     def _parts(self) -> None:
@@ -189,55 +185,46 @@ class _Renderer:
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
         w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
-        depth = w.depth
-        if ahead > 1:
-            # What goes through registers takes many instructions: once in front of the loop is enough.
-            self._loop("i", ahead, unroll=not self.stashed)
         number = "i" if ahead > 1 else "0"
         where = linear([(first, 1), (number, 1)])
-        if s.split > 1 or self.depth < ahead:
-            w.open(f"if ({where} < {last})")
-        w.line(f"fetch({where}, {number});")
-        if self.stashed:
-            w.line(f"stash({number});")
-        while w.depth > depth + (ahead > 1):
-            w.close()
-        if self.copied:
-            w.line("copy_async_commit();")
         if ahead > 1:
-            w.close()
+            # What goes through registers takes many instructions: once in front of the loop is enough.
+            w.line("#pragma unroll 1" if self.stashed else "#pragma unroll")
+        with w.block(f"for (int i = 0; i < {ahead}; ++i)", when=ahead > 1):
+            with w.block(f"if ({where} < {last})", when=s.split > 1 or self.depth < ahead):
+                w.line(f"fetch({where}, {number});")
+                if self.stashed:
+                    w.line(f"stash({number});")
+            if self.copied:
+                w.line("copy_async_commit();")
         self._landed()
         w.line("load_parts(0, 0);")
         w.line(f"int stage = 0, filling = {ahead};")
-        w.open(f"for ({self.t} k = {first}; k < {last}; ++k)")
-        w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {self.steps}; ++kk)")
-        w.line(f"if (kk + 1 < {self.steps}) {{")
-        w.depth += 1
-        w.line("load_parts(stage, kk + 1);")
-        w.otherwise(f"else if (k + 1 < {last})")
-        if self.stashed:
-            w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
-        self._landed()
-        w.line("load_parts(next, 0);")
-        w.close()
-        with w.block("if (kk == 0)"):
-            w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
-            if self.copied:
-                w.line("copy_async_commit();")
-        for side in self.sides:
-            side.round()
-        w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
-        w.depth += 1
-        w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
-        a, b = self.a.way.product, self.b.way.product
-        w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
-        w.depth -= 1
-        w.close()
-        w.line("filling = stage;")
-        w.line("stage = next;")
-        w.close()
+        with w.block(f"for ({self.t} k = {first}; k < {last}; ++k)"):
+            w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
+            with w.unrolled(f"for (int kk = 0; kk < {self.steps}; ++kk)"):
+                w.open(f"if (kk + 1 < {self.steps})")
+                w.line("load_parts(stage, kk + 1);")
+                w.otherwise(f"else if (k + 1 < {last})")
+                if self.stashed:
+                    w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
+                self._landed()
+                w.line("load_parts(next, 0);")
+                w.close()
+                with w.block("if (kk == 0)"):
+                    w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
+                    if self.copied:
+                        w.line("copy_async_commit();")
+                for side in self.sides:
+                    side.round()
+                w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
+                w.depth += 1
+                w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
+                a, b = self.a.way.product, self.b.way.product
+                w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
+                w.depth -= 1
+            w.line("filling = stage;")
+            w.line("stage = next;")
         if self.staging is not None or s.split > 1:
             w.line("__syncthreads();  // the ring is free for the sums")
 
@@ -285,12 +272,6 @@ class _Renderer:
                 self.partials.begin(part, self.fragments_n, 4)
             else:
                 self.partials.begin(part, 2 * each, s.warp_cols // part.partial.chunk)
-        depth = w.depth
-        if each > 1:
-            self._loop("i", each)
-        if self.fragments_n > 1:
-            self._loop("j", self.fragments_n)
-        self._loop("f", 4)
         i, j = ("i" if each > 1 else "0"), ("j" if self.fragments_n > 1 else "0")
         row = linear([(i, 16)]) + " + " if i != "0" else ""
         row = f"{row}lane / 4 + f % 2 * 8"
@@ -300,14 +281,17 @@ class _Renderer:
             column = linear([(j, 2), ("f / 2", 1)], 2 * product * self.fragments_n)
             return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
 
-        if staged is None:
-            sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
-            fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
-        else:
-            own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
-            fragments.put(staged, f"{own} + {row}", col, total)
-        while w.depth > depth:
-            w.close()
+        with (
+            w.unrolled(f"for (int i = 0; i < {each}; ++i)", when=each > 1),
+            w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)", when=self.fragments_n > 1),
+            w.unrolled("for (int f = 0; f < 4; ++f)"),
+        ):
+            if staged is None:
+                sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
+                fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
+            else:
+                own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
+                fragments.put(staged, f"{own} + {row}", col, total)
         if staged is None:
             self._finish_partials(each, f"m0 + warp_row{rank}")
             return
@@ -337,13 +321,12 @@ class _Renderer:
                     part, 2 * each, chunks, f"{m} + lane / 4", "n0 + warp_col", (parts.rows, parts.cols)
                 )
                 continue
-            self._loop("j", self.fragments_n)
-            reduction = part.reduction
-            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
-            w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
-            outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
-            outside += [f"col >= {parts.cols}"] if self.b.ragged else []
-            w.line(f"if ({' || '.join(outside)}) continue;")
-            w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
-            self.partials.store(part, "place", "col", "total")
-            w.close()
+            with w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)"):
+                reduction = part.reduction
+                w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
+                w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
+                outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
+                outside += [f"col >= {parts.cols}"] if self.b.ragged else []
+                w.line(f"if ({' || '.join(outside)}) continue;")
+                w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
+                self.partials.store(part, "place", "col", "total")

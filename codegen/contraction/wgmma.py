@@ -395,12 +395,11 @@ class _Renderer(Producer, Results):
             transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
             flags = f", {', '.join(transposed)}" if "1" in transposed else ""
             a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
-            self.pieces()
-            w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-            w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
-            begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
-            w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
-            self.end_pieces()
+            with self.pieces():
+                w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
+                w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
+                begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
+                w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
         w.line("wgmma_commit();")
         if self.adds_up:
             self._add_stage()

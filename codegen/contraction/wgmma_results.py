@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule
@@ -74,15 +75,9 @@ class Results:
             w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
         w.line()
 
-    def pieces(self) -> None:
-        """Opens the loop over a consumer's products of 64 rows."""
-        if self.s.pieces > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int p = 0; p < {self.s.pieces}; ++p)")
-
-    def end_pieces(self) -> None:
-        if self.s.pieces > 1:
-            self.w.close()
+    def pieces(self) -> AbstractContextManager[None]:
+        """The loop over a consumer's products of 64 rows."""
+        return self.w.unrolled(f"for (int p = 0; p < {self.s.pieces}; ++p)", when=self.s.pieces > 1)
 
     @property
     def sum(self) -> str:
@@ -167,13 +162,12 @@ class Results:
                 w.line("tma_wait_read<0>();  // the copies of the results before have read it")
             group = "group" if self.s.groups > 1 else "0"
             w.line(f"barrier_expect(shared.operands[{group}], {size * layout.chunks});")
-            self.pieces()
-            with w.unrolled(f"for (int chunk = 0; chunk < {self.s.part // layout.chunk}; ++chunk)"):
+            loop = f"for (int chunk = 0; chunk < {self.s.part // layout.chunk}; ++chunk)"
+            with self.pieces(), w.unrolled(loop):
                 where = self._box("chunk")
                 for n, (k, _) in layout.operand_maps.items():
                     tile = f"shared.{self.staged[k]}[{group}][{self._static_buffer}]"
                     w.line(f"tma_load({tile}, {self.operand_maps[n]}, shared.operands[{group}], {where});")
-            self.end_pieces()
 
     @property
     def _static_buffer(self) -> str:
@@ -209,60 +203,61 @@ class Results:
             w.line(f"barrier_wait(shared.operands[{'group' if s.groups > 1 else '0'}], {phase});")
             if self.persistent:
                 w.line("brought ^= 1;")
-        self.pieces()
-        self.partials.begin_tile()
-        with w.unrolled(
-            f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps or brought else ', buffer ^= 1'})"
-        ):
-            if ragged_n:
-                w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-            if brought:
-                w.line(f"const int buffer = {self._static_buffer};")
-                if self.partials.rows:
-                    w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-            elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
-                w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
-                w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-            elif self.partials.rows:
-                w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-            elif layout.by_warps:
-                w.line("__syncwarp();  // the warp has carried out what the buffer held")
-                self._fetch()
-            with w.unrolled(f"for (int j = 0; j < {layout.chunk}; j += 16)"):
-                self.partials.begin_columns()
-                values = [self.names.unique(op.name, "_v") for op in layout.stores]
-                for name, op in zip(values, layout.stores):
-                    w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
-                with w.unrolled("for (int f = 0; f < 4; ++f)"):
-                    position = self._row("row + f % 2 * 8", clamp=ragged_m)
-                    if self._outside:
-                        w.line(f"if ({' || '.join(self._outside)}) continue;")
-                    position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-                    inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
-                    run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
-                    sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-                    sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
-                    given = self._fetched_pairs()
-                    self.epilogue.results(position, sums, run, [f"{v}[f]" for v in values], sinks, given)
-                self.partials.leave_columns()
-                for name, value in zip(self.staged, values):
-                    tile = self._buffer(name)
-                    if layout.turned:
-                        w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
-                    else:
-                        w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
-            if layout.carried:
-                if layout.by_warps:
-                    w.line("__syncwarp();  // a warp carries out its own rows")
-                else:
+        with self.pieces():
+            self.partials.begin_tile()
+            with w.unrolled(
+                f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps or brought else ', buffer ^= 1'})"
+            ):
+                if ragged_n:
+                    w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
+                if brought:
+                    w.line(f"const int buffer = {self._static_buffer};")
+                    if self.partials.rows:
+                        w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+                elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
+                    w.line(
+                        f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it"
+                    )
                     w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-                for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
-                    self._carry(name, pointer, op)
-            else:
-                self._copy_out(ragged_m)
-            self.partials.finish_columns(self._n0, layout.chunk)
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
+                elif self.partials.rows:
+                    w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+                elif layout.by_warps:
+                    w.line("__syncwarp();  // the warp has carried out what the buffer held")
+                    self._fetch()
+                with w.unrolled(f"for (int j = 0; j < {layout.chunk}; j += 16)"):
+                    self.partials.begin_columns()
+                    values = [self.names.unique(op.name, "_v") for op in layout.stores]
+                    for name, op in zip(values, layout.stores):
+                        w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
+                    with w.unrolled("for (int f = 0; f < 4; ++f)"):
+                        position = self._row("row + f % 2 * 8", clamp=ragged_m)
+                        if self._outside:
+                            w.line(f"if ({' || '.join(self._outside)}) continue;")
+                        position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
+                        inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
+                        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
+                        sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
+                        sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
+                        given = self._fetched_pairs()
+                        self.epilogue.results(position, sums, run, [f"{v}[f]" for v in values], sinks, given)
+                    self.partials.leave_columns()
+                    for name, value in zip(self.staged, values):
+                        tile = self._buffer(name)
+                        if layout.turned:
+                            w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
+                        else:
+                            w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
+                if layout.carried:
+                    if layout.by_warps:
+                        w.line("__syncwarp();  // a warp carries out its own rows")
+                    else:
+                        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+                    for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
+                        self._carry(name, pointer, op)
+                else:
+                    self._copy_out(ragged_m)
+                self.partials.finish_columns(self._n0, layout.chunk)
+            self.partials.finish_tile(self._n0)
 
     def _buffer(self, name: str) -> str:
         """The staging buffer of a consumer."""
@@ -404,31 +399,33 @@ class Results:
 
     def direct(self) -> None:
         """Results from registers: outputs that no tensor map describes."""
-        w, s, layout = self.w, self.s, self.layout
         if not self.parts.reduction.skips:
             self._batch_coordinates()
-        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
-        self.pieces()
-        self.partials.begin_tile()
-        if self.partials.rows:
-            self.direct_by_columns()
-            return
+        with self.pieces():
+            self.partials.begin_tile()
+            if self.partials.rows:
+                self._direct_by_columns()
+            else:
+                self._direct_by_rows()
+            self.partials.finish_tile(self._n0)
+
+    def _direct_by_rows(self) -> None:
+        """The two rows of a thread, one after the other."""
+        w, s, layout = self.w, self.s, self.layout
         with w.unrolled("for (int i = 0; i < 2; ++i)"):
             coordinates = self._row("row + i * 8", clamp=False)
-            outside = [*([f"m >= {self.parts.rows}"] if ragged_m else []), *self._outside]
+            outside = [*([f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []), *self._outside]
             if outside:
                 w.line(f"if ({' || '.join(outside)}) continue;")
             with w.unrolled(f"for (int j = 0; j < {s.part}; j += 8)"):
                 coordinates.append(self._column("j", clamp=False))
-                if ragged_n:
+                if self.parts.cols % s.cols:
                     w.line(f"if (n >= {self.parts.cols}) continue;")
                 run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
                 sinks = self.partials.sinks("j", self._n0, False, False, row="i")
                 self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
 
-    def direct_by_columns(self) -> None:
+    def _direct_by_columns(self) -> None:
         """The same, 16 columns at a time: columns are reduced."""
         w, s, length = self.w, self.s, self.layout.chunk
         with w.unrolled(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)"):
@@ -445,11 +442,8 @@ class Results:
                         w.line(f"if ({' || '.join(outside)}) continue;")
                     run = Run(2, len(position) - 1, "e", self._missing)
                     sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-                    self.epilogue.results(
-                        position, sums, run, sinks=self.partials.sinks(column, self._n0, False, False)
-                    )
+                    sinks = self.partials.sinks(column, self._n0, False, False)
+                    self.epilogue.results(position, sums, run, sinks=sinks)
                 self.partials.leave_columns()
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
             self.partials.finish_columns(self._n0, length)
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
