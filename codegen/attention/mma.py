@@ -126,22 +126,9 @@ class _Renderer:
             *kernel_details(spec),
             f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
         ]
-        more = [
-            "memory.cuh",
-            "shared.cuh",
-            "async_copy.cuh",
-            "fragments.cuh",
-            "pipeline.cuh",
-            "attention.cuh",
-            *random_headers(spec),
-        ]
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} nodes in one kernel",
-            program,
-            headers(program, *more, programs=[spec.weight, spec.epilogue]),
-            details,
-        )
+        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
+        needed = headers(program, *more, *random_headers(spec), programs=[spec.weight, spec.epilogue])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
@@ -271,16 +258,8 @@ class _Renderer:
             w.line(f"store_shared(&shared.{what}[r][d], {value});")
 
         last = total - 1 if total % size else None
-        tile = Rows(
-            first,
-            last,
-            size,
-            padded,
-            *(self.bringing if number else ("t", self.threads)),
-            scores.batch,
-            scores.t,
-            self.element,
-        )
+        thread = self.bringing if number else ("t", self.threads)
+        tile = Rows(first, last, size, padded, *thread, scores.batch, scores.t, self.element)
         computed.fill(tile, store)
 
     def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:

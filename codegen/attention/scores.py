@@ -11,7 +11,7 @@ from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated
+from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
@@ -33,18 +33,23 @@ def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    rows = [c.program for c in spec.computed if c is not None]
+    fronts = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
-    programs = (*rows, spec.program, spec.inside, spec.within, *others)
-    plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
-    every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
+    programs = (*fronts, spec.program, spec.inside, spec.within, *others)
+    every = [op.strides for op in (*spec.arguments, *spec.written)]
+    every += [x for p in programs for x in (*(op.strides for op in p.loads), *p.indices)]
     lead = int(spec.parts > 1)  # parts stay the first dimension
     batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
     batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
     new = iter([b + x[rank:] for b, x in zip(over, every)])
+    nowhere = (0,) * (len(batch) + 2)
 
     def moved(op: Operand) -> Operand:
         return replace(op, strides=next(new))
+
+    def moved_program(p: Program) -> Program:
+        loads = [next(new) for _ in p.loads]
+        return restrided(p, [*loads, *(nowhere for _ in p.stores), *(next(new) for _ in p.indices)])
 
     q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
     pages = spec.pages
@@ -54,28 +59,18 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     sink = None if spec.sink is None else moved(spec.sink)
     results = [moved(op) for op in spec.results]
     stats = None if spec.stats is None else moved(spec.stats)
-    loads = [tuple(moved(op) for op in p.loads) for p in programs]
-    indices = [tuple(next(new) for _ in p.indices) for p in programs]
-    nowhere = (0,) * (len(batch) + 2)
-    every_program = [
-        replace(
-            p,
-            loads=loads[n],
-            indices=indices[n],
-            stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
-        )
-        for n, p in enumerate(programs)
-    ]
-    own, (program, inside, within, *others) = iter(every_program[: len(rows)]), every_program[len(rows) :]
-    q_rows, k_rows, v_rows = (None if c is None else replace(c, program=next(own)) for c in spec.computed)
+    q_rows, k_rows, v_rows = (
+        None if c is None else replace(c, program=moved_program(c.program)) for c in spec.computed
+    )
+    program, inside, within = (moved_program(p) for p in (spec.program, spec.inside, spec.within))
+    weight = None if spec.weight is None else moved_program(spec.weight)
     epilogue = None
     if spec.epilogue is not None:
-        epilogue = others.pop()
+        epilogue = moved_program(spec.epilogue)
         epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
-    spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
-    spec = replace(spec, epilogue=epilogue, out=results[0])
-    spec = replace(spec, computed=(q_rows, k_rows, v_rows))
-    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats, pages=pages)
+    spec = replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=results[0], stats=stats, pages=pages)
+    spec = replace(spec, program=program, inside=inside, within=within, weight=weight, epilogue=epilogue)
+    return replace(spec, computed=(q_rows, k_rows, v_rows))
 
 
 class Scores:

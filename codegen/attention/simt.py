@@ -85,13 +85,8 @@ class _Renderer:
         details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
         more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
         more += ["extent.cuh"] if Ranges.intervals(spec) else []
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} nodes in one kernel",
-            program,
-            headers(program, *more, programs=[spec.weight, spec.epilogue]),
-            details,
-        )
+        needed = headers(program, *more, programs=[spec.weight, spec.epilogue])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]

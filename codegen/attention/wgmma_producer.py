@@ -156,11 +156,8 @@ class Producer:
         """Writes the loads of a tile of keys or values."""
         spec, keys, w = self.spec, self.s.keys, self.w
         op, map_ = ((spec.k, self.k), (spec.v, self.v))[number]
-        full, tile, count = (
-            f"shared.{name}_full[stage.index]",
-            f"shared.{name}[stage.index]",
-            panels(elements, self.size),
-        )
+        full, tile = f"shared.{name}_full[stage.index]", f"shared.{name}[stage.index]"
+        count = panels(elements, self.size)
         if self.narrow and number == 1:
             w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
             w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {coordinates(self.spec, op, '0')});")

@@ -86,14 +86,8 @@ class _Renderer:
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
         more += ["cluster.cuh"] if s.split > 1 else []
         more += ["reduce.cuh"] if self.partials else []
-        programs = (spec.a.program, spec.b.program)
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=programs),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         parameters = [text for side in self.sides for text in side.prologue.parameters()]
         parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, 1)

@@ -54,13 +54,8 @@ class _Renderer:
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
         more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=(spec.a.program, spec.b.program)),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
         parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, s.blocks)

@@ -144,13 +144,8 @@ class _Renderer(Producer, Results):
             more.append("computed.cuh")
         if self.partials:
             more.append("reduce.cuh")
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=(spec.a.program, spec.b.program)),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
         names, maps = self.epilogue.pointers, layout.maps
