@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 #: Words that are no identifiers in C++, and macros of the C library for the CPU.
@@ -20,13 +20,15 @@ RESERVED = frozenset(
     APPROXIMATE_MATH NULL INFINITY NAN HUGE_VAL EOF assert errno stdin stdout stderr linux unix near far main
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
-#: A name that is not chosen yet (letters as in an identifier, of which no other has the first and the last), with what
-#: is before and behind it: stem, suffix, number.
-_MARK = re.compile(r"([A-Za-z0-9_]*)ʘ([A-Za-z0-9_]+)ǀ([A-Za-z0-9_]*)ǀ(\d+)ʘ([A-Za-z0-9_]*)")
-_IGNORED = re.compile(r"//[^\n]*|#include[^\n]*")
-#: What only means something within a struct, and other words but members and those of a namespace.
+#: Around a name that is not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
+_EDGE, _BETWEEN = "ʘ", "ǀ"
+#: What only means something within a struct.
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
-_WORD = re.compile(r"(?<![\w.])(?<!::)[A-Za-z_]\w*")
+#: What is neither in a word nor between one and its members or those of its namespace becomes a space.
+_APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.:")})
+_BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
+#: Identifiers that a name is a part of are not longer than this.
+_LONGEST = 128
 
 
 def identifier(text: str) -> str:
@@ -72,35 +74,46 @@ class Names:
 
     def unique(self, text: str, suffix: str = "") -> str:
         """Returns the mark of an identifier that will resemble the text, ending in ``suffix``."""
-        mark = _MARK.fullmatch(text)
-        stem = "".join(mark.group(2, 3)) if mark else identifier(text)
-        return f"ʘ{stem}ǀ{suffix}ǀ{next(self._numbers)}ʘ"
+        _, *mark = text.split(_EDGE)
+        stem = "".join(mark[0].split(_BETWEEN)[:2]) if mark else identifier(text)
+        return f"{_EDGE}{stem}{_BETWEEN}{suffix}{_BETWEEN}{next(self._numbers)}{_EDGE}"
 
 
-def named(code: str) -> str:
-    """Returns C code with an identifier in place of every mark: one that is no other word of the code."""
-    marks: dict[int, tuple[str, str]] = {}
-    around: dict[int, set[tuple[str, str]]] = {}
-    for before, stem, suffix, number, behind in _MARK.findall(code):
-        marks[int(number)] = stem, suffix
-        around.setdefault(int(number), set()).add((before, behind))
-    plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), _MARK.sub(" ", _IGNORED.sub("", code)))
-    taken = RESERVED.union(_WORD.findall(plain))
+def _words(lines: Sequence[str]) -> set[str]:
+    """Returns the words of lines of C that a name must not be."""
+    code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
+    plain = "".join(code.split(_EDGE)[::2])
+    if "struct " in plain:
+        plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
+    return {word.partition(".")[0].partition(":")[0] for word in set(plain.translate(_APART).split())}
+
+
+def named(lines: Sequence[str]) -> str:
+    """Returns lines of C with an identifier in place of every mark: one that is no other word of them."""
+    pieces = "\n".join(lines).split(_EDGE)
+    around: dict[str, set[tuple[str, str]]] = {}
+    for k in range(1, len(pieces) - 1, 2):
+        before, behind = _BEFORE.search(pieces[k - 1][-_LONGEST:]), _BEHIND.match(pieces[k + 1])
+        assert before is not None
+        assert behind is not None
+        around.setdefault(pieces[k], set()).add((before[0], behind[0]))
+    taken = RESERVED | _words(lines) if around else set()
     chosen: dict[str, str] = {}
-    for number, mark in sorted(marks.items()):
-        for name in _candidates(*mark):
-            every = {f"{before}{name}{behind}" for before, behind in around[number]}
+    for mark in sorted(around, key=lambda mark: int(mark.rpartition(_BETWEEN)[2])):
+        stem, suffix, _ = mark.split(_BETWEEN)
+        for name in _candidates(stem, suffix):
+            every = {f"{before}{name}{behind}" for before, behind in around[mark]}
             if not every & taken:
                 break
         taken |= every
-        chosen[str(number)] = name
-    code = _MARK.sub(lambda m: f"{m[1]}{chosen[m[4]]}{m[5]}", code)
-    return code if code.isascii() else code.encode("ascii", "replace").decode()  # a comment of a text like a mark
+        chosen[mark] = name
+    pieces[1::2] = [chosen.get(piece, piece) for piece in pieces[1::2]]
+    return "".join(pieces) + "\n"
 
 
 def comment(text: str, limit: int = 110) -> str:
     """One ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = "".join(c if " " <= c <= "~" or c in "ʘǀ" else "?" for c in text).replace("\\", "/")
+    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 
@@ -154,4 +167,4 @@ class Writer:
 
     def text(self) -> str:
         """Returns the lines, with names in place of marks (`Names`)."""
-        return named("\n".join(self.lines) + "\n")
+        return named(self.lines)

@@ -66,11 +66,13 @@ def test_names_are_chosen_when_the_kernel_is_written() -> None:
     x, vector, again = names.unique("row"), names.unique("row", "_v"), names.unique("row")
     assert x.isidentifier(), "whoever asks takes it for one"
     w.line(f"const int row = threadIdx.x, {x}_at = row;")
-    w.line(comment(f"{x} lies here, as ʘ do others"))
+    w.line(comment("a user's ʘrowǀǀ0ʘ"))
+    w.line(f"// {x} lies here")
     w.line(f"{vector} = at_{x}[row] + shared.row_2 + {again}; // row_3")
     assert w.text() == (
         "const int row = threadIdx.x, row_2_at = row;\n"
-        "// row_2 lies here, as ? do others\n"
+        "// a user's ?row??0?\n"
+        "// row_2 lies here\n"
         "row_v = at_row_2[row] + shared.row_2 + row_3; // row_3\n"
     )
 

@@ -124,7 +124,7 @@ class _Renderer(Producer, Results):
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
         if s.computes:
-            details.append(f"the consumers compute {self.a} in registers")
+            details.append(f"the consumers compute {spec.a.operand.name} in registers")
         if self.adds_up:
             details.append(
                 "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"
