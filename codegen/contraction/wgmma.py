@@ -374,18 +374,22 @@ class _Renderer(Producer, Results):
         if self.computed is None and (s.groups > 1 or self.columns > GROUP_ROWS):
             # Unrolled it compiles a fifth longer; only products of few columns are too short to hide the loop itself.
             w.line("#pragma unroll 1")
-        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
-        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
-        if self.computed is not None:
-            self._computed_stage(self.computed, first)
-            self._end_consumers(phased)
-            return
+        with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+            w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+            if self.computed is not None:
+                self._computed_stage(self.computed, first)
+            else:
+                self._stage(first)
+        self._end_consumers(phased)
+
+    def _stage(self, first: str) -> None:
+        """The products of a stage."""
+        w, s, side = self.w, self.s, self.parts.a
+        assert not isinstance(side, Computed)
         if s.gather:
             w.line("fence_async_shared();  // the producer's copies are ordinary writes")
         w.line("wgmma_fence();")
         with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
-            side = self.parts.a
-            assert not isinstance(side, Computed)
             across = not side.along_k
             transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
             flags = f", {', '.join(transposed)}" if "1" in transposed else ""
@@ -400,25 +404,22 @@ class _Renderer(Producer, Results):
             self._add_stage()
         else:
             self._release_stage(first)
-        self._end_consumers(phased)
 
     def _add_stage(self) -> None:
-        """Closes the loop over the stages: each is added to the tile's sums, while the other consumers multiply."""
+        """Adds the sums of a stage to the tile's, while the other consumers multiply."""
         w = self.w
         w.line("wgmma_wait<0>();")
         w.line("wgmma_hold(part);")
         w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
         w.unrolled_line(f"for (int i = 0; i < {self.columns // 2}; ++i) sum[i] += part[i];")
-        w.close()
 
     def _release_stage(self, first: str) -> None:
-        """Closes the loop over the stages: the producer may fill one again while the next is multiplied."""
+        """Lets the producer fill a stage again while the next is multiplied."""
         w = self.w
         with w.block(f"if (k > {first})"):
             w.line("wgmma_wait<1>();  // the products of the previous stage are done")
             w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
         w.line("previous = stage.index;")
-        w.close()
 
     def _computed_stage(self, factor: ComputedFactor, first: str) -> None:
         """The products of a stage whose first factor is computed: a fragment while the one before is multiplied."""
@@ -435,7 +436,6 @@ class _Renderer(Producer, Results):
             w.line("wgmma_wait<1>();  // the product before is done: its fragment, and at first its stage, are free")
             w.line(f"if (kk == 0 && k > {first} && t == 0) barrier_arrive(shared.empty[previous]);")
         w.line("previous = stage.index;")
-        w.close()
 
     def _end_consumers(self, phased: bool) -> None:
         """Waits for the sums of a tile, and makes the results of them."""
@@ -448,18 +448,15 @@ class _Renderer(Producer, Results):
             some = "last > 0 && " if phased else ""
             w.line(f"if ({some}t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()
-        idle = s.part * s.split > s.cols
         if s.split > 1:
             self.publish()
-            if idle:
-                w.open(f"if (rank < {s.cols // s.part})")
-            self.add_up()
-        if self.layout.maps is not None or self.layout.carried:
-            self.through_shared_memory()
-        else:
-            self.direct()
-        if idle:
-            w.close()
+        with w.block(f"if (rank < {s.cols // s.part})", when=s.part * s.split > s.cols):
+            if s.split > 1:
+                self.add_up()
+            if self.layout.maps is not None or self.layout.carried:
+                self.through_shared_memory()
+            else:
+                self.direct()
         self.end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
