@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -59,16 +59,18 @@ def rebase(
     """A program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed alike)."""
     every = [op.strides for op in program.operands] + list(program.indices) + list(extra)
     sizes, strides = collapse(shape, every, order)
+    own = len(every) - len(extra)
+    return sizes, restrided(program, strides[:own]), strides[own:]
+
+
+def restrided(program: Program, strides: Sequence[Strides]) -> Program:
+    """A program with other strides: those of its loads, its stores and its indices, in this order."""
     n, m = len(program.loads), len(program.stores)
-    loads = tuple(replace(op, strides=s) for op, s in zip(program.loads, strides))
-    stores = tuple(
-        Store(replace(store.operand, strides=s), store.value) for store, s in zip(program.stores, strides[n:])
-    )
-    indices = tuple(strides[n + m : n + m + len(program.indices)])
-    return (
-        sizes,
-        replace(program, loads=loads, stores=stores, indices=indices),
-        strides[n + m + len(program.indices) :],
+    return replace(
+        program,
+        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
+        stores=tuple(Store(replace(x.operand, strides=s), x.value) for x, s in zip(program.stores, strides[n:])),
+        indices=tuple(strides[n + m :]),
     )
 
 
@@ -104,6 +106,22 @@ def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
     inner = prod(shape[dim + 1 :])
     text = position if inner == 1 else f"{position} / {inner}"
     return text if prod(shape[:dim]) == 1 else f"{text} % {shape[dim]}"
+
+
+def coordinates(
+    w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], dims: Iterable[int] | None = None
+) -> list[str]:
+    """Writes coordinates of a row-major position, of all dimensions or of some, as constants ``prefix0``, ``prefix1``,
+    ...; returns the names of all.
+    """
+    for d in range(len(shape)) if dims is None else dims:
+        w.line(f"const {itype} {prefix}{d} = {coordinate(position, shape, d)};")
+    return [f"{prefix}{d}" for d in range(len(shape))]
+
+
+def long(shape: Sequence[int]) -> list[int]:
+    """The dimensions of more than one element."""
+    return [d for d, size in enumerate(shape) if size > 1]
 
 
 class Coordinates:

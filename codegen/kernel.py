@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
@@ -45,6 +46,15 @@ def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blo
     for number, parameter in enumerate(parameters):
         w.line(f"    {parameter}{',' if number < len(parameters) - 1 else ')'}")
     w.open("")
+
+
+@contextmanager
+def shared_memory(w: Writer) -> Iterator[None]:
+    """Writes the struct ``Shared`` around its members, and the variable ``shared``."""
+    with w.block("struct Shared", "};"):
+        yield
+    w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+    w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
 
 def from_the_end(source: KernelSource) -> KernelSource:

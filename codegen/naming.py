@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 #: Words that are no identifiers in C++, and macros of the C library for the CPU.
 RESERVED = frozenset(
@@ -131,9 +132,38 @@ class Writer:
         self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
+    @contextmanager
+    def block(self, text: str, end: str = "}", *, when: bool = True) -> Iterator[None]:
+        """Opens a block and closes it behind what is written inside of the ``with`` statement, if ``when``."""
+        if when:
+            self.open(text)
+        yield
+        if when:
+            self.close(end)
+
+    @contextmanager
+    def unrolled(self, *loops: str, when: bool = True) -> Iterator[None]:
+        """The same for loops, one in the other, that the compiler unrolls."""
+        for loop in loops if when else ():
+            self.line("#pragma unroll")
+            self.open(loop)
+        yield
+        for _ in loops if when else ():
+            self.close()
+
+    def unrolled_line(self, loop: str) -> None:
+        """Writes a loop that is unrolled and has its only statement behind it."""
+        self.line("#pragma unroll")
+        self.line(loop)
+
     def close(self, text: str = "}") -> None:
         self.depth -= 1
         self.line(text)
+
+    def otherwise(self, text: str = "else") -> None:
+        """Closes a block and opens the next one of the same statement."""
+        self.close(f"}} {text} {{")
+        self.depth += 1
 
     def text(self) -> str:
         """Returns the lines, with names in place of marks (`Names`)."""

@@ -13,6 +13,7 @@ from math import e, log2
 from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.random import RandomWords, random_words
+from codegen.attention.scores import guard, stored
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
@@ -49,26 +50,24 @@ class BackwardFragments(BackwardScores):
     def shift_of(self, name: str, query: str, exists: str) -> str:
         """The C expression of the shift of a query, to base 2; one that does not exist has no probabilities."""
         op = self.whole.shift
-        text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.query_place(op, query)}]')}"
+        text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.offset(op, query)}]')}"
         text = f"attention::shift({text})" if self.whole.guarded else text
         return f"{exists} ? {text} : infinity<float>()" if exists else text
 
     def delta_of(self, name: str, query: str, exists: str) -> str:
         op = self.whole.delta
-        text = _as_float(op, f"{name}[{self.query_place(op, query)}]")
+        text = _as_float(op, f"{name}[{self.offset(op, query)}]")
         return f"{exists} ? {text} : 0.0f" if exists else text
 
     def row_numbers(self, shift: str, delta: str) -> None:
         """Writes shift and delta of the thread's rows, which are queries."""
         w, spec = self.w, self.whole
         w.line("float shift[2], delta[2];")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line(f"const {self.t} m = r0 + row + f * 8;")
-        exists = f"m < {spec.rows}" if spec.rows % self.height else ""
-        w.line(f"shift[f] = {self.shift_of(shift, 'm', exists)};")
-        w.line(f"delta[f] = {self.delta_of(delta, 'm', exists)};")
-        w.close()
+        with w.unrolled("for (int f = 0; f < 2; ++f)"):
+            w.line(f"const {self.t} m = r0 + row + f * 8;")
+            exists = f"m < {spec.rows}" if spec.rows % self.height else ""
+            w.line(f"shift[f] = {self.shift_of(shift, 'm', exists)};")
+            w.line(f"delta[f] = {self.delta_of(delta, 'm', exists)};")
 
     def literal(self, value: float) -> str:
         return literal(value, "float")
@@ -82,44 +81,24 @@ class BackwardFragments(BackwardScores):
         """Writes the functions that make scores of a tile's products, and the slopes, and that draw random numbers."""
         w = self.w
         if self.random is not None:
-            w.open("const auto draw = [&](int tile)")
-            self._draw(self.random)
-            w.close("};")
+            with w.block("const auto draw = [&](int tile)", "};"):
+                self._draw(self.random)
         if self.trivial:
             return
-        w.open("const auto scores = [&](int tile)")
-        w.line(f"const int c0 = tile * {self.width};")
-        if not self.differ:
-            self._tile(inside=True)
-        else:
-            w.open(f"if ({self.unbroken(self.top, self.group)})")
-            if self.plain:
-                w.line("return;  // the products are the scores")
-                w.close()
-                self._tile(inside=False)
-            else:
-                self._tile(inside=True)
-                w.close("} else {")
-                w.depth += 1
-                self._tile(inside=False)
-                w.close()
-        w.close("};")
+        with w.block("const auto scores = [&](int tile)", "};"):
+            w.line(f"const int c0 = tile * {self.width};")
+            self.by_tile(lambda: self.unbroken(self.top, self.group), self._tile)
 
-    def _tile(self, *, inside: bool) -> None:
+    def _tile(self, inside: bool) -> None:
         w = self.w
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.width // 2}; j += 4)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line(f"const {self.t} m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;")
-        self.element("m", "n", "s[j + f * 2 + e]", inside=inside, count=2)
-        for k in range(2):
-            w.line(f"s[j + f * 2{f' + {k}' if k else ''}] = score[{k}];")
-        if self.whole.sloped:
+        with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
+            w.line(f"const {self.t} m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;")
+            self.element("m", "n", "s[j + f * 2 + e]", inside=inside, count=2)
             for k in range(2):
-                w.line(f"slope[j + f * 2{f' + {k}' if k else ''}] = slope_of[{k}];")
-        w.close()
-        w.close()
+                w.line(f"s[j + f * 2{f' + {k}' if k else ''}] = score[{k}];")
+            if self.whole.sloped:
+                for k in range(2):
+                    w.line(f"slope[j + f * 2{f' + {k}' if k else ''}] = slope_of[{k}];")
 
     def random_state(self) -> None:
         """Writes the bits that say which elements of a tile are kept."""
@@ -139,40 +118,34 @@ class BackwardFragments(BackwardScores):
         w.line(f"const int c0 = tile * {self.width};")
         half = self.width // 2
         count = -(-half // BITS)
-        w.line("#pragma unroll")
-        w.open(f"for (int word = 0; word < {count}; ++word)")
-        w.line("uint32 bits = 0;")
-        w.line("#pragma unroll 1  // while products are made few registers are free")
         last = f"{BITS}" if half % BITS == 0 else f"min({BITS}, {half} - word * {BITS})"
-        w.open(f"for (int j = 0; j < {last}; j += {8 if random.together and queries else 4})")
         rows = queries or not random.together  # whether a thread's two rows are apart
-        if rows:
-            w.line("#pragma unroll")
-            w.open("for (int f = 0; f < 2; ++f)")
         along = f"c0 + word * {2 * BITS} + j * 2" if count > 1 else "c0 + j * 2"
         row = "(r0 + row + f * 8)" if rows else "(r0 + row - lane / 4)"
         col = f"({along})" if random.together else f"({along} + lane % 4 * 2 + e)"
         m, n = (row, col) if queries else (col, row)
         element = f"uint32({linear([(text, step) for text, step in zip((*self.batch, m, n), random.steps)])})"
-        if random.together:
-            w.line("uint32 words[4];")
-            function, step = "random_words", ""
-            if not queries:
-                function, step = "random_words_of_columns", f"{random.steps[-2]}u, "
-            w.line(f"attention::{function}({element}, {step}{above}, lane, {seed}, {offset}, words);")
-            w.line("#pragma unroll")
-            w.open("for (int i = 0; i < 4; ++i)")
-            place = "j + f * 2 + i / 2 * 4 + i % 2" if queries else "j + i"
-            w.line(f"bits |= uint32({random.enough('words[i]')}) << ({place});")
-        else:
-            w.line("#pragma unroll")
-            w.open("for (int e = 0; e < 2; ++e)")
-            value = f"philox::at_least({element}, {above}, {seed}, {offset}, {random.least >> 8})"
-            w.line(f"bits |= uint32({value}) << (j + f * 2 + e);")
-        for _ in range(3 if rows else 2):
-            w.close()
-        w.line("kept[word] = bits;")
-        w.close()
+        with w.unrolled(f"for (int word = 0; word < {count}; ++word)"):
+            w.line("uint32 bits = 0;")
+            w.line("#pragma unroll 1  // while products are made few registers are free")
+            with (
+                w.block(f"for (int j = 0; j < {last}; j += {8 if random.together and queries else 4})"),
+                w.unrolled("for (int f = 0; f < 2; ++f)", when=rows),
+            ):
+                if random.together:
+                    w.line("uint32 words[4];")
+                    function, step = "random_words", ""
+                    if not queries:
+                        function, step = "random_words_of_columns", f"{random.steps[-2]}u, "
+                    w.line(f"attention::{function}({element}, {step}{above}, lane, {seed}, {offset}, words);")
+                    with w.unrolled("for (int i = 0; i < 4; ++i)"):
+                        place = "j + f * 2 + i / 2 * 4 + i % 2" if queries else "j + i"
+                        w.line(f"bits |= uint32({random.enough('words[i]')}) << ({place});")
+                else:
+                    with w.unrolled("for (int e = 0; e < 2; ++e)"):
+                        value = f"philox::at_least({element}, {above}, {seed}, {offset}, {random.least >> 8})"
+                        w.line(f"bits |= uint32({value}) << (j + f * 2 + e);")
+            w.line("kept[word] = bits;")
 
     def _weigh(self, tile: str, values: str, *results: str) -> None:
         """Writes what becomes of a tile's ``values``, two neighbours at a time; results are statements that take it,
@@ -183,33 +156,25 @@ class BackwardFragments(BackwardScores):
         program = self.weight.program
         drawn = None if self.random is None else self.random.compared
         others = [v for k, i in enumerate(program.instructions) if k != drawn for v in i.args]
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.width // 2}; j += 4)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        if any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others):
-            w.line(f"const {self.t} m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2;")
-        self.weigh("m", "n", f"{values}[j + f * 2 + e]", count=2)
-        for line in results:
-            w.line(line)
-        w.close()
-        w.close()
+        with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
+            if any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others):
+                w.line(f"const {self.t} m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2;")
+            self.weigh("m", "n", f"{values}[j + f * 2 + e]", count=2)
+            for line in results:
+                w.line(line)
 
     def probabilities(self, tile: str, shift: str) -> None:
         """Makes probabilities of a tile's products; shift is, of columns, a pointer to the numbers of the tile's."""
         w = self.w
         if not self.trivial:
             w.line(f"scores({tile});")
-        w.line("#pragma unroll")
         if self.whole.queries:
             line = "s[i] = math::fast_exp2(unit * s[i] - shift[i / 2 % 2]);"
-            w.line(f"for (int i = 0; i < {self.width // 2}; ++i) {line}")
+            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) {line}")
         else:
-            w.open(f"for (int j = 0; j < {self.width // 2}; j += 4)")
-            w.line(f"const auto x = load_shared<2>({shift} + j * 2 + lane % 4 * 2);")
-            w.line("#pragma unroll")
-            w.line("for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);")
-            w.close()
+            with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
+                w.line(f"const auto x = load_shared<2>({shift} + j * 2 + lane % 4 * 2);")
+                w.unrolled_line("for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);")
         if self.whole.second is None:
             return
         if self.weight is None:
@@ -223,63 +188,32 @@ class BackwardFragments(BackwardScores):
         w, spec = self.w, self.whole
         if self.weight is not None:
             self._weigh(tile, "d", "d[j + f * 2] = weighted[0];", "d[j + f * 2 + 1] = weighted[1];")
-        w.line("#pragma unroll")
         if spec.queries:
-            w.line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);")
+            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);")
         else:
-            w.open(f"for (int j = 0; j < {self.width // 2}; j += 4)")
-            w.line(f"const auto x = load_shared<2>({delta} + j * 2 + lane % 4 * 2);")
-            w.line("#pragma unroll")
-            w.line("for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);")
-            w.close()
+            with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
+                w.line(f"const auto x = load_shared<2>({delta} + j * 2 + lane % 4 * 2);")
+                w.unrolled_line("for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);")
         if spec.by_scores is not None:
             op, a = spec.by_scores, self.spec
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {self.width // 2}; ++i)")
-            n = f"{tile} * {self.width} + i / 4 * 8 + lane % 4 * 2 + i % 2"
-            w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = {n};")
-            place = linear([*zip(self.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
-            tests = [f"m < {a.rows}"] if a.rows % self.height else []
-            tests += [f"n < {a.keys}"] if a.keys % self.width else []
-            condition = f"if ({' && '.join(tests)}) " if tests else ""
-            w.line(f"{condition}{by_scores}[{place}] = {_stored(op, 'd[i]')};")
-            w.close()
+            with w.unrolled(f"for (int i = 0; i < {self.width // 2}; ++i)"):
+                n = f"{tile} * {self.width} + i / 4 * 8 + lane % 4 * 2 + i % 2"
+                w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = {n};")
+                condition = guard((a.rows, a.keys), (self.height, self.width))
+                w.line(f"{condition}{by_scores}[{self.offset(op, 'm', 'n')}] = {stored(op, 'd[i]', 'float')};")
         if spec.sloped:
-            w.line("#pragma unroll")
-            w.line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
+            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
         if spec.first is not None:
             if ready:
                 w.line(ready)
             w.line(f"attention::round_to_fragments<{self.element_type}>(d, {factor});")
 
     def store(self, sums: str, op: Operand, name: str, elements: int, width: int, factor: float) -> None:
-        """Stores sums from registers: two neighbours at a time where they are one access."""
-        w, spec = self.w, self.whole
-        pairs = op.strides[-1] == 1 and elements % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
-        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
-        step = 2 if pairs else 1
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {width // 2}; i += {step})")
-        last = "" if pairs else " + i % 2"
-        w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
-        place = linear([*zip(self.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
-        tests = [f"m < {spec.rows}"] if spec.rows % self.height else []
-        tests += [f"n < {elements}"] if elements % width else []
-        condition = f"if ({' && '.join(tests)}) " if tests else ""
+        """Stores sums from registers."""
         times = "" if factor == 1 else f"{literal(factor, 'float')} * "
-        if pairs:
-            w.line(f"Vector<{op.dtype.ctype}, 2> v;")
-            w.line(f"v[0] = {_stored(op, f'{times}{sums}[i]')};")
-            w.line(f"v[1] = {_stored(op, f'{times}{sums}[i + 1]')};")
-            w.line(f"{condition}store({name} + {place}, v);")
-        else:
-            w.line(f"{condition}{name}[{place}] = {_stored(op, f'{times}{sums}[i]')};")
-        w.close()
+        extents, tile = (self.whole.rows, elements), (self.height, width)
+        self.store_sums(name, op, "r0", extents, tile, lambda i: f"{times}{sums}[{i}]")
 
 
 def _as_float(op: Operand, text: str) -> str:
     return text if op.dtype.ctype == "float" else f"convert<float>({text})"
-
-
-def _stored(op: Operand, text: str) -> str:
-    return text if op.dtype.ctype == "float" else f"convert<{op.dtype.ctype}>({text})"

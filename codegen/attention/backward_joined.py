@@ -193,13 +193,11 @@ class _Joined(Renderer):
     def _numbers(self) -> None:
         """Those of a tile are there when consumers have finished reading those of the tile before the one before."""
         w = self.w
-        w.close("} else if (threadIdx.x / 32 == 1) {")
-        w.depth += 1
+        w.otherwise("else if (threadIdx.x / 32 == 1)")
         self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile)")
-        self._bring("[tile % 2]")
-        self._meet("")
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile)"):
+            self._bring("[tile % 2]")
+            self._meet("")
         self._meet("first < last", "  // those of the last one are no longer needed")
         self._end_tiles()
 
@@ -207,8 +205,7 @@ class _Joined(Renderer):
 
     def _more_warps(self) -> None:
         w, s = self.w, self.s
-        w.close(f"}} else if (threadIdx.x >= {GROUP - 32 * WRITERS}) {{")
-        w.depth += 1
+        w.otherwise(f"else if (threadIdx.x >= {GROUP - 32 * WRITERS})")
         w.line(f"const int writer = (threadIdx.x - {GROUP - 32 * WRITERS}) / 32;")
         w.line(f"Ring<{WRITERS}> sent;")
         self._tiles()
@@ -222,8 +219,7 @@ class _Joined(Renderer):
         w.open(f"for (int i = 0; i < {2 * self.deep}; ++i)")
         w.open("if (turn == 0)")
         w.line(f"tma_store({self.sums}, shared.sums[writer][i], i * {FLOATS}, {place});")
-        w.close("} else {")
-        w.depth += 1
+        w.otherwise()
         w.line(f"tma_store_add({self.sums}, shared.sums[writer][i], i * {FLOATS}, {place});")
         w.close()
         w.close()
@@ -278,38 +274,35 @@ class _Joined(Renderer):
         self._tiles()
         self.scores.define()
         self._meet("first < last")
-        w.open("for (int tile = first; tile < last; ++tile, ++stage, ++sent)")
-        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
-        self._multiply("s", 0)
-        self._multiply("d", 1)
-        self.scores.draw("tile")
-        w.line("wgmma_wait<1>();  // the products of queries and keys are there")
-        w.line("wgmma_hold(s);")
-        self.scores.probabilities("tile", "&shared.numbers[tile % 2][0][0]")
-        self._sum("by_p", "factor", 1)
-        w.line("wgmma_wait<1>();  // those with the loss are there")
-        w.line("wgmma_hold(d);")
-        ready = "" if s.apart else "wgmma_wait<0>();  // the factors are no longer needed"
-        self.scores.gradients("tile", "&shared.numbers[tile % 2][1][0]", "", gradients, ready)
-        w.line("auto& by_scores = shared.gradients[sent.index];")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.cols // 16}; ++j)")
-        w.line(f"store_words_turned<{ROWS}>(&by_scores[group][0][0], t / 32 * 16, j * 16, {gradients}[j]);")
-        w.close()
-        w.line("fence_async_shared();")
-        self._sum("by_s", gradients, 0)
-        self._meet("", "  // those of all keys are there, and the numbers of the next queries")
-        self._by_keys()
-        w.line("wgmma_wait<0>();")
-        w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
-        w.line("wgmma_hold(by_k);")
-        w.line("barrier_wait(shared.sums_empty[sent.index], sent.parity ^ 1);")
-        box, first = ("group * 2 + t / 64", "0") if self.deep > 1 else ("t / 64", f"group * {self.part}")
-        place = f"(t / 32 * 16 + lane / 4) % {FLOATS}"
-        w.line(f"attention::store_turned(&shared.sums[sent.index][{box}][{first}][0], {place}, by_k);")
-        w.line("fence_async_shared();")
-        w.line(f"named_barrier_arrive({SUMS} + sent.index, {GROUPS * GROUP + 32});")
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile, ++stage, ++sent)"):
+            w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+            self._multiply("s", 0)
+            self._multiply("d", 1)
+            self.scores.draw("tile")
+            w.line("wgmma_wait<1>();  // the products of queries and keys are there")
+            w.line("wgmma_hold(s);")
+            self.scores.probabilities("tile", "&shared.numbers[tile % 2][0][0]")
+            self._sum("by_p", "factor", 1)
+            w.line("wgmma_wait<1>();  // those with the loss are there")
+            w.line("wgmma_hold(d);")
+            ready = "" if s.apart else "wgmma_wait<0>();  // the factors are no longer needed"
+            self.scores.gradients("tile", "&shared.numbers[tile % 2][1][0]", "", gradients, ready)
+            w.line("auto& by_scores = shared.gradients[sent.index];")
+            with w.unrolled(f"for (int j = 0; j < {s.cols // 16}; ++j)"):
+                w.line(f"store_words_turned<{ROWS}>(&by_scores[group][0][0], t / 32 * 16, j * 16, {gradients}[j]);")
+            w.line("fence_async_shared();")
+            self._sum("by_s", gradients, 0)
+            self._meet("", "  // those of all keys are there, and the numbers of the next queries")
+            self._by_keys()
+            w.line("wgmma_wait<0>();")
+            w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
+            w.line("wgmma_hold(by_k);")
+            w.line("barrier_wait(shared.sums_empty[sent.index], sent.parity ^ 1);")
+            box, first = ("group * 2 + t / 64", "0") if self.deep > 1 else ("t / 64", f"group * {self.part}")
+            place = f"(t / 32 * 16 + lane / 4) % {FLOATS}"
+            w.line(f"attention::store_turned(&shared.sums[sent.index][{box}][{first}][0], {place}, by_k);")
+            w.line("fence_async_shared();")
+            w.line(f"named_barrier_arrive({SUMS} + sent.index, {GROUPS * GROUP + 32});")
         self._end_tiles()
         for r in self.results:
             w.line(f"wgmma_hold({r.sums});")
@@ -322,10 +315,8 @@ class _Joined(Renderer):
         panel, query = ("group", "0") if self.deep > 1 else ("0", f"group * {self.part}")
         keys = f"&shared.keys[held.index][{panel}][kk * 16][0]"
         w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.height // 16}; ++kk)")
-        w.line(f"wgmma<{self.element}, {self.element}, {self.part}, 1>(")
-        w.line(f"    by_k, matrix_descriptor<128>({keys}, {s.height * 128}, 1024),")
-        w.line(f"    matrix_descriptor<128>(&by_scores[kk / 4][{query}][kk % 4 * 16], 16, 1024), kk > 0);")
-        w.close()
+        with w.unrolled(f"for (int kk = 0; kk < {s.height // 16}; ++kk)"):
+            w.line(f"wgmma<{self.element}, {self.element}, {self.part}, 1>(")
+            w.line(f"    by_k, matrix_descriptor<128>({keys}, {s.height * 128}, 1024),")
+            w.line(f"    matrix_descriptor<128>(&by_scores[kk / 4][{query}][kk % 4 * 16], 16, 1024), kk > 0);")
         w.line("wgmma_commit();")

@@ -14,14 +14,14 @@ from codegen.attention.backward_fragments import BackwardFragments, random_regis
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, random_headers
-from codegen.attention.mma import PAD, STAGES, VECTOR, WARP_ROWS
+from codegen.attention.mma import PAD, STAGES, WARP_ROWS, add_products, copied_together, copy, multiply
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
@@ -144,16 +144,13 @@ class _Renderer:
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
-        w.open("struct Shared")
-        for what, rows in self.held:
-            w.line(f"alignas(16) {self.element} {what}[{s.height}][{rows.padded + PAD}];")
-        for what, rows in self.brought:
-            w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
-        if not spec.queries:
-            w.line(f"alignas(16) float shift[{STAGES}][{s.cols}], delta[{STAGES}][{s.cols}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            for what, rows in self.held:
+                w.line(f"alignas(16) {self.element} {what}[{s.height}][{rows.padded + PAD}];")
+            for what, rows in self.brought:
+                w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
+            if not spec.queries:
+                w.line(f"alignas(16) float shift[{STAGES}][{s.cols}], delta[{STAGES}][{s.cols}];")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -168,12 +165,9 @@ class _Renderer:
         for what, rows in self.held:
             self._copy(rows, what, "r0", s.height)
         self.scores.intervals()
-        head = f"b{len(a.batch) - 1}" if spec.summed > 1 else ""
-        if head:
-            w.open(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})")
-        self._loop()
-        if head:
-            w.close()
+        head = f"b{len(a.batch) - 1}"
+        with w.block(f"for ({self.scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            self._loop()
         names = iter(self.written)
         for sums, op, elements, width, factor in (
             ("by_s", spec.first, a.depth, self.deep, spec.factor),
@@ -196,27 +190,16 @@ class _Renderer:
     def _copy(self, rows: _Rows, what: str, first: str, size: int) -> None:
         """Writes the copies of a tile's rows; what does not exist is 0."""
         w, op, t = self.w, rows.operand, self.scores.t
-        aligned = op.strides[-1] == 1 and op.alignment % 16 == 0 and rows.elements % VECTOR == 0
-        sizes = (*self.a.batch, rows.total)
-        aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
-        each = VECTOR if aligned else 1
+        each = copied_together(op, (*self.a.batch, rows.total), rows.elements)
         pieces = rows.padded // each
-        w.open(f"for (int i = t; i < {size * pieces}; i += {self.threads})")
-        w.line(f"const int r = i / {pieces}, x = i % {pieces}{f' * {each}' if each > 1 else ''};")
-        tests = [f"{first} + r < {rows.total}"] if rows.total % size else []
-        tests += [f"x < {rows.elements}"] if rows.elements != rows.padded else []
-        exists = " && ".join(tests)
-        terms = [*zip(self.scores.batch, op.strides), (f"{t}({first} + r)", op.strides[-2]), ("x", op.strides[-1])]
-        to, place = f"shared.{what}[r][x]", linear(terms)
-        source = f"{rows.name}[{place}]"
-        if each == 1:
-            w.line(f"{to} = {f'{exists} ? {source} : {op.dtype.ctype}{{}}' if exists else source};")
-        elif exists:
-            w.line(f"const bool exists = {exists};")
-            w.line(f"copy_async<16>(&{to}, {rows.name} + (exists ? {place} : 0), exists ? 16 : 0);")
-        else:
-            w.line(f"copy_async<16>(&{to}, {rows.name} + {place});")
-        w.close()
+        with w.block(f"for (int i = t; i < {size * pieces}; i += {self.threads})"):
+            w.line(f"const int r = i / {pieces}, x = i % {pieces}{f' * {each}' if each > 1 else ''};")
+            tests = [f"{first} + r < {rows.total}"] if rows.total % size else []
+            tests += [f"x < {rows.elements}"] if rows.elements != rows.padded else []
+            exists = " && ".join(tests)
+            terms = [*zip(self.scores.batch, op.strides), (f"{t}({first} + r)", op.strides[-2]), ("x", op.strides[-1])]
+            to, place = f"shared.{what}[r][x]", linear(terms)
+            copy(w, op, rows.name, place, to, each, exists)
 
     def _state(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -236,71 +219,44 @@ class _Renderer:
         self.scores.bound_numbers()
         self.scores.met()
         self.scores.define()
-        w.open("const auto fill = [&](int tile, int stage)")
-        w.line(f"const int c0 = tile * {s.cols};")
-        for what, rows in self.brought:
-            self._copy(rows, f"{what}[stage]", "c0", s.cols)
-        if not spec.queries:
-            w.open(f"for (int i = t; i < {s.cols}; i += {self.threads})")
-            w.line(f"const {self.scores.t} x = c0 + i;")
-            exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-            w.line(f"shared.shift[stage][i] = {self.scores.shift_of(self.shift, 'x', exists)};")
-            if self.with_loss:
-                w.line(f"shared.delta[stage][i] = {self.scores.delta_of(self.delta, 'x', exists)};")
-            w.close()
-        w.close("};")
+        with w.block("const auto fill = [&](int tile, int stage)", "};"):
+            w.line(f"const int c0 = tile * {s.cols};")
+            for what, rows in self.brought:
+                self._copy(rows, f"{what}[stage]", "c0", s.cols)
+            if not spec.queries:
+                with w.block(f"for (int i = t; i < {s.cols}; i += {self.threads})"):
+                    w.line(f"const {self.scores.t} x = c0 + i;")
+                    exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
+                    w.line(f"shared.shift[stage][i] = {self.scores.shift_of(self.shift, 'x', exists)};")
+                    if self.with_loss:
+                        w.line(f"shared.delta[stage][i] = {self.scores.delta_of(self.delta, 'x', exists)};")
         w.line("if (first < last) fill(first, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
-        w.open("for (int tile = first; tile < last; ++tile, stage ^= 1)")
-        w.line("if (tile + 1 < last) fill(tile + 1, stage ^ 1);")
-        w.line("copy_async_commit();")
-        w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
-        w.line("__syncthreads();")
-        self.scores.draw("tile")
-        self._multiply("s", 0)
-        self.scores.probabilities("tile", "&shared.shift[stage][0]")
-        if spec.second is not None:
-            self._sum("by_p", 1)
-        if self.with_loss:
-            self._multiply("d", 1)
-            by_scores = self.written[-1] if spec.by_scores is not None else ""
-            self.scores.gradients("tile", "&shared.delta[stage][0]", by_scores, "factor")
-        if spec.first is not None:
-            self._sum("by_s", 0)
-        w.line("__syncthreads();  // the tile has been used")
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile, stage ^= 1)"):
+            w.line("if (tile + 1 < last) fill(tile + 1, stage ^ 1);")
+            w.line("copy_async_commit();")
+            w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+            w.line("__syncthreads();")
+            self.scores.draw("tile")
+            self._multiply("s", 0)
+            self.scores.probabilities("tile", "&shared.shift[stage][0]")
+            if spec.second is not None:
+                self._sum("by_p", 1)
+            if self.with_loss:
+                self._multiply("d", 1)
+                by_scores = self.written[-1] if spec.by_scores is not None else ""
+                self.scores.gradients("tile", "&shared.delta[stage][0]", by_scores, "factor")
+            if spec.first is not None:
+                self._sum("by_s", 0)
+            w.line("__syncthreads();  // the tile has been used")
 
     def _multiply(self, result: str, which: int) -> None:
         """Writes the products of the warp's rows with a tile that was brought."""
-        w, s, t = self.w, self.s, self.element
         (held, rows), (other, _) = self.held[which], self.brought[which]
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {s.cols // 2}; ++i) {result}[i] = 0.0f;")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {rows.padded}; kk += 16)")
-        w.line("uint32 a[4];")
-        w.line(f"load_matrices(a, &shared.{held}[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.cols}; j += 16)")
-        w.line("uint32 b[2][2];")
-        w.line(f"load_matrices(b, &shared.{other}[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2), a, b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part({result}, j / 2 + 4), a, b[1]);")
-        w.close()
-        w.close()
+        multiply(self.w, self.element, result, held, other, rows.padded, self.s.cols)
 
     def _sum(self, sums: str, which: int) -> None:
         """Writes the products of a tile of factors with what was brought."""
-        w, s, t = self.w, self.s, self.element
         other, rows = self.brought[which]
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {rows.padded}; j += 16)")
-        w.line("uint32 b[2][2];")
-        w.line(f"load_matrices_transposed(b, &shared.{other}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), factor[kk], b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), factor[kk], b[1]);")
-        w.close()
-        w.close()
+        add_products(self.w, self.element, sums, "factor", other, self.s.cols, rows.padded)

@@ -96,17 +96,16 @@ class BackwardScores(Scores):
         queries, total = spec.queries, spec.cols
         ranges = Ranges(w, a, self.batch, self.edge.pointers.loads)
         w.line(f"int {', '.join(f'{x} = {n}' for x, n in zip(INTERVALS, (0, total, 0, total)))};")
-        w.open("")
-        ranges.tile("r0", self.height, of_keys=not queries)
-        for n, bound in enumerate(a.ranges):
-            most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
-            if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
-                for name, text in (("low", most), ("begin", least)):
-                    w.line(f"{name} = max({name}, int(min(max({negated(text)}, int64(0)), int64({total}))));")
-            else:
-                for name, text in (("high", most), ("end", least)):
-                    w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")
-        w.close()
+        with w.block(""):
+            ranges.tile("r0", self.height, of_keys=not queries)
+            for n, bound in enumerate(a.ranges):
+                most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
+                if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
+                    for name, text in (("low", most), ("begin", least)):
+                        w.line(f"{name} = max({name}, int(min(max({negated(text)}, int64(0)), int64({total}))));")
+                else:
+                    for name, text in (("high", most), ("end", least)):
+                        w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         if self.ranged:
@@ -201,13 +200,10 @@ class BackwardScores(Scores):
         if count == 1:
             every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
             w.line(f"{real} {', '.join(every)};")
-            if guarded:
-                w.open(f"if ({n} < {a.keys})")
-            if not spec.queries and a.rows % self.width and of_rows:
-                m = f"min({m}, {self.t}({a.rows - 1}))"
-            epilogue.results([*self.batch, m, n], [value])
-            if guarded:
-                w.close()
+            with w.block(f"if ({n} < {a.keys})", when=guarded):
+                if not spec.queries and a.rows % self.width and of_rows:
+                    m = f"min({m}, {self.t}({a.rows - 1}))"
+                epilogue.results([*self.batch, m, n], [value])
             return
         for name, start in starts.items():
             begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
@@ -219,7 +215,3 @@ class BackwardScores(Scores):
             missing, clamped = (lambda e: f"{m} + {e} >= {a.rows}"), f"min({m} + e, {self.t}({a.rows - 1}))"
         run = Run(count, along, "e", missing, clamped)
         epilogue.results([*self.batch, m, n], [value], run, staged=list(starts))
-
-    def query_place(self, op: Operand, query: str) -> str:
-        """Where a number of a query lies."""
-        return linear([*zip(self.batch, op.strides), (query, op.strides[-1])])

@@ -11,13 +11,11 @@ from math import e, log2, prod
 
 from codegen.attention.backward_scores import BackwardScores, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import kernel_details
-from codegen.attention.simt import stored
+from codegen.attention.scores import guard, kernel_details, stored
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
-from codegen.iteration import linear
-from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
@@ -87,13 +85,10 @@ class _Renderer:
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, WARPS * LANES, parameters)
-        w.open("struct Shared")
-        w.line(f"{real} held_first[{s.height}][{a.depth}], held_second[{s.height}][{a.width}];")
-        w.line(f"{real} other_first[{LANES}][{a.depth + 1}];  // a column is spread over all banks")
-        w.line(f"{real} other_second[{LANES}][{a.width + 1}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            w.line(f"{real} held_first[{s.height}][{a.depth}], held_second[{s.height}][{a.width}];")
+            w.line(f"{real} other_first[{LANES}][{a.depth + 1}];  // a column is spread over all banks")
+            w.line(f"{real} other_second[{LANES}][{a.width + 1}];")
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
         w.line(f"const {real} unit = {literal(a.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.height)
@@ -107,25 +102,20 @@ class _Renderer:
                 w.line(f"{real} {name}[{s.rows}][{each}] = {{}};")
         if spec.queries:
             w.line(f"{real} shift[{s.rows}], delta[{s.rows}];")
-            w.line("#pragma unroll")
-            w.open(f"for (int r = 0; r < {s.rows}; ++r)")
-            self._numbers("shift[r]", "delta[r]", "r0 + row + r")
-            w.close()
+            with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
+                self._numbers("shift[r]", "delta[r]", "r0 + row + r")
         self.scores.intervals()
-        if spec.summed > 1:
-            w.open(f"for (int b{len(a.batch) - 1} = 0; b{len(a.batch) - 1} < {spec.summed}; ++b{len(a.batch) - 1})")
-        self.scores.bound_numbers()
-        self.scores.met()
-        w.open("for (int tile = first; tile < last; ++tile)")
-        w.line(f"const int c0 = tile * {LANES};")
-        w.line("__syncthreads();  // the tile before has been used")
-        self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
-        self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
-        w.line("__syncthreads();")
-        self._tile()
-        w.close()
-        if spec.summed > 1:
-            w.close()
+        head = f"b{len(a.batch) - 1}"
+        with w.block(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            self.scores.bound_numbers()
+            self.scores.met()
+            with w.block("for (int tile = first; tile < last; ++tile)"):
+                w.line(f"const int c0 = tile * {LANES};")
+                w.line("__syncthreads();  // the tile before has been used")
+                self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
+                self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
+                w.line("__syncthreads();")
+                self._tile()
         self._results()
         w.close()
         passed = len(spec.arguments) + len(a.loads) + len(spec.written)
@@ -144,8 +134,8 @@ class _Renderer:
         w, spec, real = self.w, self.spec, self.real
         w.line(f"const {self.scores.t} x = {query};")
         unit = literal(log2(e), real)
-        one = converted(spec.shift, f"{self.shift}[{self.scores.query_place(spec.shift, 'x')}]", real)
-        other = converted(spec.delta, f"{self.delta}[{self.scores.query_place(spec.delta, 'x')}]", real)
+        one = converted(spec.shift, f"{self.shift}[{self.scores.offset(spec.shift, 'x')}]", real)
+        other = converted(spec.delta, f"{self.delta}[{self.scores.offset(spec.delta, 'x')}]", real)
         one = f"attention::shift({unit} * {one})" if spec.guarded else f"{unit} * {one}"
         if self.a.rows % (self.s.height if spec.queries else LANES):
             one = f"x < {self.a.rows} ? {one} : infinity<{real}>()"
@@ -155,95 +145,74 @@ class _Renderer:
 
     def _fill(self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int) -> None:
         w = self.w
-        w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
-        w.line(f"const {self.scores.t} x = {first} + i / {elements}, y = i % {elements};")
-        place = linear([*zip(self.scores.batch, op.strides), ("x", op.strides[-2]), ("y", op.strides[-1])])
-        value = converted(op, f"{name}[{place}]", self.real)
-        value = value if total % size == 0 else f"x < {total} ? {value} : {self.real}(0)"
-        w.line(f"shared.{what}[i / {elements}][y] = {value};")
-        w.close()
+        with w.block(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})"):
+            w.line(f"const {self.scores.t} x = {first} + i / {elements}, y = i % {elements};")
+            place = self.scores.offset(op, "x", "y")
+            value = converted(op, f"{name}[{place}]", self.real)
+            value = value if total % size == 0 else f"x < {total} ? {value} : {self.real}(0)"
+            w.line(f"shared.{what}[i / {elements}][y] = {value};")
 
     def _tile(self) -> None:
         w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
         if not spec.queries:
             w.line(f"{real} shift, delta;")
-            w.open("")
-            self._numbers("shift", "delta", "c0 + lane")
-            w.close()
+            with w.block(""):
+                self._numbers("shift", "delta", "c0 + lane")
         for name, part, elements in (("s", "first", a.depth), ("d", "second", a.width)):
             w.line(f"{real} {name}[{s.rows}] = {{}};")
-            w.open(f"for (int i = 0; i < {elements}; ++i)")
-            w.line("#pragma unroll")
-            held, other = f"shared.held_{part}[row + r][i]", f"shared.other_{part}[lane][i]"
-            w.line(f"for (int r = 0; r < {s.rows}; ++r) {name}[r] += {held} * {other};")
-            w.close()
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
-        w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
-        scores.element("m", "n", "s[r]", inside=False, count=1)
-        shift, delta = ("shift[r]", "delta[r]") if spec.queries else ("shift", "delta")
-        w.line(f"s[r] = math::exp2(unit * score[0] - {shift});")
-        if a.weight is not None:
-            scores.weigh("m", "n", "d[r]", count=1)
-            w.line(f"d[r] = s[r] * (weighted[0] - {delta});")
-        else:
-            w.line(f"d[r] = s[r] * (d[r] - {delta});")
-        if spec.by_scores is not None:
-            op = spec.by_scores
-            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
-            tests = [f"m < {a.rows}"] if a.rows % s.height else []
-            tests += [f"n < {a.keys}"] if a.keys % LANES else []
-            condition = f"if ({' && '.join(tests)}) " if tests else ""
-            w.line(f"{condition}{self.written[-1]}[{place}] = {stored(op, 'd[r]', real)};")
-        if spec.sloped:
-            w.line("d[r] *= slope_of[0];")
-        if a.weight is not None and spec.second is not None:
-            w.open("")
-            scores.weigh("m", "n", "s[r]", count=1)
-            w.line("s[r] = weighted[0];")
-            w.close()
-        w.close()
-        w.open(f"for (int j = 0; j < {LANES}; ++j)")
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
-        for name, of, part, there, elements, each in (
-            ("by_s", "d", "first", spec.first, a.depth, self.deep),
-            ("by_p", "s", "second", spec.second, a.width, self.wide),
-        ):
-            if there is None:
-                continue
-            w.line(f"const {real} {of}_j = __shfl_sync(0xffffffffu, {of}[r], j);")
-            w.line("#pragma unroll")
-            test = f"if (c * {LANES} + lane < {elements}) " if elements % LANES else ""
-            w.line(
-                f"for (int c = 0; c < {each}; ++c) {test}{name}[r][c] += {of}_j * "
-                f"shared.other_{part}[j][c * {LANES} + lane];"
-            )
-        w.close()
-        w.close()
+            with w.block(f"for (int i = 0; i < {elements}; ++i)"):
+                held, other = f"shared.held_{part}[row + r][i]", f"shared.other_{part}[lane][i]"
+                w.unrolled_line(f"for (int r = 0; r < {s.rows}; ++r) {name}[r] += {held} * {other};")
+        with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
+            w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
+            scores.element("m", "n", "s[r]", inside=False, count=1)
+            shift, delta = ("shift[r]", "delta[r]") if spec.queries else ("shift", "delta")
+            w.line(f"s[r] = math::exp2(unit * score[0] - {shift});")
+            if a.weight is not None:
+                scores.weigh("m", "n", "d[r]", count=1)
+                w.line(f"d[r] = s[r] * (weighted[0] - {delta});")
+            else:
+                w.line(f"d[r] = s[r] * (d[r] - {delta});")
+            if spec.by_scores is not None:
+                op = spec.by_scores
+                place = f"{self.written[-1]}[{scores.offset(op, 'm', 'n')}]"
+                w.line(f"{guard((a.rows, a.keys), (s.height, LANES))}{place} = {stored(op, 'd[r]', real)};")
+            if spec.sloped:
+                w.line("d[r] *= slope_of[0];")
+            if a.weight is not None and spec.second is not None:
+                with w.block(""):
+                    scores.weigh("m", "n", "s[r]", count=1)
+                    w.line("s[r] = weighted[0];")
+        with w.block(f"for (int j = 0; j < {LANES}; ++j)"), w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
+            for name, of, part, there, elements, each in (
+                ("by_s", "d", "first", spec.first, a.depth, self.deep),
+                ("by_p", "s", "second", spec.second, a.width, self.wide),
+            ):
+                if there is None:
+                    continue
+                w.line(f"const {real} {of}_j = __shfl_sync(0xffffffffu, {of}[r], j);")
+                test = f"if (c * {LANES} + lane < {elements}) " if elements % LANES else ""
+                other = f"shared.other_{part}[j][c * {LANES} + lane]"
+                w.unrolled_line(f"for (int c = 0; c < {each}; ++c) {test}{name}[r][c] += {of}_j * {other};")
 
     def _results(self) -> None:
         w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.rows}; ++r)")
-        w.line(f"const {scores.t} m = r0 + row + r;")
-        if spec.rows % s.height:
-            w.line(f"if (m >= {spec.rows}) break;")
-        names = iter(self.written)
-        for name, op, elements, each in (
-            ("by_s", spec.first, self.a.depth, self.deep),
-            ("by_p", spec.second, self.a.width, self.wide),
-        ):
-            if op is None:
-                continue
-            value = f"{name}[r][c]"
-            if name == "by_s" and spec.factor != 1:
-                value = f"{literal(spec.factor, real)} * {value}"
-            w.line("#pragma unroll")
-            w.open(f"for (int c = 0; c < {each}; ++c)")
-            w.line(f"const {scores.t} n = c * {LANES} + lane;")
-            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
-            test = f"if (n < {elements}) " if elements % LANES else ""
-            w.line(f"{test}{next(names)}[{place}] = {stored(op, value, real)};")
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
+            w.line(f"const {scores.t} m = r0 + row + r;")
+            if spec.rows % s.height:
+                w.line(f"if (m >= {spec.rows}) break;")
+            names = iter(self.written)
+            for name, op, elements, each in (
+                ("by_s", spec.first, self.a.depth, self.deep),
+                ("by_p", spec.second, self.a.width, self.wide),
+            ):
+                if op is None:
+                    continue
+                value = f"{name}[r][c]"
+                if name == "by_s" and spec.factor != 1:
+                    value = f"{literal(spec.factor, real)} * {value}"
+                with w.unrolled(f"for (int c = 0; c < {each}; ++c)"):
+                    w.line(f"const {scores.t} n = c * {LANES} + lane;")
+                    place = scores.offset(op, "m", "n")
+                    test = f"if (n < {elements}) " if elements % LANES else ""
+                    w.line(f"{test}{next(names)}[{place}] = {stored(op, value, real)};")

@@ -118,8 +118,7 @@ class Renderer(Producer):
         self._shared()
         w.open("if (group < 0)")
         self._producer()
-        w.close("} else {")
-        w.depth += 1
+        w.otherwise()
         self._consumer()
         w.close()
         w.close()
@@ -185,42 +184,41 @@ class Renderer(Producer):
         self._tiles()
         self.scores.define()
         w.line(f"Ring<{s.stages}> previous = stage;")
-        w.open("for (int tile = first; tile < last; ++tile)")
-        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
-        self._multiply("s", 0)
-        w.line("wgmma_wait<1>();  // the sums of the tile before are made")
-        w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
-        if s.ahead > 1:
-            self._release("t == 0 && stored && tile > first")
-        if self.with_loss:
-            self._multiply("d", 1)
-        self.scores.draw("tile")
-        w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
-        w.line("wgmma_hold(s);")
-        if not spec.queries:
-            w.line(f"named_barrier_sync({NUMBERS} + group, {GROUP + 32});  // so are the queries' numbers")
-        self.scores.probabilities("tile", "&shared.numbers[group][place][0][0]")
-        if spec.second is not None:
-            self._sum("by_p", "factor", 1)
-        if self.with_loss:
-            w.line(f"wgmma_wait<{int(spec.second is not None)}>();  // those with the loss are there")
-            w.line("wgmma_hold(d);")
-            ready = "wgmma_wait<0>();  // the factors are no longer needed" if both and not s.apart else ""
-            self.scores.gradients("tile", "&shared.numbers[group][place][1][0]", self.by_scores, factors[1], ready)
-        if spec.first is not None:
-            self._sum("by_s", factors[1], 0)
-        w.line("previous = stage;")
-        w.line("++stage;" if spec.queries else "++stage, place ^= 1;")
-        self._end_work()
-        w.line("wgmma_wait<0>();")
-        w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")
-        self._end_tiles()
-        if s.ahead > 1:
-            self._release("t == 0 && stored")
-        for r in self.results:
-            w.line(f"wgmma_hold({r.sums});")
-        self._store()
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile)"):
+            w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+            self._multiply("s", 0)
+            w.line("wgmma_wait<1>();  // the sums of the tile before are made")
+            w.line("if (t == 0 && tile > first) barrier_arrive(shared.empty[previous.index]);")
+            if s.ahead > 1:
+                self._release("t == 0 && stored && tile > first")
+            if self.with_loss:
+                self._multiply("d", 1)
+            self.scores.draw("tile")
+            w.line(f"wgmma_wait<{int(self.with_loss)}>();  // the products of queries and keys are there")
+            w.line("wgmma_hold(s);")
+            if not spec.queries:
+                w.line(f"named_barrier_sync({NUMBERS} + group, {GROUP + 32});  // so are the queries' numbers")
+            self.scores.probabilities("tile", "&shared.numbers[group][place][0][0]")
+            if spec.second is not None:
+                self._sum("by_p", "factor", 1)
+            if self.with_loss:
+                w.line(f"wgmma_wait<{int(spec.second is not None)}>();  // those with the loss are there")
+                w.line("wgmma_hold(d);")
+                ready = "wgmma_wait<0>();  // the factors are no longer needed" if both and not s.apart else ""
+                self.scores.gradients("tile", "&shared.numbers[group][place][1][0]", self.by_scores, factors[1], ready)
+            if spec.first is not None:
+                self._sum("by_s", factors[1], 0)
+            w.line("previous = stage;")
+            w.line("++stage;" if spec.queries else "++stage, place ^= 1;")
+            self._end_work()
+            w.line("wgmma_wait<0>();")
+            w.line("if (t == 0 && first < last) barrier_arrive(shared.empty[previous.index]);")
+            self._end_tiles()
+            if s.ahead > 1:
+                self._release("t == 0 && stored")
+            for r in self.results:
+                w.line(f"wgmma_hold({r.sums});")
+            self._store()
         if self.mapped and s.ahead > 1:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
@@ -228,11 +226,10 @@ class Renderer(Producer):
         """Writes that the tile of rows before may be overwritten, once its results have left it."""
         w = self.w
         if self.mapped:
-            w.open(f"if ({condition})")
-            w.line("tma_wait_read<0>();")
-            w.line("barrier_arrive(shared.held_empty[held.index ^ 1]);")
-            w.line("stored = false;")
-            w.close()
+            with w.block(f"if ({condition})"):
+                w.line("tma_wait_read<0>();")
+                w.line("barrier_arrive(shared.held_empty[held.index ^ 1]);")
+                w.line("stored = false;")
 
     def _multiply(self, result: str, which: int) -> None:
         """Writes the products of the rows with a tile that was brought."""
@@ -241,14 +238,12 @@ class Renderer(Producer):
         steps = -(-(self.a.width if which else self.a.depth) // 16)
         part = f"group * {ROWS}" if s.groups > 1 else "0"
         w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
-        w.line(f"wgmma<{self.element}, {self.element}, {s.cols}>(")
-        w.line(
-            f"    {result}, matrix_descriptor<128>(&shared.{held}[held.index][kk / 4][{part}][kk % 4 * 16], 16, 1024),"
-        )
-        w.line(f"    matrix_descriptor<128>(&shared.{other}[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);")
-        w.close()
+        with w.unrolled(f"for (int kk = 0; kk < {steps}; ++kk)"):
+            rows = f"&shared.{held}[held.index][kk / 4][{part}][kk % 4 * 16]"
+            cols = f"&shared.{other}[stage.index][kk / 4][0][kk % 4 * 16]"
+            w.line(f"wgmma<{self.element}, {self.element}, {s.cols}>(")
+            w.line(f"    {result}, matrix_descriptor<128>({rows}, 16, 1024),")
+            w.line(f"    matrix_descriptor<128>({cols}, 16, 1024), kk > 0);")
         w.line("wgmma_commit();")
 
     def _sum(self, sums: str, factor: str, which: int) -> None:
@@ -256,12 +251,10 @@ class Renderer(Producer):
         w, s = self.w, self.s
         width = columns(self.a.width if which else self.a.depth)
         w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)")
-        w.line(f"wgmma<{self.element}, {self.element}, {width}, 1>(")
-        place = f"&shared.{self.brought[which][0]}[stage.index][0][kk * 16][0]"
-        w.line(f"    {sums}, {factor}[kk], matrix_descriptor<128>({place}, {s.cols * 128}, 1024), true);")
-        w.close()
+        with w.unrolled(f"for (int kk = 0; kk < {s.cols // 16}; ++kk)"):
+            w.line(f"wgmma<{self.element}, {self.element}, {width}, 1>(")
+            place = f"&shared.{self.brought[which][0]}[stage.index][0][kk * 16][0]"
+            w.line(f"    {sums}, {factor}[kk], matrix_descriptor<128>({place}, {s.cols * 128}, 1024), true);")
         w.line("wgmma_commit();")
 
     # ---- results
@@ -281,33 +274,28 @@ class Renderer(Producer):
         w.line("// The results take the place of what the block kept, of which nothing is left to multiply.")
         for r in mapped:
             out = r.op.dtype.ctype
-            w.line("#pragma unroll")
-            w.open(f"for (int j = 0; j < {columns(r.elements)}; j += 16)")
-            w.line(f"Vector<{out}, 2> v[4];")
-            w.line("#pragma unroll")
-            value = f"{r.sums}[j / 2 + i]"
-            if r.factor != 1:
-                value = f"{self.scores.literal(r.factor)} * {value}"
-            w.line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
-            pointer = f"&shared.{r.tile}[held.index][j / {PANEL}][{part}][0]"
-            if out != self.element:
-                pointer = f"reinterpret_cast<{out}*>({pointer})"
-            w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
-            w.close()
+            with w.unrolled(f"for (int j = 0; j < {columns(r.elements)}; j += 16)"):
+                w.line(f"Vector<{out}, 2> v[4];")
+                w.line("#pragma unroll")
+                value = f"{r.sums}[j / 2 + i]"
+                if r.factor != 1:
+                    value = f"{self.scores.literal(r.factor)} * {value}"
+                w.line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
+                pointer = f"&shared.{r.tile}[held.index][j / {PANEL}][{part}][0]"
+                if out != self.element:
+                    pointer = f"reinterpret_cast<{out}*>({pointer})"
+                w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync(1 + group, {GROUP});")
-        w.open("if (t == 0)")
-        first = linear([("r0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        for r in mapped:
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {panels(r.elements)}; ++i)")
-            at = f"i * {PANEL}, {coordinates(self.a, r.op, first)}"
-            w.line(f"tma_store({r.name}, shared.{r.tile}[held.index][i][{part}], {at});")
-            w.close()
-        w.line("tma_commit();")
-        if s.ahead > 1:
-            w.line("stored = true;")
-        else:
-            w.line("tma_wait_read<0>();")
-            w.line("barrier_arrive(shared.held_empty[held.index]);")
-        w.close()
+        with w.block("if (t == 0)"):
+            first = linear([("r0", 1), ("group", ROWS if s.groups > 1 else 0)])
+            for r in mapped:
+                with w.unrolled(f"for (int i = 0; i < {panels(r.elements)}; ++i)"):
+                    at = f"i * {PANEL}, {coordinates(self.a, r.op, first)}"
+                    w.line(f"tma_store({r.name}, shared.{r.tile}[held.index][i][{part}], {at});")
+            w.line("tma_commit();")
+            if s.ahead > 1:
+                w.line("stored = true;")
+            else:
+                w.line("tma_wait_read<0>();")
+                w.line("barrier_arrive(shared.held_empty[held.index]);")

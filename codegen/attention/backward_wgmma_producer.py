@@ -11,6 +11,7 @@ from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
+from codegen.kernel import shared_memory
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec
 
@@ -67,37 +68,30 @@ class Producer:
     def _shared(self) -> None:
         w, s, spec, t = self.w, self.s, self.spec, self.element
         panel = (self.deep, self.wide)
-        w.open("struct Shared")
-        for (name, _), count in zip(self.held, panel):
-            w.line(
-                f"alignas(1024) {t} {name}[{s.ahead}][{count}][{s.height}][{PANEL}];  // panels of 128 bytes, swizzled"
-            )
-        for (name, _), count in zip(self.brought, panel):
-            w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
-        self._more_shared()
-        if not spec.queries:
-            places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
-            what = "shift and delta" if self.with_loss else "shift"
-            w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
-        if self.scores.ranged:
-            w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
-        w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            for (name, _), count in zip(self.held, panel):
+                dims = f"[{s.ahead}][{count}][{s.height}][{PANEL}]"
+                w.line(f"alignas(1024) {t} {name}{dims};  // panels of 128 bytes, swizzled")
+            for (name, _), count in zip(self.brought, panel):
+                w.line(f"alignas(1024) {t} {name}[{s.stages}][{count}][{s.cols}][{PANEL}];")
+            self._more_shared()
+            if not spec.queries:
+                places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
+                what = "shift and delta" if self.with_loss else "shift"
+                w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
+            if self.scores.ranged:
+                w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
+            w.line(f"Barrier held_full[{s.ahead}], held_empty[{s.ahead}], full[{s.stages}], empty[{s.stages}];")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
-        w.open("if (threadIdx.x == 0)")
-        w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
-        w.line("barrier_init(shared.held_full[i], 1);")
-        w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
-        w.close()
-        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        w.line("barrier_init(shared.full[i], 1);")
-        w.line(f"barrier_init(shared.empty[i], {s.groups});")
-        w.close()
-        self._more_barriers()
-        w.line("barrier_fence_init();")
-        w.close()
+        with w.block("if (threadIdx.x == 0)"):
+            with w.block(f"for (int i = 0; i < {s.ahead}; ++i)"):
+                w.line("barrier_init(shared.held_full[i], 1);")
+                w.line(f"barrier_init(shared.held_empty[i], {s.groups});")
+            with w.block(f"for (int i = 0; i < {s.stages}; ++i)"):
+                w.line("barrier_init(shared.full[i], 1);")
+                w.line(f"barrier_init(shared.empty[i], {s.groups});")
+            self._more_barriers()
+            w.line("barrier_fence_init();")
         w.line("__syncthreads();")
         w.line()
 
@@ -134,11 +128,9 @@ class Producer:
         at = coordinates(self.a, self.spec.arguments[number], first)
         if count > 1:
             w.line("#pragma unroll 1  // the producer has few registers")
-            w.open(f"for (int i = 0; i < {count}; ++i)")
-        i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
-        w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")
-        if count > 1:
-            w.close()
+        with w.block(f"for (int i = 0; i < {count}; ++i)", when=count > 1):
+            i, x = ("i", f"i * {PANEL}") if count > 1 else ("0", "0")
+            w.line(f"tma_load({name}[{i}], {self.maps_of[number]}, {barrier}, {x}, {at});")
 
     def _producer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
@@ -149,36 +141,34 @@ class Producer:
         ranged = self.scores.ranged
         if ranged:  # all lanes of a warp look at rows, one of them brings tiles
             w.line("const int lane = threadIdx.x % 32;")
-        w.open(f"if (threadIdx.x {'< 32' if ranged else '== 0'})")
-        self._work()
-        self.scores.intervals()
-        w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
-        full = "shared.held_full[held.index]"
-        if ranged:
-            w.open("if (lane == 0)")
-            for n, name in enumerate(INTERVALS):
-                w.line(f"shared.met[held.index][{n}] = {name};")
-        w.line(f"barrier_expect({full}, {s.height * row});")
-        for (name, number), count in zip(self.held, (self.deep, self.wide)):
-            self._load(f"shared.{name}[held.index]", number, count, full, "r0")
-        if ranged:
-            w.close()
-        self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile, ++stage)")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        if ranged:
-            w.line("if (lane != 0) continue;")
-        w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
-        for (name, number), count in zip(self.brought, (self.deep, self.wide)):
-            place = f"tile * {s.cols}"
-            self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
-        w.close()
-        self._end_tiles()
-        self._end_work()
-        if not spec.queries:
-            self._numbers()
-        self._more_warps()
-        w.close()
+        with w.block(f"if (threadIdx.x {'< 32' if ranged else '== 0'})"):
+            self._work()
+            self.scores.intervals()
+            w.line("barrier_wait(shared.held_empty[held.index], held.parity ^ 1);")
+            full = "shared.held_full[held.index]"
+            if ranged:
+                w.open("if (lane == 0)")
+                for n, name in enumerate(INTERVALS):
+                    w.line(f"shared.met[held.index][{n}] = {name};")
+            w.line(f"barrier_expect({full}, {s.height * row});")
+            for (name, number), count in zip(self.held, (self.deep, self.wide)):
+                self._load(f"shared.{name}[held.index]", number, count, full, "r0")
+            if ranged:
+                w.close()
+            self._tiles()
+            with w.block("for (int tile = first; tile < last; ++tile, ++stage)"):
+                w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+                if ranged:
+                    w.line("if (lane != 0) continue;")
+                w.line(f"barrier_expect(shared.full[stage.index], {s.cols * row});")
+                for (name, number), count in zip(self.brought, (self.deep, self.wide)):
+                    place = f"tile * {s.cols}"
+                    self._load(f"shared.{name}[stage.index]", number, count, "shared.full[stage.index]", place)
+            self._end_tiles()
+            self._end_work()
+            if not spec.queries:
+                self._numbers()
+            self._more_warps()
 
     def _numbers(self) -> None:
         """Writes the warps that bring the numbers of queries, each for a warpgroup of consumers, by ordinary loads.
@@ -186,17 +176,15 @@ class Producer:
         Two tiles' have places, in turn.  Who reads or writes them meets when a tile's are there: the last is done.
         """
         w, s = self.w, self.s
-        w.close(f"}} else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups}) {{")
-        w.depth += 1
+        w.otherwise(f"else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups})")
         w.line("const int reader = threadIdx.x / 32 - 1;  // the warpgroup that they are for")
         w.line("int place = 0;")
         self._work()
         self.scores.intervals()
         self._tiles()
-        w.open("for (int tile = first; tile < last; ++tile, place ^= 1)")
-        self._bring("[reader][place]")
-        w.line(f"named_barrier_sync({NUMBERS} + reader, {GROUP + 32});")
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile, place ^= 1)"):
+            self._bring("[reader][place]")
+            w.line(f"named_barrier_sync({NUMBERS} + reader, {GROUP + 32});")
         self._end_tiles()
         self._end_work()
 
@@ -218,7 +206,6 @@ class Producer:
         else:
             at_once = s.cols // 32 if of_one_kind else 2
         w.line(f"#pragma unroll {at_once}")
-        w.open(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)")
-        w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
-        w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")
-        w.close()
+        with w.block(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)"):
+            w.line(f"const {self.scores.t} x = tile * {s.cols} + {i};")
+            w.line(f"shared.numbers{place}[{f'i / {s.cols}' if self.with_loss else '0'}][{i}] = {text};")

@@ -77,10 +77,9 @@ class Computed(Elements):
         """Writes what makes a tile."""
         w = self.w
         w.line(f"#pragma unroll {IN_FLIGHT}")
-        w.open(f"for (int i = {tile.thread}; i < {tile.size * self._pieces(tile)}; i += {tile.threads})")
-        name = self._piece(tile)
-        store(name)
-        w.close()
+        with w.block(f"for (int i = {tile.thread}; i < {tile.size * self._pieces(tile)}; i += {tile.threads})"):
+            name = self._piece(tile)
+            store(name)
 
     def hold(self, tile: Rows) -> str | None:
         """Writes what makes a thread's vectors of a tile and keeps them in registers; returns their C name.  None if
@@ -91,22 +90,18 @@ class Computed(Elements):
             return None
         held = self.names.unique(self.program.stores[0].operand.name, "_held")
         w.line(f"Vector<{tile.element}, {self.vector}> {held}[{count}];")
-        w.line("#pragma unroll")
-        w.open(f"for (int u = 0; u < {count}; ++u)")
-        w.line(f"const int i = {tile.thread} + u * {tile.threads};")
-        w.line(f"{held}[u] = {self._piece(tile)};")
-        w.close()
+        with w.unrolled(f"for (int u = 0; u < {count}; ++u)"):
+            w.line(f"const int i = {tile.thread} + u * {tile.threads};")
+            w.line(f"{held}[u] = {self._piece(tile)};")
         return held
 
     def put(self, tile: Rows, held: str, store: Store) -> None:
         """Writes the stores of what `hold` has made."""
         w = self.w
-        w.line("#pragma unroll")
-        w.open(f"for (int u = 0; u < {self._rounds(tile)}; ++u)")
-        w.line(f"const int i = {tile.thread} + u * {tile.threads};")
-        self._place(tile)
-        store(f"{held}[u]")
-        w.close()
+        with w.unrolled(f"for (int u = 0; u < {self._rounds(tile)}; ++u)"):
+            w.line(f"const int i = {tile.thread} + u * {tile.threads};")
+            self._place(tile)
+            store(f"{held}[u]")
 
     def prefetch(self, tile: Rows) -> None:
         """Writes what brings most of what a tile is made of to the L2 cache, if it is rows of neighbours."""
@@ -117,11 +112,10 @@ class Computed(Elements):
                 continue
             each = LINE // op.dtype.itemsize
             lines = -(-self._depth // each)
-            w.open(f"for (int i = {tile.thread}; i < {tile.size * lines}; i += {tile.threads})")
-            w.line(f"const {tile.itype} m = {tile.row(f'i / {lines}' if lines > 1 else 'i')};")
-            within = [(f"i % {lines}", each)] if lines > 1 else []
-            w.line(f"prefetch({plus(pointer, linear([*zip((*tile.batch, 'm'), strides), *within], start))});")
-            w.close()
+            with w.block(f"for (int i = {tile.thread}; i < {tile.size * lines}; i += {tile.threads})"):
+                w.line(f"const {tile.itype} m = {tile.row(f'i / {lines}' if lines > 1 else 'i')};")
+                within = [(f"i % {lines}", each)] if lines > 1 else []
+                w.line(f"prefetch({plus(pointer, linear([*zip((*tile.batch, 'm'), strides), *within], start))});")
             return
 
     def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
@@ -169,11 +163,8 @@ class Computed(Elements):
         w.line(f"const {tile.itype} m = {tile.row('r')};")
         partial = self._pieces(tile) * count != self._depth
         w.line(f"Vector<{tile.element}, {count}> {name}{' = {}' if partial else ''};")
-        if partial:
-            w.open(f"if (d < {self._depth})")
-        self._vector(name, [*tile.batch, "m"], tile.element)
-        if partial:
-            w.close()
+        with w.block(f"if (d < {self._depth})", when=partial):
+            self._vector(name, [*tile.batch, "m"], tile.element)
         return name
 
     def _vector(self, name: str, outer: Sequence[str], element: str) -> None:
@@ -211,16 +202,12 @@ class Computed(Elements):
         done = ahead(self.program, sizes, count)
         if done.reads:
             self.ahead(done, count, same, positions, packed=True)
-        if count > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {count}; ++e)")
         steps = [each(strides) for strides in self.program.indices]
         indices = [" + ".join(t for t in pair if t not in ("", "0")) or "0" for pair in zip(positions, steps)]
-        (text,) = self.element(loaded, indices)
-        text = text if self.dtype.ctype == element else f"convert<{element}>({text})"
-        w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
-        if count > 1:
-            w.close()
+        with w.unrolled(f"for (int e = 0; e < {count}; ++e)", when=count > 1):
+            (text,) = self.element(loaded, indices)
+            text = text if self.dtype.ctype == element else f"convert<{element}>({text})"
+            w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
 
     def _along(self, strides: Sequence[int]) -> str:
         """How far the e-th element of a vector lies behind the first, empty if it is the same."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import Scores, sink_value
+from codegen.attention.scores import Scores, existing, sink_value, stored
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
@@ -161,53 +161,42 @@ class Fragments(Scores):
             self._intervals()
         if not self.trivial:
             whole = ", bool whole" if self.listed else ""
-            self.w.open(f"const auto scores = [&](int tile{whole})")
-            self._program()
-            self.w.close("};")
+            with self.w.block(f"const auto scores = [&](int tile{whole})", "};"):
+                self._program()
         if self.weight is not None:
-            self.w.open("const auto weigh = [&](int tile)")
-            self.w.line(f"const int n0 = {self.first_key};")
-            random = random_words(self.weight.program)
-            if random is None or self.quads or not random.together:
-                self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
-            else:
-                self._weighted_at_random(self.weight, random)
-            self.w.close("};")
+            with self.w.block("const auto weigh = [&](int tile)", "};"):
+                self.w.line(f"const int n0 = {self.first_key};")
+                random = random_words(self.weight.program)
+                if random is None or self.quads or not random.together:
+                    self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+                else:
+                    self._weighted_at_random(self.weight, random)
 
     def _intervals(self) -> None:
         """Writes the intervals of keys that a thread's two rows meet."""
         w, spec = self.w, self.spec
         w.line("int begin[2], end[2];  // the keys that a row meets are those from begin to end - 1")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        m = "m0 + row + f * 8"
-        w.line(f"const int m = {m if spec.rows % self.block_rows == 0 else f'min({m}, {spec.rows - 1})'};")
-        self.interval("m")
-        w.close()
+        with w.unrolled("for (int f = 0; f < 2; ++f)"):
+            m = "m0 + row + f * 8"
+            w.line(f"const int m = {m if spec.rows % self.block_rows == 0 else f'min({m}, {spec.rows - 1})'};")
+            self.interval("m")
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
         w = self.w
         above, seed, offset = random.numbers(weight.program, weight.constant, (*self.batch, "", ""))
         weight.known[Result(random.compared)] = random.enough("words[h * 2 + e]")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 8)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line(f"const {self.t} m = m0 + row + f * 8;")
-        first = linear([*zip((*self.batch, "m"), random.steps), ("(n0 + j * 2)", 1)])
-        w.line("uint32 words[4];")
-        w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
-        w.line("#pragma unroll")
-        w.open("for (int h = 0; h < 2; ++h)")
-        w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
-        exists = self.spec.rows % self.block_rows == 0
-        self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
-        w.line("s[j + h * 4 + f * 2] = weighted[0];")
-        w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
-        w.close()
-        w.close()
-        w.close()
+        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 8)", "for (int f = 0; f < 2; ++f)"):
+            w.line(f"const {self.t} m = m0 + row + f * 8;")
+            first = linear([*zip((*self.batch, "m"), random.steps), ("(n0 + j * 2)", 1)])
+            w.line("uint32 words[4];")
+            w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
+            with w.unrolled("for (int h = 0; h < 2; ++h)"):
+                w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
+                exists = self.spec.rows % self.block_rows == 0
+                self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
+                w.line("s[j + h * 4 + f * 2] = weighted[0];")
+                w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
 
     def make(self, tile: str) -> None:
         """Makes scores of a tile's products."""
@@ -239,31 +228,20 @@ class Fragments(Scores):
     def _program(self) -> None:
         w = self.w
         if self.factor is not None:
-            w.open("if (!positive)")
-            w.line("#pragma unroll")
-            w.line(f"for (int i = 0; i < {self.keys // 2}; ++i) s[i] *= factor;")
-            w.close()
+            with w.block("if (!positive)"):
+                w.unrolled_line(f"for (int i = 0; i < {self.keys // 2}; ++i) s[i] *= factor;")
             if not self.differ:
                 return
         w.line(f"const int n0 = {self.first_key};")
-        if not self.differ:
-            self._tile(inside=True)
-            return
-        if self.spanned:
-            w.line(f"const bool meets = max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1]);")
-            w.open("if (__all_sync(0xffffffffu, meets))")
-        else:
-            w.open(f"if ({self.inside(self.top, self.group_rows, 'n0')})")
-        if self.plain:
-            w.line("return;  // the products are the scores")
-            w.close()
-            self._tile(inside=False)
-            return
-        self._tile(inside=True)
-        w.close("} else {")
-        w.depth += 1
-        self._tile(inside=False)
-        w.close()
+        self.by_tile(self._unbroken, self._tile)
+
+    def _unbroken(self) -> str:
+        """The C condition under which neither a bound nor a range is broken in a tile."""
+        if not self.spanned:
+            return self.inside(self.top, self.group_rows, "n0")
+        meets = f"max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1])"
+        self.w.line(f"const bool meets = {meets};")
+        return "__all_sync(0xffffffffu, meets)"
 
     def _positions(self, epilogue: Epilogue) -> None:
         """Writes positions as floats, which the program asks for: a conversion takes as long as an exponential."""
@@ -289,7 +267,7 @@ class Fragments(Scores):
             return "lane % 4 * 4", f"j % {self.keys // 4} * 4 + j / {self.keys // 4} * 2"
         return "lane % 4 * 2", "j * 2"
 
-    def _tile(self, *, inside: bool) -> None:
+    def _tile(self, inside: bool) -> None:
         self._positions(self.inner if inside or self.spanned else self.edge)
         self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
 
@@ -298,89 +276,45 @@ class Fragments(Scores):
         ``name`` for two neighbours.
         """
         w = self.w
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.keys // 2}; j += 4)")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        lane, step = self._key()
-        w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
-        write(self.spec.rows % self.block_rows == 0)
-        w.line(f"s[j + f * 2] = {name}[0];")
-        w.line(f"s[j + f * 2 + 1] = {name}[1];")
-        w.close()
-        w.close()
+        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
+            lane, step = self._key()
+            w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
+            write(self.spec.rows % self.block_rows == 0)
+            w.line(f"s[j + f * 2] = {name}[0];")
+            w.line(f"s[j + f * 2 + 1] = {name}[1];")
 
     def finish(self, stats: str) -> None:
         """Writes ``inverse``, with which the results are multiplied, and stores the logarithms of the sums."""
         w, spec = self.w, self.spec
         w.line("attention::finish(rows);")
         w.line("float inverse[2];")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 2; ++f)")
-        w.line("const bool met = rows.total[f] != 0.0f;  // whether there is a key, if only one of NaN")
-        none = "0.0f" if spec.zero else "quiet_nan<float>()"
-        w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
-        if spec.zero and not self.trivial:
-            w.line("if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are")
-        if spec.stats is not None:
-            w.line(f"const {self.t} m = m0 + row + f * 8;")
-            place = linear([*zip(self.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
-            scale = literal(spec.scale, "float")
-            scale = scale if self.factor is None else f"{scale} * (positive ? factor : 1.0f)"
-            value = f"{scale} * rows.largest[f] + math::log(rows.total[f])"
-            if self.lift:
-                value += f" - {literal(self.lift * log(2), 'float')}"
-            target = spec.stats.dtype.ctype
-            text = f"met ? {value} : -infinity<float>()"
-            text = text if target == "float" else f"convert<{target}>({text})"
-            w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{place}] = {text};")
-        w.close()
+        with w.unrolled("for (int f = 0; f < 2; ++f)"):
+            w.line("const bool met = rows.total[f] != 0.0f;  // whether there is a key, if only one of NaN")
+            none = "0.0f" if spec.zero else "quiet_nan<float>()"
+            w.line(f"inverse[f] = met ? 1.0f / rows.total[f] : {none};")
+            if spec.zero and not self.trivial:
+                w.line("if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are")
+            if spec.stats is not None:
+                w.line(f"const {self.t} m = m0 + row + f * 8;")
+                scale = literal(spec.scale, "float")
+                scale = scale if self.factor is None else f"{scale} * (positive ? factor : 1.0f)"
+                value = f"{scale} * rows.largest[f] + math::log(rows.total[f])"
+                if self.lift:
+                    value += f" - {literal(self.lift * log(2), 'float')}"
+                text = stored(spec.stats, f"met ? {value} : -infinity<float>()", "float")
+                w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{self.offset(spec.stats, 'm')}] = {text};")
 
     def store(self, out: str, width: int) -> None:
-        """Stores the results from registers: two neighbours at a time where they are one access."""
+        """Stores the results, or what the epilogue makes of them, from registers."""
         w, spec = self.w, self.spec
-        if self.epilogue is not None:
-            self._store_computed(width)
+        extents, tile = (spec.rows, spec.width), (self.block_rows, width)
+        if self.epilogue is None:
+            self.store_sums(out, spec.out, "m0", extents, tile, lambda i: f"o[{i}] * inverse[i / 2 % 2]")
             return
-        op = spec.out
-        pairs = op.strides[-1] == 1 and spec.width % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
-        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
-        step = 2 if pairs else 1
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {width // 2}; i += {step})")
-        last = "" if pairs else " + i % 2"
-        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
-        place = linear([*zip(self.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
-        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
-        tests += [f"n < {spec.width}"] if spec.width % width else []
-        condition = f"if ({' && '.join(tests)}) " if tests else ""
-        target = op.dtype.ctype
-        if pairs:
-            w.line(f"Vector<{target}, 2> v;")
-            for k in range(2):
-                value = f"o[i{f' + {k}' if k else ''}] * inverse[i / 2 % 2]"
-                w.line(f"v[{k}] = {value if target == 'float' else f'convert<{target}>({value})'};")
-            w.line(f"{condition}store({out} + {place}, v);")
-        else:
-            value = "o[i] * inverse[i / 2 % 2]"
-            value = value if target == "float" else f"convert<{target}>({value})"
-            w.line(f"{condition}{out}[{place}] = {value};")
-        w.close()
-
-    def _store_computed(self, width: int) -> None:
-        """Stores what the epilogue makes of the results, two neighbours at a time."""
-        w, spec = self.w, self.spec
-        assert self.epilogue is not None
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {width // 2}; i += 2)")
-        w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
-        tests = [f"m < {spec.rows}"] if spec.rows % self.block_rows else []
-        tests += [f"n < {spec.width}"] if spec.width % width else []
-        if tests:
-            w.open(f"if ({' && '.join(tests)})")
-        missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
-        run = Run(2, len(spec.batch) + 1, "e", missing)
-        self.epilogue.results([*self.batch, "m", "n"], ["o[i + e] * inverse[i / 2 % 2]"], run)
-        if tests:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {width // 2}; i += 2)"):
+            w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
+            exists = existing(extents, tile)
+            with w.block(f"if ({exists})", when=bool(exists)):
+                missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
+                run = Run(2, len(spec.batch) + 1, "e", missing)
+                self.epilogue.results([*self.batch, "m", "n"], ["o[i + e] * inverse[i / 2 % 2]"], run)

@@ -30,13 +30,12 @@ class Listing:
         w.open(f"for (int end = last; end > first; end -= {LANES})")
         w.line("const int mine = end - 1 - lane;  // a lane looks at a tile")
         w.line("bool met = false, inside = false;")
-        w.open("if (mine >= first)")
-        stop = f"min((mine + 1) * {keys}, {spec.keys})" if self.scores.ragged else f"(mine + 1) * {keys}"
-        self.ranges.keys(f"mine * {keys}", stop)
-        numbers = range(len(spec.ranges))
-        w.line(f"met = {' && '.join(f'{self.ranges.sum(n)} >= 0' for n in numbers)};")
-        w.line(f"inside = {' && '.join(f'{self.ranges.sum(n, most=False)} >= 0' for n in numbers)};")
-        w.close()
+        with w.block("if (mine >= first)"):
+            stop = f"min((mine + 1) * {keys}, {spec.keys})" if self.scores.ragged else f"(mine + 1) * {keys}"
+            self.ranges.keys(f"mine * {keys}", stop)
+            numbers = range(len(spec.ranges))
+            w.line(f"met = {' && '.join(f'{self.ranges.sum(n)} >= 0' for n in numbers)};")
+            w.line(f"inside = {' && '.join(f'{self.ranges.sum(n, most=False)} >= 0' for n in numbers)};")
         w.line("const uint32 met_tiles = __ballot_sync(0xffffffffu, met);")
         w.line("const uint32 inside_tiles = __ballot_sync(0xffffffffu, inside);")
         w.line("if (lane != 0) continue;")

@@ -7,6 +7,7 @@ probabilities stay in registers, which are the fragments of the second product a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -24,7 +25,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
@@ -125,34 +126,18 @@ class _Renderer:
             *kernel_details(spec),
             f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
         ]
-        more = [
-            "memory.cuh",
-            "shared.cuh",
-            "async_copy.cuh",
-            "fragments.cuh",
-            "pipeline.cuh",
-            "attention.cuh",
-            *random_headers(spec),
-        ]
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} nodes in one kernel",
-            program,
-            headers(program, *more, programs=[spec.weight, spec.epilogue]),
-            details,
-        )
+        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
+        needed = headers(program, *more, *random_headers(spec), programs=[spec.weight, spec.epilogue])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, self.threads, parameters)
         t = self.element
-        w.open("struct Shared")
-        w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
-        w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
-        w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
+            w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
+            w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -164,14 +149,13 @@ class _Renderer:
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // 16}][4];")
         self.scores.define()
-        w.open("const auto fill = [&](int tile, int stage)")
-        w.line(f"const int n0 = tile * {s.keys};")
-        pages = spec.pages or (None, None)
-        keys = "keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0]
-        values = "values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1]
-        for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
-            self._fill(*tensor)
-        w.close("};")
+        with w.block("const auto fill = [&](int tile, int stage)", "};"):
+            w.line(f"const int n0 = tile * {s.keys};")
+            pages = spec.pages or (None, None)
+            keys = "keys[stage]", spec.k, 1, "n0", s.keys, spec.keys, spec.depth, self.deep, pages[0]
+            values = "values[stage]", spec.v, 2, "n0", s.keys, spec.keys, spec.width, self.wide, pages[1]
+            for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
+                self._fill(*tensor)
         self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
         tests = [f"warp >= {s.warps}"] if s.fillers else []
         tests += ["first < last"] if spec.some_meet_none else []
@@ -181,32 +165,30 @@ class _Renderer:
         w.line("int stage = 0;")
         if s.fillers:
             w.line("copy_async_wait<0>();")
-        w.open("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)")
-        if s.fillers:
-            w.line("__syncthreads();  // this tile is there, that before has been multiplied")
-            w.open(f"if (warp >= {s.warps})")
-            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
-            w.line("copy_async_commit();")
-            w.line("copy_async_wait<0>();")
-            w.line("continue;  // others multiply")
-            w.close()
-        else:
-            w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
-            w.line("copy_async_commit();")
-            w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
-            w.line("__syncthreads();")
-        self._multiply_keys()
-        self.scores.make("tile")
-        # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
-        # multiplied.  Statistics are of the exponentials as they are.
-        few = spec.keys <= s.keys and spec.stats is None
-        self.scores.softmax(CHAINS, self.element if few else "")
-        w.line("attention::scale(o, rescale);")
-        w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
-        self._multiply_values()
-        if not s.fillers:
-            w.line("__syncthreads();  // the tile has been used")
-        w.close()
+        with w.block("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)"):
+            if s.fillers:
+                w.line("__syncthreads();  // this tile is there, that before has been multiplied")
+                with w.block(f"if (warp >= {s.warps})"):
+                    w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+                    w.line("copy_async_commit();")
+                    w.line("copy_async_wait<0>();")
+                    w.line("continue;  // others multiply")
+            else:
+                w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
+                w.line("copy_async_commit();")
+                w.line("copy_async_wait<1>();  // this tile is there, the next one is on its way")
+                w.line("__syncthreads();")
+            multiply(w, t, "s", "queries", "keys", self.deep, s.keys)
+            self.scores.make("tile")
+            # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
+            # multiplied.  Statistics are of the exponentials as they are.
+            few = spec.keys <= s.keys and spec.stats is None
+            self.scores.softmax(CHAINS, self.element if few else "")
+            w.line("attention::scale(o, rescale);")
+            w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
+            add_products(w, t, "o", "probability", "values", s.keys, self.wide)
+            if not s.fillers:
+                w.line("__syncthreads();  // the tile has been used")
         if s.fillers:
             w.line(f"if (warp >= {s.warps}) return;")
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
@@ -242,32 +224,26 @@ class _Renderer:
             self._compute(computed, number, what, first, size, total, padded)
             return
         whole = total % size == 0
-        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
-        aligned = aligned and not any(step % VECTOR for n, step in zip((*self.spec.batch, total), op.strides) if n > 1)
-        aligned = aligned and (pages is None or pages.step % VECTOR == 0)
-        each = VECTOR if aligned else 1
+        each = copied_together(op, (*self.spec.batch, total), elements)
+        if pages is not None and pages.step % VECTOR:
+            each = 1
         pieces = padded // each
         thread, threads = self.bringing if number else ("t", self.threads)
-        w.open(f"for (int i = {thread}; i < {size * pieces}; i += {threads})")
-        times = f" * {each}" if each > 1 else ""
-        w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
-        tests = [] if whole else [f"{first} + r < {total}"]
-        tests += [f"d < {elements}"] if elements != padded else []
-        exists = " && ".join(tests)
-        table = self.arguments[number + 2] if pages is not None else ""
-        place = linear([*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])])
-        to = f"shared.{what}[r][d]"
-        if op.dtype.ctype != self.element:
-            self._converted(op, name, place, to, each, exists)
-        elif each > 1:
-            if exists:
-                w.line(f"const bool exists = {exists};")
-                w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+        with w.block(f"for (int i = {thread}; i < {size * pieces}; i += {threads})"):
+            times = f" * {each}" if each > 1 else ""
+            w.line(f"const int r = i / {pieces}, d = i % {pieces}{times};")
+            tests = [] if whole else [f"{first} + r < {total}"]
+            tests += [f"d < {elements}"] if elements != padded else []
+            exists = " && ".join(tests)
+            table = self.arguments[number + 2] if pages is not None else ""
+            place = linear(
+                [*self.scores.row_terms(op, pages, table, f"{t}({first} + r)", total), ("d", op.strides[-1])]
+            )
+            to = f"shared.{what}[r][d]"
+            if op.dtype.ctype != self.element:
+                self._converted(op, name, place, to, each, exists)
             else:
-                w.line(f"copy_async<16>(&{to}, {name} + {place});")
-        else:
-            w.line(f"{to} = {f'{exists} ? {name}[{place}] : {op.dtype.ctype}{{}}' if exists else f'{name}[{place}]'};")
-        w.close()
+                copy(w, op, name, place, to, each, exists)
 
     def _compute(
         self, computed: Computed, number: int, what: str, first: str, size: int, total: int, padded: int
@@ -282,59 +258,57 @@ class _Renderer:
             w.line(f"store_shared(&shared.{what}[r][d], {value});")
 
         last = total - 1 if total % size else None
-        tile = Rows(
-            first,
-            last,
-            size,
-            padded,
-            *(self.bringing if number else ("t", self.threads)),
-            scores.batch,
-            scores.t,
-            self.element,
-        )
+        thread = self.bringing if number else ("t", self.threads)
+        tile = Rows(first, last, size, padded, *thread, scores.batch, scores.t, self.element)
         computed.fill(tile, store)
 
     def _converted(self, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
         """Writes a piece of a row in the type in which it is multiplied."""
         w, t = self.w, self.element
         w.line(f"Vector<{t}, {each}> v = {{}};")
-        if exists:
-            w.open(f"if ({exists})")
-        w.line(f"const auto x = load<{each}>({name} + {place});")
-        w.line("#pragma unroll")
-        w.line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
-        if exists:
-            w.close()
+        with w.block(f"if ({exists})", when=bool(exists)):
+            w.line(f"const auto x = load<{each}>({name} + {place});")
+            w.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{t}>(x[e]);")
         w.line(f"store_shared(&{to}, v);")
 
-    def _multiply_keys(self) -> None:
-        """Writes the products of a warp's queries with a tile of keys."""
-        w, s, t = self.w, self.s, self.element
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {s.keys // 2}; ++i) s[i] = 0.0f;")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {self.deep}; kk += 16)")
-        w.line("uint32 a[4];")
-        w.line(f"load_matrices(a, &shared.queries[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.keys}; j += 16)")
-        w.line("uint32 b[2][2];")
-        w.line("load_matrices(b, &shared.keys[stage][j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2), a, b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part(s, j / 2 + 4), a, b[1]);")
-        w.close()
-        w.close()
 
-    def _multiply_values(self) -> None:
-        """Writes the products of a tile's probabilities with its values."""
-        w, s, t = self.w, self.s, self.element
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.keys // 16}; ++kk)")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.wide}; j += 16)")
+def multiply(w: Writer, t: str, sums: str, held: str, brought: str, depth: int, cols: int) -> None:
+    """Writes the products of a warp's rows of the tile ``held`` with a tile that was brought; ``t`` is their C type."""
+    w.unrolled_line(f"for (int i = 0; i < {cols // 2}; ++i) {sums}[i] = 0.0f;")
+    with w.unrolled(f"for (int kk = 0; kk < {depth}; kk += 16)"):
+        w.line("uint32 a[4];")
+        w.line(f"load_matrices(a, &shared.{held}[warp * {WARP_ROWS} + lane % 16][kk + lane / 16 * 8]);")
+        with w.unrolled(f"for (int j = 0; j < {cols}; j += 16)"):
+            place = "[j + lane / 16 * 8 + lane % 8][kk + lane / 8 % 2 * 8]"
+            w.line("uint32 b[2][2];")
+            w.line(f"load_matrices(b, &shared.{brought}[stage]{place});")
+            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), a, b[0]);")
+            w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), a, b[1]);")
+
+
+def add_products(w: Writer, t: str, sums: str, factor: str, brought: str, cols: int, width: int) -> None:
+    """Writes the products of a tile's factors, which are in registers, with a tile that was brought."""
+    with w.unrolled(f"for (int kk = 0; kk < {cols // 16}; ++kk)", f"for (int j = 0; j < {width}; j += 16)"):
         w.line("uint32 b[2][2];")
-        w.line("load_matrices_transposed(b, &shared.values[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
-        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2), probability[kk], b[0]);")
-        w.line(f"mma<{t}, {t}>(attention::part(o, j / 2 + 4), probability[kk], b[1]);")
-        w.close()
-        w.close()
+        w.line(f"load_matrices_transposed(b, &shared.{brought}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2), {factor}[kk], b[0]);")
+        w.line(f"mma<{t}, {t}>(attention::part({sums}, j / 2 + 4), {factor}[kk], b[1]);")
+
+
+def copied_together(op: Operand, sizes: Sequence[int], elements: int) -> int:
+    """Neighbours of an operand's rows that are copied at once; ``sizes`` are those of the batch and the rows."""
+    aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
+    aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
+    return VECTOR if aligned else 1
+
+
+def copy(w: Writer, op: Operand, name: str, place: str, to: str, each: int, exists: str) -> None:
+    """Writes the copy of ``each`` neighbours as they are, zeros where the C condition ``exists`` does not hold."""
+    if each == 1:
+        source = f"{name}[{place}]"
+        w.line(f"{to} = {f'{exists} ? {source} : {op.dtype.ctype}{{}}' if exists else source};")
+    elif exists:
+        w.line(f"const bool exists = {exists};")
+        w.line(f"copy_async<16>(&{to}, {name} + (exists ? {place} : 0), exists ? 16 : 0);")
+    else:
+        w.line(f"copy_async<16>(&{to}, {name} + {place});")

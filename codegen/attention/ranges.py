@@ -131,17 +131,15 @@ class Ranges:
         vectors = of_keys and not lanes and self._vectors()
         first, step = (f"{start} + lane", LANES) if lanes else (start, VECTOR if vectors else 1)
         w.line(f"#pragma unroll {UNROLL}")
-        w.open(f"for (int {letter} = {first}; {letter} < {stop}; {letter} += {step})")
-        for k, number in looped:
-            if vectors:
-                load = number.loads[0][0]
-                place = f"{self.pointers[load]} + {self._place(load, letter, axis)}"
-                w.line(f"const auto part{k} = load<{VECTOR}>({place});")
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < {VECTOR}; ++e) {name}{k}.add(part{k}[e]);")
-            else:
-                w.line(f"{name}{k}.add({self._value(number, letter, axis)});")
-        w.close()
+        with w.block(f"for (int {letter} = {first}; {letter} < {stop}; {letter} += {step})"):
+            for k, number in looped:
+                if vectors:
+                    load = number.loads[0][0]
+                    place = f"{self.pointers[load]} + {self._place(load, letter, axis)}"
+                    w.line(f"const auto part{k} = load<{VECTOR}>({place});")
+                    w.unrolled_line(f"for (int e = 0; e < {VECTOR}; ++e) {name}{k}.add(part{k}[e]);")
+                else:
+                    w.line(f"{name}{k}.add({self._value(number, letter, axis)});")
 
     def tile(self, start: str, count: int, *, of_keys: bool = False) -> None:
         """Writes the extents of ``count`` queries, or keys, from ``start`` on; all lanes of a warp look at some."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -11,7 +11,7 @@ from codegen.attention.computed import Computed
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinate, extent, far, index_type, linear, negated
+from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
@@ -33,18 +33,23 @@ def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    rows = [c.program for c in spec.computed if c is not None]
+    fronts = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
-    programs = (*rows, spec.program, spec.inside, spec.within, *others)
-    plain = [*spec.arguments, *spec.written, *(op for p in programs for op in p.loads)]
-    every = [op.strides for op in plain] + [x for p in programs for x in p.indices]
+    programs = (*fronts, spec.program, spec.inside, spec.within, *others)
+    every = [op.strides for op in (*spec.arguments, *spec.written)]
+    every += [x for p in programs for x in (*(op.strides for op in p.loads), *p.indices)]
     lead = int(spec.parts > 1)  # parts stay the first dimension
     batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
     batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
     new = iter([b + x[rank:] for b, x in zip(over, every)])
+    nowhere = (0,) * (len(batch) + 2)
 
     def moved(op: Operand) -> Operand:
         return replace(op, strides=next(new))
+
+    def moved_program(p: Program) -> Program:
+        loads = [next(new) for _ in p.loads]
+        return restrided(p, [*loads, *(nowhere for _ in p.stores), *(next(new) for _ in p.indices)])
 
     q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
     pages = spec.pages
@@ -54,28 +59,18 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     sink = None if spec.sink is None else moved(spec.sink)
     results = [moved(op) for op in spec.results]
     stats = None if spec.stats is None else moved(spec.stats)
-    loads = [tuple(moved(op) for op in p.loads) for p in programs]
-    indices = [tuple(next(new) for _ in p.indices) for p in programs]
-    nowhere = (0,) * (len(batch) + 2)
-    every_program = [
-        replace(
-            p,
-            loads=loads[n],
-            indices=indices[n],
-            stores=tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in p.stores),
-        )
-        for n, p in enumerate(programs)
-    ]
-    own, (program, inside, within, *others) = iter(every_program[: len(rows)]), every_program[len(rows) :]
-    q_rows, k_rows, v_rows = (None if c is None else replace(c, program=next(own)) for c in spec.computed)
+    q_rows, k_rows, v_rows = (
+        None if c is None else replace(c, program=moved_program(c.program)) for c in spec.computed
+    )
+    program, inside, within = (moved_program(p) for p in (spec.program, spec.inside, spec.within))
+    weight = None if spec.weight is None else moved_program(spec.weight)
     epilogue = None
     if spec.epilogue is not None:
-        epilogue = others.pop()
+        epilogue = moved_program(spec.epilogue)
         epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
-    spec = replace(spec, program=program, inside=inside, within=within, weight=others[0] if others else None)
-    spec = replace(spec, epilogue=epilogue, out=results[0])
-    spec = replace(spec, computed=(q_rows, k_rows, v_rows))
-    return replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, stats=stats, pages=pages)
+    spec = replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=results[0], stats=stats, pages=pages)
+    spec = replace(spec, program=program, inside=inside, within=within, weight=weight, epilogue=epilogue)
+    return replace(spec, computed=(q_rows, k_rows, v_rows))
 
 
 class Scores:
@@ -144,8 +139,12 @@ class Scores:
 
     def page(self, pages: Pages, table: str, number: str) -> str:
         """The block that is a page, by its number (a C expression of one that exists)."""
-        place = linear([*zip(self.batch, pages.table.strides), (f"({number})", pages.table.strides[-1])])
+        place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
+
+    def offset(self, op: Operand, *place: str) -> str:
+        """The C expression of where an element of this batch lies; ``place`` is its position behind the batch."""
+        return linear(list(zip((*self.batch, *place), op.strides)))
 
     def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
         """The terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken for it."""
@@ -180,9 +179,7 @@ class Scores:
     def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
         """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
         sizes = self.spec.batch if batch is None else batch
-        for d, size in enumerate(sizes):
-            if size > 1:
-                self.w.line(f"const {self.t} b{d} = {coordinate(number, sizes, d)};")
+        coordinates(self.w, self.t, "b", number, sizes, long(sizes))
 
     def bound_numbers(self) -> None:
         """Writes the numbers that bounds read of the batch."""
@@ -192,8 +189,8 @@ class Scores:
                 terms = []
                 for load, coefficient in bound.loads:
                     operand = spec.program.loads[load]
-                    place = linear(list(zip(self.batch, operand.strides)))
-                    terms.append((f"int64({self.edge.pointers.loads[load]}[{place}])", coefficient))
+                    place = f"{self.edge.pointers.loads[load]}[{self.offset(operand)}]"
+                    terms.append((f"int64({place})", coefficient))
                 far = f"int64({FAR})"
                 self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
 
@@ -305,6 +302,52 @@ class Scores:
         name, which = (low, "max") if key > 0 else (high, "min")
         self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
 
+    def by_tile(self, unbroken: Callable[[], str], write: Callable[[bool], None]) -> None:
+        """Writes what makes the scores of a tile; ``write`` is told whether no bound and no range is broken in it,
+        which is what the C condition that ``unbroken`` returns says.
+        """
+        w = self.w
+        if not self.differ:
+            write(True)
+            return
+        w.open(f"if ({unbroken()})")
+        if self.plain:
+            w.line("return;  // the products are the scores")
+            w.close()
+            write(False)
+            return
+        write(True)
+        w.otherwise()
+        write(False)
+        w.close()
+
+    def store_sums(
+        self,
+        name: str,
+        op: Operand,
+        first: str,
+        extents: tuple[int, int],
+        tile: tuple[int, int],
+        value: Callable[[str], str],
+    ) -> None:
+        """Stores a tile from fragments, of which the rows begin at the C variable ``first``, two neighbours at a time
+        where they are one access; ``value`` is the C expression of a thread's i-th element.
+        """
+        w = self.w
+        pairs = op.strides[-1] == 1 and extents[1] % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
+        with w.unrolled(f"for (int i = 0; i < {tile[1] // 2}; i += {1 + pairs})"):
+            last = "" if pairs else " + i % 2"
+            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
+            place, condition = self.offset(op, "m", "n"), guard(extents, tile)
+            if pairs:
+                w.line(f"Vector<{op.dtype.ctype}, 2> v;")
+                w.line(f"v[0] = {stored(op, value('i'), 'float')};")
+                w.line(f"v[1] = {stored(op, value('i + 1'), 'float')};")
+                w.line(f"{condition}store({name} + {place}, v);")
+            else:
+                w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
+
     def inside(self, m0: str, rows: int, n0: str) -> str:
         """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
         conditions = ["whole"] if self.listed else []
@@ -337,10 +380,8 @@ class Scores:
         w.line(f"Vector<float, {count}> score{start};")
         self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
         if self.spanned and not inside:
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {count}; ++e)")
-            w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
-            w.close()
+            with w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+                w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
 
     def _run(
         self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
@@ -361,6 +402,22 @@ class Scores:
         self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
 
 
+def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
+    """The C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
+    return " && ".join(f"{x} < {size}" for x, size, each in zip("mn", extents, tile) if size % each)
+
+
+def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
+    """What is written in front of a statement that is for elements that exist: see `existing`."""
+    condition = existing(extents, tile)
+    return f"if ({condition}) " if condition else ""
+
+
+def stored(op: Operand, text: str, real: str) -> str:
+    """A value in the dtype in which it is stored."""
+    return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"
+
+
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     """The C names of a spec's arguments, empty for what is computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
@@ -374,8 +431,7 @@ def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[s
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
     """Writes the score of the sink, in units of the others; returns its C name."""
     assert spec.sink is not None
-    place = linear(list(zip(batch, spec.sink.strides)))
-    value = converted(spec.sink, f"{name}[{place}]", real)
+    value = converted(spec.sink, f"{name}[{linear(list(zip(batch, spec.sink.strides)))}]", real)
     inverse = literal(1 / spec.scale, real)
     w.line(f"const {real} sunk = {value}{'' if spec.scale == 1 else f' * {inverse}'};")
     return "sunk"

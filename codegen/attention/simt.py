@@ -19,12 +19,13 @@ from codegen.attention.scores import (
     kernel_details,
     merged,
     sink_value,
+    stored,
 )
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import converted, headers, heading, parameter, signature
+from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
@@ -84,24 +85,16 @@ class _Renderer:
         details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
         more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
         more += ["extent.cuh"] if Ranges.intervals(spec) else []
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} nodes in one kernel",
-            program,
-            headers(program, *more, programs=[spec.weight, spec.epilogue]),
-            details,
-        )
+        needed = headers(program, *more, programs=[spec.weight, spec.epilogue])
+        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
         parameters = argument_parameters(spec, self.arguments)
         parameters += self.scores.parameters()
         parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         signature(w, spec.name, WARPS * LANES, parameters)
-        w.open("struct Shared")
-        w.line(f"{real} queries[{s.rows}][{spec.depth}];")
-        w.line(f"{real} keys[{LANES}][{spec.depth + 1}];  // a column is spread over all banks")
-        w.line(f"{real} values[{LANES}][{spec.width}];")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            w.line(f"{real} queries[{s.rows}][{spec.depth}];")
+            w.line(f"{real} keys[{LANES}][{spec.depth + 1}];  // a column is spread over all banks")
+            w.line(f"{real} values[{LANES}][{spec.width}];")
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
         w.line(f"const {real} unit = {literal(spec.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.rows)
@@ -112,15 +105,14 @@ class _Renderer:
         self.scores.keys_met("m0", s.rows)
         self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth)
         self._state()
-        w.open("for (int tile = first; tile < last; ++tile)")
-        w.line(f"const int n0 = tile * {LANES};")
-        w.line("__syncthreads();  // the tile before has been used")
-        pages = spec.pages or (None, None)
-        self._fill("keys", spec.k, 1, "n0", LANES, spec.keys, spec.depth, pages[0])
-        self._fill("values", spec.v, 2, "n0", LANES, spec.keys, spec.width, pages[1])
-        w.line("__syncthreads();")
-        self._tile()
-        w.close()
+        with w.block("for (int tile = first; tile < last; ++tile)"):
+            w.line(f"const int n0 = tile * {LANES};")
+            w.line("__syncthreads();  // the tile before has been used")
+            pages = spec.pages or (None, None)
+            self._fill("keys", spec.k, 1, "n0", LANES, spec.keys, spec.depth, pages[0])
+            self._fill("values", spec.v, 2, "n0", LANES, spec.keys, spec.width, pages[1])
+            w.line("__syncthreads();")
+            self._tile()
         self._results()
         w.close()
         passed = len(spec.read) + len(spec.loads) + len(spec.written)
@@ -150,14 +142,13 @@ class _Renderer:
         if computed is not None:
             self._compute(computed, what, first, size, total)
             return
-        w.open(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})")
-        w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
-        table = self.arguments[number + 2] if pages is not None else ""
-        place = linear([*self.scores.row_terms(op, pages, table, "r", total), ("d", op.strides[-1])])
-        value = converted(op, f"{name}[{place}]", self.real)
-        value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
-        w.line(f"shared.{what}[i / {elements}][d] = {value};")
-        w.close()
+        with w.block(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})"):
+            w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
+            table = self.arguments[number + 2] if pages is not None else ""
+            place = linear([*self.scores.row_terms(op, pages, table, "r", total), ("d", op.strides[-1])])
+            value = converted(op, f"{name}[{place}]", self.real)
+            value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
+            w.line(f"shared.{what}[i / {elements}][d] = {value};")
 
     def _compute(self, computed: Computed, what: str, first: str, size: int, total: int) -> None:
         """Writes a tile of rows that are computed; of those that do not exist values are 0."""
@@ -167,8 +158,7 @@ class _Renderer:
             value = f"{name}[e]"
             if what == "values" and total % size:
                 value = f"{first} + r < {total} ? {value} : {self.real}(0)"
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {count}; ++e) shared.{what}[r][d + e] = {value};")
+            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) shared.{what}[r][d + e] = {value};")
 
         elements = self.spec.width if what == "values" else self.spec.depth
         scores = self.scores
@@ -183,59 +173,42 @@ class _Renderer:
         if spec.sink is not None:
             start = sink_value(w, spec, self.arguments[-1], self.scores.batch, real)
             have = "lane == 0"
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
-        w.line(f"largest[r] = {start};")
-        w.line(f"total[r] = {have};  // the lane's share")
-        w.close()
+        with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
+            w.line(f"largest[r] = {start};")
+            w.line(f"total[r] = {have};  // the lane's share")
 
     def _tile(self) -> None:
         w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
         w.line(f"{real} s[{s.queries}] = {{}};")
-        w.open(f"for (int d = 0; d < {spec.depth}; ++d)")
-        w.line("#pragma unroll")
-        w.line(f"for (int r = 0; r < {s.queries}; ++r) s[r] += shared.queries[row + r][d] * shared.keys[lane][d];")
-        w.close()
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
-        m = "m0 + row + r"
-        if spec.rows % s.rows:
-            m = f"min({m}, {spec.rows - 1})"
-        w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
-        w.line(f"{real} score[1] = {{-infinity<{real}>()}};")
-        if scores.ragged:
-            w.open(f"if (n < {spec.keys})")
-        scores.edge.results([*scores.batch, "m", "n"], ["s[r]"])
-        if scores.ragged:
-            w.close()
-        w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
-        w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
-        w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
-        w.line("largest[r] = most;")
-        w.line("s[r] = math::exp2(unit * score[0] - shift);")
-        w.line("total[r] = total[r] * rescale + s[r];")
-        if scores.weight is not None:
-            w.line(f"{real} weighted[1] = {{}};")
-            if scores.ragged:
-                w.open(f"if (n < {spec.keys})")
-            scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
-            if scores.ragged:
-                w.close()
-            w.line("s[r] = weighted[0];")
-        w.line("#pragma unroll")
-        w.line(f"for (int c = 0; c < {self.each}; ++c) o[r][c] *= rescale;")
-        w.close()
-        w.open(f"for (int j = 0; j < {LANES}; ++j)")
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
-        w.line(f"const {real} weight = __shfl_sync(0xffffffffu, s[r], j);")
-        w.line("#pragma unroll")
-        w.open(f"for (int c = 0; c < {self.each}; ++c)")
-        test = f"if (c * {LANES} + lane < {spec.width}) " if spec.width % LANES else ""
-        w.line(f"{test}o[r][c] += weight * shared.values[j][c * {LANES} + lane];")
-        w.close()
-        w.close()
-        w.close()
+        with w.block(f"for (int d = 0; d < {spec.depth}; ++d)"):
+            w.unrolled_line(
+                f"for (int r = 0; r < {s.queries}; ++r) s[r] += shared.queries[row + r][d] * shared.keys[lane][d];"
+            )
+        with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
+            m = "m0 + row + r"
+            if spec.rows % s.rows:
+                m = f"min({m}, {spec.rows - 1})"
+            w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
+            w.line(f"{real} score[1] = {{-infinity<{real}>()}};")
+            with w.block(f"if (n < {spec.keys})", when=scores.ragged):
+                scores.edge.results([*scores.batch, "m", "n"], ["s[r]"])
+            w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
+            w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
+            w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
+            w.line("largest[r] = most;")
+            w.line("s[r] = math::exp2(unit * score[0] - shift);")
+            w.line("total[r] = total[r] * rescale + s[r];")
+            if scores.weight is not None:
+                w.line(f"{real} weighted[1] = {{}};")
+                with w.block(f"if (n < {spec.keys})", when=scores.ragged):
+                    scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
+                w.line("s[r] = weighted[0];")
+            w.unrolled_line(f"for (int c = 0; c < {self.each}; ++c) o[r][c] *= rescale;")
+        with w.block(f"for (int j = 0; j < {LANES}; ++j)"), w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
+            w.line(f"const {real} weight = __shfl_sync(0xffffffffu, s[r], j);")
+            with w.unrolled(f"for (int c = 0; c < {self.each}; ++c)"):
+                test = f"if (c * {LANES} + lane < {spec.width}) " if spec.width % LANES else ""
+                w.line(f"{test}o[r][c] += weight * shared.values[j][c * {LANES} + lane];")
 
     def _store(self) -> None:
         """Stores an element of a result, if it exists."""
@@ -243,42 +216,30 @@ class _Renderer:
         test = f"if (n < {spec.width}) " if spec.width % LANES else ""
         if scores.epilogue is None:
             op = spec.out
-            place = linear([*zip(scores.batch, op.strides), ("m", op.strides[-2]), ("n", op.strides[-1])])
+            place = scores.offset(op, "m", "n")
             w.line(f"{test}{self.written[0]}[{place}] = {stored(op, 'o[r][c] * inverse', self.real)};")
             return
-        if test:
-            w.open(test.rstrip())
-        scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
-        if test:
-            w.close()
+        with w.block(test.rstrip(), when=bool(test)):
+            scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
 
     def _results(self) -> None:
         w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
-        w.line("#pragma unroll")
-        w.open(f"for (int r = 0; r < {s.queries}; ++r)")
-        w.line(f"const {scores.t} m = m0 + row + r;")
-        if spec.rows % s.rows:
-            w.line(f"if (m >= {spec.rows}) break;")
-        w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
-        if spec.zero:
-            w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;")
-        else:
-            w.line(f"const {real} inverse = 1 / sum;")
-        w.line("#pragma unroll")
-        w.open(f"for (int c = 0; c < {self.each}; ++c)")
-        w.line(f"const {scores.t} n = c * {LANES} + lane;")
-        if spec.zero:
-            w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
-        self._store()
-        w.close()
-        if spec.stats is not None:
-            place = linear([*zip(scores.batch, spec.stats.strides), ("m", spec.stats.strides[-1])])
-            value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"
-            text = f"(sum == 0 ? -infinity<{real}>() : {value})"
-            w.line(f"if (lane == 0) {self.written[-1]}[{place}] = {stored(spec.stats, text, real)};")
-        w.close()
-
-
-def stored(op: Operand, text: str, real: str) -> str:
-    """A value in the dtype in which it is stored."""
-    return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"
+        with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
+            w.line(f"const {scores.t} m = m0 + row + r;")
+            if spec.rows % s.rows:
+                w.line(f"if (m >= {spec.rows}) break;")
+            w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
+            if spec.zero:
+                w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;")
+            else:
+                w.line(f"const {real} inverse = 1 / sum;")
+            with w.unrolled(f"for (int c = 0; c < {self.each}; ++c)"):
+                w.line(f"const {scores.t} n = c * {LANES} + lane;")
+                if spec.zero:
+                    w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
+                self._store()
+            if spec.stats is not None:
+                place = scores.offset(spec.stats, "m")
+                value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"
+                text = f"(sum == 0 ? -infinity<{real}>() : {value})"
+                w.line(f"if (lane == 0) {self.written[-1]}[{place}] = {stored(spec.stats, text, real)};")

@@ -129,8 +129,7 @@ class _Renderer(Results):
         self._barriers()
         w.open("if (group < 0)")
         self._producer()
-        w.close("} else {")
-        w.depth += 1
+        w.otherwise()
         self._consumer()
         w.close()
         w.close()
@@ -267,10 +266,9 @@ class _Renderer(Results):
             w.close()
             w.line("barrier_wait(shared.values_full[stage.index], stage.parity);  // the end of the list")
             self._meet()
-            w.open("if (t == 0)")
-            w.line("barrier_arrive(shared.keys_empty[stage.index]);")
-            w.line("barrier_arrive(shared.values_empty[stage.index]);")
-            w.close()
+            with w.block("if (t == 0)"):
+                w.line("barrier_arrive(shared.keys_empty[stage.index]);")
+                w.line("barrier_arrive(shared.values_empty[stage.index]);")
             w.line("++stage;")
         elif not self.joined:
             w.line("++stage;")
@@ -308,28 +306,26 @@ class _Renderer(Results):
             place = f"&shared.queries[index][d / {self.panel}][{part}][0], r, d % {self.panel}"
             w.line(f"store_row<{self.panel}>({place}, {name});")
 
-        w.open("const auto compute_queries = [&](int work, int index)")
-        w.line(tile)
-        scores.begin("at.row", "at.col")
-        held = front.hold(rows)
-        if self.out_map is not None:
-            # What was stored last may lie in the other place.
-            w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
-        w.line(f"{meet}  // and has been multiplied by all warps")
-        if held is None:
-            front.fill(rows, store)
-        else:
-            front.put(rows, held, store)
-        w.line("fence_async_shared();")
-        w.line(f"{meet}  // the consumer's rows are there")
-        w.close("};")
-        if self._goes_on:
-            w.open("const auto prefetch_queries = [&](int work)")
-            w.line(f"if (work >= {self.tiles * self.batches}) return;")
+        with w.block("const auto compute_queries = [&](int work, int index)", "};"):
             w.line(tile)
             scores.begin("at.row", "at.col")
-            front.prefetch(rows)
-            w.close("};")
+            held = front.hold(rows)
+            if self.out_map is not None:
+                # What was stored last may lie in the other place.
+                w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
+            w.line(f"{meet}  // and has been multiplied by all warps")
+            if held is None:
+                front.fill(rows, store)
+            else:
+                front.put(rows, held, store)
+            w.line("fence_async_shared();")
+            w.line(f"{meet}  // the consumer's rows are there")
+        if self._goes_on:
+            with w.block("const auto prefetch_queries = [&](int work)", "};"):
+                w.line(f"if (work >= {self.tiles * self.batches}) return;")
+                w.line(tile)
+                scores.begin("at.row", "at.col")
+                front.prefetch(rows)
 
     @property
     def _goes_on(self) -> bool:
@@ -365,8 +361,7 @@ class _Renderer(Results):
         w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
         self._first_product("next")
         w.line("wgmma_wait<1>();  // the results are there")
-        w.close("} else {")
-        w.depth += 1
+        w.otherwise()
         w.line("wgmma_wait<0>();")
         w.close()
 
@@ -391,36 +386,34 @@ class _Renderer(Results):
         w, s, spec = self.w, self.s, self.spec
         steps = -(-spec.depth // self.step)
         part = f"group * {ROWS}" if s.groups > 1 else "0"
-        w.open("")
-        w.line(f"const uint64 queries = matrix_descriptor<128>(shared.queries[{query}.index][0][{part}], 16, 1024);")
-        w.line(f"const uint64 keys = matrix_descriptor<128>(shared.keys[{stage}.index][0][0], 16, 1024);")
-        w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {steps}; ++kk)")
-        w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
-        if steps > 4:
-            w.line(f"    s, matrix_behind(queries, kk / 4 * {s.rows * 128} + kk % 4 * 32),")
-            w.line(f"    matrix_behind(keys, kk / 4 * {s.keys * 128} + kk % 4 * 32), kk > 0);")
-        else:
-            w.line("    s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);")
-        w.close()
-        w.line("wgmma_commit();")
-        w.close()
+        with w.block(""):
+            w.line(
+                f"const uint64 queries = matrix_descriptor<128>(shared.queries[{query}.index][0][{part}], 16, 1024);"
+            )
+            w.line(f"const uint64 keys = matrix_descriptor<128>(shared.keys[{stage}.index][0][0], 16, 1024);")
+            w.line("wgmma_fence();")
+            with w.unrolled(f"for (int kk = 0; kk < {steps}; ++kk)"):
+                w.line(f"wgmma<{self.element}, {self.element}, {s.keys}>(")
+                if steps > 4:
+                    w.line(f"    s, matrix_behind(queries, kk / 4 * {s.rows * 128} + kk % 4 * 32),")
+                    w.line(f"    matrix_behind(keys, kk / 4 * {s.keys * 128} + kk % 4 * 32), kk > 0);")
+                else:
+                    w.line("    s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);")
+            w.line("wgmma_commit();")
 
     def _multiply_values(self, stage: str) -> None:
         w, s = self.w, self.s
-        w.open("")
-        leading = 16 if self.narrow else s.keys * 2 * PANEL
-        w.line(f"const uint64 values = matrix_descriptor<128>(shared.values[{stage}.index][0][0], {leading}, 1024);")
-        w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {s.keys // self.step}; ++kk)")
-        if self.narrow:
-            w.line(f"wgmma<{self.element}, {self.element}, {self.width}>(")
-            w.line("    part, probability[kk], matrix_behind(values, kk * 32), kk > 0);")
-        else:
-            w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
-            w.line("    o, probability[kk], matrix_behind(values, kk * 2048), true);")
-        w.close()
-        w.line("wgmma_commit();")
-        w.close()
+        with w.block(""):
+            leading = 16 if self.narrow else s.keys * 2 * PANEL
+            w.line(
+                f"const uint64 values = matrix_descriptor<128>(shared.values[{stage}.index][0][0], {leading}, 1024);"
+            )
+            w.line("wgmma_fence();")
+            with w.unrolled(f"for (int kk = 0; kk < {s.keys // self.step}; ++kk)"):
+                if self.narrow:
+                    w.line(f"wgmma<{self.element}, {self.element}, {self.width}>(")
+                    w.line("    part, probability[kk], matrix_behind(values, kk * 32), kk > 0);")
+                else:
+                    w.line(f"wgmma<{self.element}, {self.element}, {self.width}, 1>(")
+                    w.line("    o, probability[kk], matrix_behind(values, kk * 2048), true);")
+            w.line("wgmma_commit();")

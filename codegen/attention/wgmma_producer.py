@@ -11,6 +11,7 @@ from codegen.attention.fragments import Fragments
 from codegen.attention.listing import Listing
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
+from codegen.kernel import shared_memory
 from codegen.naming import Writer
 from codegen.spec import AttentionSpec, TensorMap
 
@@ -63,47 +64,41 @@ class Producer:
         w, s, spec = self.w, self.s, self.spec
         deep, wide = panels(spec.depth, self.size), panels(spec.width)
         t = self.element
-        w.open("struct Shared")
-        rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
-        w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
-        w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
-        values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
-        w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
-        if self.front is None:
-            w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
-        w.line(
-            f"Barrier keys_full[{s.stages}], keys_empty[{s.stages}], values_full[{s.stages}], values_empty[{s.stages}];"
-        )
-        if self.scores.spanned:
-            w.line(f"Barrier spans_full[{s.ahead}], spans_empty[{s.ahead}];")
-            w.line(f"attention::Span spans[{s.ahead}];  // of queries to come, and the end")
-        if self.listing:
-            w.line(
-                f"int tiles[{s.stages}];  // of keys: twice the number, and whether no range is broken; -1 is the end"
-            )
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            rows = f"[{s.ahead}][{max(deep, wide)}][{s.rows}][{self.panel}]"
+            w.line(f"alignas(1024) {t} queries{rows};  // panels of 128 bytes, swizzled")
+            w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
+            values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
+            w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
+            if self.front is None:
+                w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
+            every = (f"{name}[{s.stages}]" for name in ("keys_full", "keys_empty", "values_full", "values_empty"))
+            w.line(f"Barrier {', '.join(every)};")
+            if self.scores.spanned:
+                w.line(f"Barrier spans_full[{s.ahead}], spans_empty[{s.ahead}];")
+                w.line(f"attention::Span spans[{s.ahead}];  // of queries to come, and the end")
+            if self.listing:
+                note = "of keys: twice the number, and whether no range is broken; -1 is the end"
+                w.line(f"int tiles[{s.stages}];  // {note}")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:
         w, s = self.w, self.s
-        w.open("if (threadIdx.x == 0)")
-        if self.front is None:
-            w.open(f"for (int i = 0; i < {s.ahead}; ++i)")
-            w.line("barrier_init(shared.queries_full[i], 1);")
-            w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
-            if self.scores.spanned:
-                w.line("barrier_init(shared.spans_full[i], 1);")
-                w.line(f"barrier_init(shared.spans_empty[i], {s.groups * GROUP + 1});  // whoever reads says so")
-            w.close()
-        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        for name in ("keys", "values"):
-            w.line(f"barrier_init(shared.{name}_full[i], 1);")
-            w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
-        w.close()
-        w.line("barrier_fence_init();")
-        w.close()
+        with w.block("if (threadIdx.x == 0)"):
+            if self.front is None:
+                with w.block(f"for (int i = 0; i < {s.ahead}; ++i)"):
+                    w.line("barrier_init(shared.queries_full[i], 1);")
+                    w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
+                    if self.scores.spanned:
+                        w.line("barrier_init(shared.spans_full[i], 1);")
+                        w.line(
+                            f"barrier_init(shared.spans_empty[i], {s.groups * GROUP + 1});  // whoever reads says so"
+                        )
+            with w.block(f"for (int i = 0; i < {s.stages}; ++i)"):
+                for name in ("keys", "values"):
+                    w.line(f"barrier_init(shared.{name}_full[i], 1);")
+                    w.line(f"barrier_init(shared.{name}_empty[i], {s.groups});")
+            w.line("barrier_fence_init();")
         w.line("__syncthreads();")
         w.line()
 
@@ -161,11 +156,8 @@ class Producer:
         """Writes the loads of a tile of keys or values."""
         spec, keys, w = self.spec, self.s.keys, self.w
         op, map_ = ((spec.k, self.k), (spec.v, self.v))[number]
-        full, tile, count = (
-            f"shared.{name}_full[stage.index]",
-            f"shared.{name}[stage.index]",
-            panels(elements, self.size),
-        )
+        full, tile = f"shared.{name}_full[stage.index]", f"shared.{name}[stage.index]"
+        count = panels(elements, self.size)
         if self.narrow and number == 1:
             w.line(f"barrier_expect({full}, {self.width * 2 * PANEL});")
             w.line(f"tma_load({tile}[0], {map_}, {full}, n0, {coordinates(self.spec, op, '0')});")
@@ -173,11 +165,9 @@ class Producer:
         if self.quads and number == 0:
             w.line(f"barrier_expect({full}, {count * keys * PANEL * 2});")
             w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {2 * count}; ++i)")
-            at = f"i / 2 * {self.panel}, i % 2 * 2, {coordinates(self.spec, op, 'n0 / 4')}"
-            w.line(f"tma_load({tile}[i / 2][i % 2 * {keys // 2}], {map_}, {full}, {at});")
-            w.close()
+            with w.unrolled(f"for (int i = 0; i < {2 * count}; ++i)"):
+                at = f"i / 2 * {self.panel}, i % 2 * 2, {coordinates(self.spec, op, 'n0 / 4')}"
+                w.line(f"tma_load({tile}[i / 2][i % 2 * {keys // 2}], {map_}, {full}, {at});")
             return
         if spec.pages is None:
             self._load(name, tile, keys, count, op, map_, full, "n0")
@@ -198,12 +188,10 @@ class Producer:
         # What lies behind the last page is what the copy engine brings from outside of the container: zeros.
         w.line(f"const int {page} = {row} < {pages.pages * pages.size} ? {block} : {pages.blocks};")
         first = f"{row} % {pages.size}" if height < pages.size else "0"
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {count}; ++i)")
-        at = f"{coordinates(self.spec, op, first)}, {page}"
-        part = "[r]" if height < keys else ""
-        w.line(f"tma_load({tile}[i]{part}, {map_}, {full}, i * {PANEL}, {at});")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
+            at = f"{coordinates(self.spec, op, first)}, {page}"
+            part = "[r]" if height < keys else ""
+            w.line(f"tma_load({tile}[i]{part}, {map_}, {full}, i * {PANEL}, {at});")
         if height < keys:
             w.close()
 
@@ -216,42 +204,37 @@ class Producer:
         if count == 1:
             w.line(f"tma_load({tile}[0], {map_}, {barrier}, 0, {at});")
             return
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {count}; ++i)")
-        w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {self.panel}, {at});")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
+            w.line(f"tma_load({tile}[i], {map_}, {barrier}, i * {self.panel}, {at});")
 
     def _producer(self) -> None:
         w, s, spec = self.w, self.s, self.spec
         w.line(f"registers_decrease<{self.registers[0]}>();")
-        w.open(f"if (threadIdx.x {'< 32' if self.listing or self.spread else '== 0'})")
-        if self.listing or self.spread:
-            w.line("const int lane = threadIdx.x;")
-        w.line(f"Ring<{s.stages}> stage;")
-        if self.front is None:
-            w.line(f"Ring<{s.ahead}> query;")
-        if self.scores.spanned:
-            self._next_span()
-        else:
-            self._work()
-        if self.listing:
-            self._load_queries("lane == 0")
-            self.listing.rows()
-            self.listing.open()
-            self._load_tile()
-            self.listing.close()
-            w.open("if (lane == 0)")
-            self._end_list()
-            w.close()
-        else:
-            w.open(f"for (int tile = {self.last} - 1; tile >= {self.first}; --tile, ++stage)")
-            self._load_tile()
-            w.close()
-            if spec.some_meet_none and not self.joined:
-                self._load_queries(f"{self.first} >= {self.last}{' && lane == 0' if self.spread else ''}")
-        if self.front is None:
-            w.line("++query;")
-        w.close()
+        with w.block(f"if (threadIdx.x {'< 32' if self.listing or self.spread else '== 0'})"):
+            if self.listing or self.spread:
+                w.line("const int lane = threadIdx.x;")
+            w.line(f"Ring<{s.stages}> stage;")
+            if self.front is None:
+                w.line(f"Ring<{s.ahead}> query;")
+            if self.scores.spanned:
+                self._next_span()
+            else:
+                self._work()
+            if self.listing:
+                self._load_queries("lane == 0")
+                self.listing.rows()
+                self.listing.open()
+                self._load_tile()
+                self.listing.close()
+                with w.block("if (lane == 0)"):
+                    self._end_list()
+            else:
+                with w.block(f"for (int tile = {self.last} - 1; tile >= {self.first}; --tile, ++stage)"):
+                    self._load_tile()
+                if spec.some_meet_none and not self.joined:
+                    self._load_queries(f"{self.first} >= {self.last}{' && lane == 0' if self.spread else ''}")
+            if self.front is None:
+                w.line("++query;")
         if self.scores.spanned:
             self._scout()
         w.close()
@@ -259,24 +242,22 @@ class Producer:
     def _scout(self) -> None:
         """Writes the warp that looks at queries, while those before them are worked on."""
         w, s = self.w, self.s
-        w.close("} else if (threadIdx.x / 32 == 1) {")
-        w.depth += 1
+        w.otherwise("else if (threadIdx.x / 32 == 1)")
         w.line("const int lane = threadIdx.x % 32;")
         w.line(f"Ring<{s.ahead}> query;")
         w.line("int work = blockIdx.x;")
-        w.open(f"while (work < {self.tiles * self.batches})")
-        self._tile_at("work")
-        self.scores.span("m0", s.rows, some=self.joined)
-        self._tell("{work, base, tiles}")
-        w.line("++query;")
-        if self.order:
-            w.line("// Who is behind takes no more; of those that are done soon the next one is looked at early.")
-            w.line(f"if (tiles > {FEW_TILES}) {self._told}")
-            w.line(f"if (lane == 0) work = gridDim.x + take_number({self.order});")
-            w.line("work = __shfl_sync(0xffffffffu, work, 0);")
-        else:
-            w.line(f"work = {self._following()};")
-        w.close()
+        with w.block(f"while (work < {self.tiles * self.batches})"):
+            self._tile_at("work")
+            self.scores.span("m0", s.rows, some=self.joined)
+            self._tell("{work, base, tiles}")
+            w.line("++query;")
+            if self.order:
+                w.line("// Who is behind takes no more; of those that are done soon the next one is looked at early.")
+                w.line(f"if (tiles > {FEW_TILES}) {self._told}")
+                w.line(f"if (lane == 0) work = gridDim.x + take_number({self.order});")
+                w.line("work = __shfl_sync(0xffffffffu, work, 0);")
+            else:
+                w.line(f"work = {self._following()};")
         self._tell("{work, 0, 0}")
 
     @property
@@ -288,10 +269,9 @@ class Producer:
         w = self.w
         w.line(self._told)
         w.line("barrier_wait(shared.spans_empty[query.index], query.parity ^ 1);")
-        w.open("if (lane == 0)")
-        w.line(f"shared.spans[query.index] = {span};")
-        w.line("barrier_arrive(shared.spans_full[query.index]);")
-        w.close()
+        with w.block("if (lane == 0)"):
+            w.line(f"shared.spans[query.index] = {span};")
+            w.line("barrier_arrive(shared.spans_full[query.index]);")
 
     def _load_tile(self) -> None:
         """Writes the loads of a tile of keys and of values, in front of the first that of the queries."""
@@ -321,9 +301,8 @@ class Producer:
         w, s, spec = self.w, self.s, self.spec
         if self.front is not None:
             return
-        w.open(f"if ({condition})")
-        w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
-        deep = panels(spec.depth, self.size)
-        full = "shared.queries_full[query.index]"
-        self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")
-        w.close()
+        with w.block(f"if ({condition})"):
+            w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")
+            deep = panels(spec.depth, self.size)
+            full = "shared.queries_full[query.index]"
+            self._load("queries", "shared.queries[query.index]", s.rows, deep, spec.q, self.q, full, "m0")

@@ -29,10 +29,9 @@ class Results(Producer):
     def _free_queries(self) -> None:
         """Lets the producer bring queries to where the results before have left from."""
         w = self.w
-        w.open(f"if (t == 0 && {self._number} != blockIdx.x)")
-        w.line("tma_wait_read<0>();")
-        w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
-        w.close()
+        with w.block(f"if (t == 0 && {self._number} != blockIdx.x)"):
+            w.line("tma_wait_read<0>();")
+            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
 
     def _meet(self) -> None:
         """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
@@ -56,34 +55,26 @@ class Results(Producer):
         out = spec.out.dtype.ctype
         part = f"group * {ROWS}" if s.groups > 1 else "0"
         w.line("// The results take the place of the queries, of which nothing is left to multiply.")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {self.width}; j += 16)")
-        w.line(f"Vector<{out}, 2> v[4];")
-        w.line("#pragma unroll")
-        w.open("for (int i = 0; i < 8; ++i)")
-        w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
-        w.close()
-        pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
-        if out != self.element:
-            pointer = f"reinterpret_cast<{out}*>({pointer})"
-        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
-        w.close()
+        with w.unrolled(f"for (int j = 0; j < {self.width}; j += 16)"):
+            w.line(f"Vector<{out}, 2> v[4];")
+            with w.unrolled("for (int i = 0; i < 8; ++i)"):
+                w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
+            pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
+            if out != self.element:
+                pointer = f"reinterpret_cast<{out}*>({pointer})"
+            w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
-        w.open("if (t == 0)")
-        if s.ahead > 1 and not self.joined and self.front is None:
-            w.open(f"if ({self._number} != blockIdx.x)")
-            w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
-            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
-            w.close()
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {panels(spec.width)}; ++i)")
-        first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        at = f"i * {PANEL}, {coordinates(spec, spec.out, first)}"
-        w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
-        w.close()
-        w.line("tma_commit();")
-        if s.ahead == 1 and self.front is None:
-            w.line("tma_wait_read<0>();")
-            w.line("barrier_arrive(shared.queries_empty[query.index]);")
-        w.close()
+        with w.block("if (t == 0)"):
+            if s.ahead > 1 and not self.joined and self.front is None:
+                with w.block(f"if ({self._number} != blockIdx.x)"):
+                    w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
+                    w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+            with w.unrolled(f"for (int i = 0; i < {panels(spec.width)}; ++i)"):
+                first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
+                at = f"i * {PANEL}, {coordinates(spec, spec.out, first)}"
+                w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
+            w.line("tma_commit();")
+            if s.ahead == 1 and self.front is None:
+                w.line("tma_wait_read<0>();")
+                w.line("barrier_arrive(shared.queries_empty[query.index]);")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.expr import Store
-from codegen.iteration import Strides, collapse
+from codegen.iteration import Strides, collapse, restrided
 from codegen.spec import ContractionSpec
 
 
@@ -32,7 +31,6 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     inner, over = collapse(spec.inner, [*over_a[2], *over_b[2], *(x.inner for x in terms)], order)
     a_inner, b_inner, term_inner = _cut(over, lengths[1:])
     new = [x + y + (s[-1],) for x, y, s in zip(batches, over_rows, every)]
-    n, m = len(program.loads), len(program.stores)
     return replace(
         spec,
         batch=batch,
@@ -42,12 +40,7 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
         b=b.stepped(b_batch, over_b[1], b_inner),
         terms=tuple(replace(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
         results=tuple(replace(x, batch=s) for x, s in zip(results, result_batch)),
-        program=replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
-            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
-            indices=tuple(new[n + m :]),
-        ),
+        program=restrided(program, new),
     )
 
 
@@ -65,19 +58,13 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
     if len(rows) > 1:
         return None
     new = [s[:nb] + s[nb + nr :] + r for s, r in zip(every, over)]
-    n, m = len(program.loads), len(program.stores)
     return replace(
         spec,
         rows=spec.cols,
         cols=rows,
         a=b,
         b=a.stepped(batch, over[len(every) :], inner),
-        program=replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, new)),
-            stores=tuple(Store(replace(st.operand, strides=s), st.value) for st, s in zip(program.stores, new[n:])),
-            indices=tuple(new[n + m :]),
-        ),
+        program=restrided(program, new),
     )
 
 

@@ -13,7 +13,7 @@ from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_byt
 from codegen.declined import Declined
 from codegen.fragments import Fragments, Staging, space, staging
 from codegen.iteration import index_type, linear
-from codegen.kernel import headers, heading, signature
+from codegen.kernel import headers, heading, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.partials import Part, Partials, Sink
 from codegen.prologue import Prologue
@@ -86,14 +86,8 @@ class _Renderer:
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
         more += ["cluster.cuh"] if s.split > 1 else []
         more += ["reduce.cuh"] if self.partials else []
-        programs = (spec.a.program, spec.b.program)
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=programs),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         parameters = [text for side in self.sides for text in side.prologue.parameters()]
         parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, 1)
@@ -122,12 +116,9 @@ class _Renderer:
 
     def _shared(self) -> None:
         w = self.w
-        w.open("struct Shared")
-        for side in self.sides:
-            w.line(side.member(self.s.stages))
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            for side in self.sides:
+                w.line(side.member(self.s.stages))
 
     def _place(self) -> None:
         """Where the block's tile and the warp's part of it are."""
@@ -158,19 +149,13 @@ class _Renderer:
         w.line()
         for side in self.sides:
             side.registers()
-        w.open(f"const auto fetch = [&]({self.t} k, int stage)")
-        for side in self.sides:
-            side.fetch()
-        w.close("};")
-        if self.stashed:
-            w.open("const auto stash = [&](int stage)")
+        with w.block(f"const auto fetch = [&]({self.t} k, int stage)", "};"):
             for side in self.sides:
-                side.stash()
-            w.close("};")
-
-    def _loop(self, counter: str, count: int, *, unroll: bool = True) -> None:
-        self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
-        self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
+                side.fetch()
+        if self.stashed:
+            with w.block("const auto stash = [&](int stage)", "};"):
+                for side in self.sides:
+                    side.stash()
 
     # ---- multiply
 
@@ -183,10 +168,9 @@ class _Renderer:
         w.line(
             f"uint32 a_part[2][{self.fragments_m}][4], b_part[2][{self.columns // 2}][2][2];  // of two steps in turn"
         )
-        w.open("const auto load_parts = [&](int stage, int kk)")
-        for side in self.sides:
-            side.parts()
-        w.close("};")
+        with w.block("const auto load_parts = [&](int stage, int kk)", "};"):
+            for side in self.sides:
+                side.parts()
 
     def _mainloop(self) -> None:
         w, s = self.w, self.s
@@ -195,59 +179,46 @@ class _Renderer:
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
         w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
-        depth = w.depth
-        if ahead > 1:
-            # What goes through registers takes many instructions: once in front of the loop is enough.
-            self._loop("i", ahead, unroll=not self.stashed)
         number = "i" if ahead > 1 else "0"
         where = linear([(first, 1), (number, 1)])
-        if s.split > 1 or self.depth < ahead:
-            w.open(f"if ({where} < {last})")
-        w.line(f"fetch({where}, {number});")
-        if self.stashed:
-            w.line(f"stash({number});")
-        while w.depth > depth + (ahead > 1):
-            w.close()
-        if self.copied:
-            w.line("copy_async_commit();")
         if ahead > 1:
-            w.close()
+            # What goes through registers takes many instructions: once in front of the loop is enough.
+            w.line("#pragma unroll 1" if self.stashed else "#pragma unroll")
+        with w.block(f"for (int i = 0; i < {ahead}; ++i)", when=ahead > 1):
+            with w.block(f"if ({where} < {last})", when=s.split > 1 or self.depth < ahead):
+                w.line(f"fetch({where}, {number});")
+                if self.stashed:
+                    w.line(f"stash({number});")
+            if self.copied:
+                w.line("copy_async_commit();")
         self._landed()
         w.line("load_parts(0, 0);")
         w.line(f"int stage = 0, filling = {ahead};")
-        w.open(f"for ({self.t} k = {first}; k < {last}; ++k)")
-        w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = 0; kk < {self.steps}; ++kk)")
-        w.line(f"if (kk + 1 < {self.steps}) {{")
-        w.depth += 1
-        w.line("load_parts(stage, kk + 1);")
-        w.close(f"}} else if (k + 1 < {last}) {{")
-        w.depth += 1
-        if self.stashed:
-            w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
-        self._landed()
-        w.line("load_parts(next, 0);")
-        w.close()
-        w.open("if (kk == 0)")
-        w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
-        if self.copied:
-            w.line("copy_async_commit();")
-        w.close()
-        for side in self.sides:
-            side.round()
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
-        w.depth += 1
-        w.line("#pragma unroll")
-        w.line(f"for (int j = 0; j < {self.columns}; ++j)")
-        a, b = self.a.way.product, self.b.way.product
-        w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
-        w.depth -= 1
-        w.close()
-        w.line("filling = stage;")
-        w.line("stage = next;")
-        w.close()
+        with w.block(f"for ({self.t} k = {first}; k < {last}; ++k)"):
+            w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
+            with w.unrolled(f"for (int kk = 0; kk < {self.steps}; ++kk)"):
+                w.open(f"if (kk + 1 < {self.steps})")
+                w.line("load_parts(stage, kk + 1);")
+                w.otherwise(f"else if (k + 1 < {last})")
+                if self.stashed:
+                    w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
+                self._landed()
+                w.line("load_parts(next, 0);")
+                w.close()
+                with w.block("if (kk == 0)"):
+                    w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
+                    if self.copied:
+                        w.line("copy_async_commit();")
+                for side in self.sides:
+                    side.round()
+                w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
+                w.depth += 1
+                w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
+                a, b = self.a.way.product, self.b.way.product
+                w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
+                w.depth -= 1
+            w.line("filling = stage;")
+            w.line("stage = next;")
         if self.staging is not None or s.split > 1:
             w.line("__syncthreads();  // the ring is free for the sums")
 
@@ -266,16 +237,12 @@ class _Renderer:
         w.line("// Every block adds up a part of each warp's rows.")
         at = f"[i / {cols * 4}][i / 4 % {cols}][i % 4]"
         w.line(f"{total}* const exchange = reinterpret_cast<{total}*>(memory) + t;")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
+        w.unrolled_line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
         w.line("cluster_sync();")
         w.line(f"{total} total[{each}][{cols}][4] = {{}};")
-        w.line("#pragma unroll")
-        w.open(f"for (int q = 0; q < {s.split}; ++q)")
-        w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
-        w.close()
+        with w.unrolled(f"for (int q = 0; q < {s.split}; ++q)"):
+            w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
+            w.unrolled_line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
         w.line("cluster_sync();  // all have read what is in this block's shared memory")
 
     # ---- results
@@ -299,12 +266,6 @@ class _Renderer:
                 self.partials.begin(part, self.fragments_n, 4)
             else:
                 self.partials.begin(part, 2 * each, s.warp_cols // part.partial.chunk)
-        depth = w.depth
-        if each > 1:
-            self._loop("i", each)
-        if self.fragments_n > 1:
-            self._loop("j", self.fragments_n)
-        self._loop("f", 4)
         i, j = ("i" if each > 1 else "0"), ("j" if self.fragments_n > 1 else "0")
         row = linear([(i, 16)]) + " + " if i != "0" else ""
         row = f"{row}lane / 4 + f % 2 * 8"
@@ -314,14 +275,17 @@ class _Renderer:
             column = linear([(j, 2), ("f / 2", 1)], 2 * product * self.fragments_n)
             return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
 
-        if staged is None:
-            sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
-            fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
-        else:
-            own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
-            fragments.put(staged, f"{own} + {row}", col, total)
-        while w.depth > depth:
-            w.close()
+        with (
+            w.unrolled(f"for (int i = 0; i < {each}; ++i)", when=each > 1),
+            w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)", when=self.fragments_n > 1),
+            w.unrolled("for (int f = 0; f < 4; ++f)"),
+        ):
+            if staged is None:
+                sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
+                fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
+            else:
+                own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
+                fragments.put(staged, f"{own} + {row}", col, total)
         if staged is None:
             self._finish_partials(each, f"m0 + warp_row{rank}")
             return
@@ -351,13 +315,12 @@ class _Renderer:
                     part, 2 * each, chunks, f"{m} + lane / 4", "n0 + warp_col", (parts.rows, parts.cols)
                 )
                 continue
-            self._loop("j", self.fragments_n)
-            reduction = part.reduction
-            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
-            w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
-            outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
-            outside += [f"col >= {parts.cols}"] if self.b.ragged else []
-            w.line(f"if ({' || '.join(outside)}) continue;")
-            w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
-            self.partials.store(part, "place", "col", "total")
-            w.close()
+            with w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)"):
+                reduction = part.reduction
+                w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
+                w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
+                outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
+                outside += [f"col >= {parts.cols}"] if self.b.ragged else []
+                w.line(f"if ({' || '.join(outside)}) continue;")
+                w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
+                self.partials.store(part, "place", "col", "total")

@@ -14,7 +14,7 @@ from codegen.contraction.simt_factors import Factors, Side, used
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, placed
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinates, linear
 from codegen.kernel import headers, heading, locate, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
@@ -54,13 +54,8 @@ class _Renderer:
             f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
         more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=(spec.a.program, spec.b.program)),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
         parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, s.blocks)
@@ -68,8 +63,7 @@ class _Renderer:
             w, self.t, [("batch", self.batch, 1), ("col0", self.f.tiles_n, s.cols), ("row0", self.f.tiles_m, s.rows)]
         )
         if self.batch > 1 and len(spec.batch) > 1:
-            for d in range(len(spec.batch)):
-                w.line(f"const {self.t} b{d} = {coordinate('batch', spec.batch, d)};")
+            coordinates(w, self.t, "b", "batch", spec.batch)
         w.line("const int t = threadIdx.x;")
         if self.k:
             self.f.shared()
@@ -79,14 +73,11 @@ class _Renderer:
             self.f.prepare(self.b)
         self._sums()
         if self.k:
-            depth = w.depth
             conditions = [self.f.within(x, ()) for x in spec.terms if not any(x.inner)]
             if conditions:
                 w.line()
-                w.open(f"if ({' && '.join(conditions)})")
-            self._mainloop()
-            while w.depth > depth:
-                w.close()
+            with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+                self._mainloop()
         self._results()
         w.close()
         barriers = self.k > 0 or bool(self.partials)
@@ -119,74 +110,59 @@ class _Renderer:
         if s.apart:
             self._apart(loop, last)
             return
-        w.open(f"const auto fetch = [&]({self.t} k0)")
-        f.fetch(self.a)
-        f.fetch(self.b)
-        w.close("};")
+        with w.block(f"const auto fetch = [&]({self.t} k0)", "};"):
+            f.fetch(self.a)
+            f.fetch(self.b)
         w.line("fetch(0);")
         w.line("int stage = 0;")
-        w.open(loop)
-        f.stash(self.a)
-        f.stash(self.b)
-        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
-        if last:
-            w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
-        self._multiply("0", s.inner)
-        w.close()
+        with w.block(loop):
+            f.stash(self.a)
+            f.stash(self.b)
+            w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
+            if last:
+                w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
+            self._multiply("0", s.inner)
 
     def _apart(self, loop: str, last: int) -> None:
         """The loop with one factor's next tile on its way in each half of it."""
         w, s, f = self.w, self.s, self.f
         for side in (self.a, self.b):
-            w.open(f"const auto fetch_{side.label} = [&]({self.t} k0)")
-            f.fetch(side)
-            w.close("};")
-            w.open(f"const auto write_{side.label} = [&](int stage)")
-            f.stash(side)
-            w.close("};")
-        w.open("const auto multiply = [&](int stage, int first)")
-        self._multiply("first", s.inner // 2)
-        w.close("};")
+            with w.block(f"const auto fetch_{side.label} = [&]({self.t} k0)", "};"):
+                f.fetch(side)
+            with w.block(f"const auto write_{side.label} = [&](int stage)", "};"):
+                f.stash(side)
+        with w.block("const auto multiply = [&](int stage, int first)", "};"):
+            self._multiply("first", s.inner // 2)
         for label in "ab":
             w.line(f"fetch_{label}(0);")
             w.line(f"write_{label}(0);")
         w.line("int stage = 0;")
-        w.open(loop)
-        w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
-        w.line(f"const bool more = k0 < {last};")
-        w.line(f"if (more) fetch_a(k0 + {s.inner});")
-        w.line("multiply(stage, 0);")
-        w.open("if (more)")
-        w.line("write_a(stage ^ 1);")
-        w.line(f"fetch_b(k0 + {s.inner});")
-        w.close()
-        w.line(f"multiply(stage, {s.inner // 2});")
-        w.line("if (more) write_b(stage ^ 1);")
-        w.close()
+        with w.block(loop):
+            w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
+            w.line(f"const bool more = k0 < {last};")
+            w.line(f"if (more) fetch_a(k0 + {s.inner});")
+            w.line("multiply(stage, 0);")
+            with w.block("if (more)"):
+                w.line("write_a(stage ^ 1);")
+                w.line(f"fetch_b(k0 + {s.inner});")
+            w.line(f"multiply(stage, {s.inner // 2});")
+            w.line("if (more) write_b(stage ^ 1);")
 
     def _multiply(self, first: str, count: int) -> None:
         """Adds the products of some terms of the tiles to the sums."""
         w, s = self.w, self.s
         end = str(count) if first == "0" else f"{first} + {count}"
-        w.line("#pragma unroll")
-        w.open(f"for (int kk = {first}; kk < {end}; ++kk)")
-        self._part(self.a, "", s.thread_rows, "ty")
-        if self.spec.products > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int p = 0; p < {self.spec.products}; ++p)")
-        self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {s.thread_rows}; ++i)")
-        w.line("#pragma unroll")
-        product = " * ".join(
-            f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
-            for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
-        )
-        w.line(f"for (int j = 0; j < {s.thread_cols}; ++j) sum{self.b.of('p')}[i][j] += {product};")
-        w.close()
-        if self.spec.products > 1:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int kk = {first}; kk < {end}; ++kk)"):
+            self._part(self.a, "", s.thread_rows, "ty")
+            with w.unrolled(f"for (int p = 0; p < {self.spec.products}; ++p)", when=self.spec.products > 1):
+                self._part(self.b, self.b.of("p"), s.thread_cols, "tx")
+                with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
+                    product = " * ".join(
+                        f"{p}_part[{v} / {CHUNK}][{v} % {CHUNK}]" if mine > CHUNK else f"{p}_part[{v}]"
+                        for p, v, mine in (("a", "i", s.thread_rows), ("b", "j", s.thread_cols))
+                    )
+                    sums = f"sum{self.b.of('p')}[i][j]"
+                    w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} += {product};")
 
     def _part(self, side: Side, of: str, mine: int, thread: str) -> None:
         """Reads a thread's rows or columns of term ``kk`` from shared memory."""
@@ -221,10 +197,8 @@ class _Renderer:
         i = self._each("m", run if self.rows_fast else None)
         rows = ["m"]
         if nr > 1:
-            rows = [f"m{d}" for d in range(nr)]
             every = [s[nb : nb + nr] for s in (*(op.strides for op in program.operands), *program.indices)]
-            for d in used([x.outer for x in spec.results] or every):
-                w.line(f"const {self.t} {rows[d]} = {coordinate('m', spec.rows, d)};")
+            rows = coordinates(w, self.t, "m", "m", spec.rows, used([x.outer for x in spec.results] or every))
         if spec.results:
             rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)

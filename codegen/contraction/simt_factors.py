@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
 from codegen.epilogue import factor
-from codegen.iteration import coordinate, linear, packed, unsigned
+from codegen.iteration import coordinates, linear, packed, unsigned
 from codegen.naming import Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, Gather, Limit
@@ -139,10 +139,8 @@ class Factors:
                 w.line(f"const {self.t} {place} = {position};")
         coords = [place]
         if len(side.outer) > 1:
-            coords = [f"{prefix}{d}" for d in range(len(side.outer))]
             every = [*(x.outer for x in places), *(x.outer for x in gather.limits)]
-            for d in used(every):
-                w.line(f"const {self.t} {coords[d]} = {coordinate(place, side.outer, d)};")
+            coords = coordinates(w, self.t, prefix, place, side.outer, used(every))
         declared = "" if many else f"const {self.t} "
         for number, at in bases:
             terms = [*zip(self.batches(), at.batch), *zip(coords, at.outer)]
@@ -170,45 +168,47 @@ class Factors:
 
         if side.along_k:
             coords = reduction(f"k0 + {p}_k")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {side.count}; ++i)")
-        if not side.along_k:
-            coords = reduction(f"k0 + {p}_k + i * {side.step}")
-        conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
-        if not side.exact:
-            conditions.append(f"{p}_inside{side.at}")
-        for number, x in enumerate(gather.limits):
-            place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
-            conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        if terms:
-            conditions.append("term")
-        if len(conditions) > 1:
-            w.line(f"const bool inside = {' && '.join(conditions)};")
-            conditions = ["inside"]
-        for source in side.prologue.sources:
-            at = side.prologue.place(source)
-            base = side.base(source.place)
-            text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(" + -", " - ")
-            if not source.pointer:
-                w.line(f"{source.name}_next[i] = int32({text});")
-                continue
-            if gather.program is not None:
-                value = f"{source.pointer}[{text}]"
-                value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
-                w.line(f"{source.name}_next[i] = {value};")
-                continue
-            if side.width > 1:
-                value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
-                value = f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
-                w.line(f"{p}_next[i] = {value};")
-                continue
-            for number, pointer in enumerate(side.prologue.pointers):
-                value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
-                value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
-                w.line(f"{p}_next{side.of(number)}[i] = {value};")
-        if self._guarded(side):
-            w.line(f"{p}_kept[i] = {conditions[0]};")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {side.count}; ++i)"):
+            if not side.along_k:
+                coords = reduction(f"k0 + {p}_k + i * {side.step}")
+            conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
+            if not side.exact:
+                conditions.append(f"{p}_inside{side.at}")
+            for number, x in enumerate(gather.limits):
+                place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
+                conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
+            if terms:
+                conditions.append("term")
+            if len(conditions) > 1:
+                w.line(f"const bool inside = {' && '.join(conditions)};")
+                conditions = ["inside"]
+            for source in side.prologue.sources:
+                at = side.prologue.place(source)
+                base = side.base(source.place)
+                text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(
+                    " + -", " - "
+                )
+                if not source.pointer:
+                    w.line(f"{source.name}_next[i] = int32({text});")
+                    continue
+                if gather.program is not None:
+                    value = f"{source.pointer}[{text}]"
+                    value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
+                    w.line(f"{source.name}_next[i] = {value};")
+                    continue
+                if side.width > 1:
+                    value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
+                    value = (
+                        f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
+                    )
+                    w.line(f"{p}_next[i] = {value};")
+                    continue
+                for number, pointer in enumerate(side.prologue.pointers):
+                    value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
+                    value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
+                    w.line(f"{p}_next{side.of(number)}[i] = {value};")
+            if self._guarded(side):
+                w.line(f"{p}_kept[i] = {conditions[0]};")
         w.close()
 
     def _guarded(self, side: Side) -> bool:
@@ -229,42 +229,33 @@ class Factors:
             return ["k"]
         if all(x == tuple(s * x[-1] for s in packed(inner)) for x in steps) and not used(limits):
             return [*("0" for _ in inner[1:]), "k"]
-        coords = [f"r{d}" for d in range(len(inner))]
-        for d in used([*steps, *limits]):
-            w.line(f"const {self.t} {coords[d]} = {coordinate('k', inner, d)};")
-        return coords
+        return coordinates(w, self.t, "r", "k", inner, used([*steps, *limits]))
 
     def stash(self, side: Side) -> None:
         """Writes the fetched elements to shared memory."""
         w, p, step = self.w, side.label, f"i * {side.step}"
         k, outer = f"{p}_k", f"{p}_{side.axis}"
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
-        w.line("#pragma unroll")
+        loop = f"for (int i = 0; i < {side.count}; ++i)"
         if side.in_chunks:
-            w.open(f"for (int i = 0; i < {side.count}; ++i)")
-            w.line("#pragma unroll")
-            at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
-            w.line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
-            w.close()
-            return
-        if side.width > 1:
-            w.line(f"for (int i = 0; i < {side.count}; ++i) store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
-            return
-        if side.gather.program is None and side.prologue.products == 1:
-            w.line(f"for (int i = 0; i < {side.count}; ++i) {p}_tile[stage]{at} = {p}_next[i];")
-            return
-        w.open(f"for (int i = 0; i < {side.count}; ++i)")
-        if side.gather.program is None:
-            for number in range(side.prologue.products):
-                w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
-            w.close()
-            return
-        text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
-        text = factor(side.gather.operand, text, self.spec.accumulate)
-        if self._guarded(side):
-            text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
-        w.line(f"{p}_tile[stage]{at} = {text};")
-        w.close()
+            with w.unrolled(loop):
+                at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
+                w.unrolled_line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
+        elif side.width > 1:
+            w.unrolled_line(f"{loop} store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
+        elif side.gather.program is not None:
+            with w.unrolled(loop):
+                text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
+                text = factor(side.gather.operand, text, self.spec.accumulate)
+                if self._guarded(side):
+                    text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
+                w.line(f"{p}_tile[stage]{at} = {text};")
+        elif side.prologue.products == 1:
+            w.unrolled_line(f"{loop} {p}_tile[stage]{at} = {p}_next[i];")
+        else:
+            with w.unrolled(loop):
+                for number in range(side.prologue.products):
+                    w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
 
     def declare(self) -> None:
         """Declares what a thread has fetched of the next tiles."""

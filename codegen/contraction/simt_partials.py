@@ -59,29 +59,22 @@ class SimtPartials(Partials):
         ctype, dims = part.reduction.ctype, f"[{along // c}][{slots}][{over}]"
         w.line(f"{ctype} (&{tile}){dims} = *reinterpret_cast<{ctype} (*){dims}>(parts);")
         chunks, span, far = mine // CHUNK, along // mine * CHUNK, over // across * CHUNK
-        depth = w.depth
-        if chunks > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {chunks}; ++i)")
         i = "i" if chunks > 1 else "0"
         place = linear([(i, span // c), (f"{thread} / {slots}" if span > c else "0", 1)])
         at = linear([(other, CHUNK), *([("j / 4", far), ("j % 4", 1)] if across > CHUNK else [("j", 1)])])
-        w.line("#pragma unroll")
-        w.line(f"for (int j = 0; j < {across}; ++j) {tile}[{place}][{thread} % {slots}][{at}] = {part.own}[{i}][j];")
-        while w.depth > depth:
-            w.close()
+        with w.unrolled(f"for (int i = 0; i < {chunks}; ++i)", when=chunks > 1):
+            to = f"{tile}[{place}][{thread} % {slots}][{at}]"
+            w.unrolled_line(f"for (int j = 0; j < {across}; ++j) {to} = {part.own}[{i}][j];")
         w.line("__syncthreads();")
-        w.open(f"for (int i = t; i < {along // c * over}; i += {s.threads})")
-        first = f"{origin} / {c}" if origin != "0" else "0"
-        w.line(f"const {self.t} place = {linear([(first, 1), (f'i / {over}', 1)])};")
-        w.line(f"const {self.t} at = {linear([(start, 1), (f'i % {over}', 1)])};")
-        w.line(f"if (place >= {-(-total // c)} || at >= {last}) continue;")
-        w.line(f"{ctype} total = {tile}[i / {over}][0][i % {over}];")
-        w.line("#pragma unroll")
-        others = f"{tile}[i / {over}][q][i % {over}]"
-        w.line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{part.reduction.combiner.functor}>(total, {others});")
-        self.store(part, *(("place", "at") if rows else ("at", "place")), "total")
-        w.close()
+        with w.block(f"for (int i = t; i < {along // c * over}; i += {s.threads})"):
+            first = f"{origin} / {c}" if origin != "0" else "0"
+            w.line(f"const {self.t} place = {linear([(first, 1), (f'i / {over}', 1)])};")
+            w.line(f"const {self.t} at = {linear([(start, 1), (f'i % {over}', 1)])};")
+            w.line(f"if (place >= {-(-total // c)} || at >= {last}) continue;")
+            w.line(f"{ctype} total = {tile}[i / {over}][0][i % {over}];")
+            others, op = f"{tile}[i / {over}][q][i % {over}]", part.reduction.combiner.functor
+            w.unrolled_line(f"for (int q = 1; q < {slots}; ++q) reduce::into<{op}>(total, {others});")
+            self.store(part, *(("place", "at") if rows else ("at", "place")), "total")
 
 
 def _own(along: str, over: str, mine: int) -> str:

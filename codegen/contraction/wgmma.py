@@ -32,7 +32,7 @@ from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, op
 from codegen.epilogue import Epilogue
 from codegen.factors import ROW_BYTES, Computed, Gathered, Side
 from codegen.iteration import extent, index_type, linear
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
@@ -144,13 +144,8 @@ class _Renderer(Producer, Results):
             more.append("computed.cuh")
         if self.partials:
             more.append("reduce.cuh")
-        heading(
-            w,
-            f"{spec.name}: {len(program.notes)} {plural}",
-            program,
-            headers(program, *more, programs=(spec.a.program, spec.b.program)),
-            details,
-        )
+        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
+        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
         w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
         names, maps = self.epilogue.pointers, layout.maps
@@ -191,8 +186,7 @@ class _Renderer(Producer, Results):
             self.copying_producer(k.stages)
         if s.split > 1:
             w.line("cluster_sync();")
-        w.close("} else {")
-        w.depth += 1
+        w.otherwise()
         self._consumers(k.stages)
         w.close()
         if s.split > 1:
@@ -275,57 +269,52 @@ class _Renderer(Producer, Results):
 
     def _shared(self) -> None:
         w, s, layout = self.w, self.s, self.layout
-        w.open("struct Shared")
-        for name, side, gather, size in (
-            ("a", self.parts.a, self.spec.a, s.rows),
-            ("b", self.parts.b, self.spec.b, self.columns),
-        ):
-            if isinstance(side, Computed):
-                assert self.computed is not None
-                self.computed.members(rows=False)
-                continue
-            tile = self._tile_type(side, size)
-            ctype = side.element if isinstance(side, Way) else gather.operand.dtype.ctype
-            text = f"alignas(1024) {ctype} {name}[{s.stages}]{tile};"
-            note = f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""
-            if name == "b" and self.spec.products > 1:
-                note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
-            w.line(text + note)
-        if layout.maps is not None or layout.carried:
-            self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
-            for name, op in zip(self.staged, layout.stores):
-                panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
-                buffers = "" if layout.by_warps else f"[{layout.buffers}]"
-                dims = f"[{s.groups}]{buffers}[{panel[0]}][{panel[1]}]"
-                w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
-        if self.computed is not None:
-            self.computed.members(rows=True)
-        self.partials.members(layout.chunk)
-        turn = ", turn[2]" if s.turns else ""
-        turn += f", operands[{s.groups}]" if layout.operand_maps else ""
-        w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
-        w.close("};")
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-        w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+        with shared_memory(w):
+            for name, side, gather, size in (
+                ("a", self.parts.a, self.spec.a, s.rows),
+                ("b", self.parts.b, self.spec.b, self.columns),
+            ):
+                if isinstance(side, Computed):
+                    assert self.computed is not None
+                    self.computed.members(rows=False)
+                    continue
+                tile = self._tile_type(side, size)
+                ctype = side.element if isinstance(side, Way) else gather.operand.dtype.ctype
+                text = f"alignas(1024) {ctype} {name}[{s.stages}]{tile};"
+                note = f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""
+                if name == "b" and self.spec.products > 1:
+                    note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
+                w.line(text + note)
+            if layout.maps is not None or layout.carried:
+                self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
+                for name, op in zip(self.staged, layout.stores):
+                    panel = (layout.chunk, GROUP_ROWS) if layout.turned else (GROUP_ROWS, layout.chunk)
+                    buffers = "" if layout.by_warps else f"[{layout.buffers}]"
+                    dims = f"[{s.groups}]{buffers}[{panel[0]}][{panel[1]}]"
+                    w.line(f"alignas(1024) {op.dtype.ctype} {name}{dims};  // results on their way out")
+            if self.computed is not None:
+                self.computed.members(rows=True)
+            self.partials.members(layout.chunk)
+            turn = ", turn[2]" if s.turns else ""
+            turn += f", operands[{s.groups}]" if layout.operand_maps else ""
+            w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - {s.producers};  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:
         w, s = self.w, self.s
-        w.open("if (threadIdx.x == 0)")
-        for described in (p.removeprefix(GRID_CONSTANT) for p in self.parameters if p.startswith(GRID_CONSTANT)):
-            w.line(f"tma_prefetch({described});")
-        w.open(f"for (int i = 0; i < {s.stages}; ++i)")
-        copied = int(any(isinstance(side, Side | Computed) for side in (self.parts.a, self.parts.b)))
-        arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32
-        w.line(f"barrier_init(shared.full[i], {copied + arrivals});")
-        w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
-        w.close()
-        if s.turns:
-            w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
-        if self.operand_maps:
-            w.line(f"for (int i = 0; i < {s.groups}; ++i) barrier_init(shared.operands[i], 1);")
-        w.line("barrier_fence_init();")
-        w.close()
+        with w.block("if (threadIdx.x == 0)"):
+            for described in (p.removeprefix(GRID_CONSTANT) for p in self.parameters if p.startswith(GRID_CONSTANT)):
+                w.line(f"tma_prefetch({described});")
+            with w.block(f"for (int i = 0; i < {s.stages}; ++i)"):
+                copied = int(any(isinstance(side, Side | Computed) for side in (self.parts.a, self.parts.b)))
+                arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32
+                w.line(f"barrier_init(shared.full[i], {copied + arrivals});")
+                w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
+            if s.turns:
+                w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
+            if self.operand_maps:
+                w.line(f"for (int i = 0; i < {s.groups}; ++i) barrier_init(shared.operands[i], 1);")
+            w.line("barrier_fence_init();")
         w.line("__syncthreads();")
         w.line()
 
@@ -385,75 +374,68 @@ class _Renderer(Producer, Results):
         if self.computed is None and (s.groups > 1 or self.columns > GROUP_ROWS):
             # Unrolled it compiles a fifth longer; only products of few columns are too short to hide the loop itself.
             w.line("#pragma unroll 1")
-        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
-        w.line("barrier_wait(shared.full[stage.index], stage.parity);")
-        if self.computed is not None:
-            self._computed_stage(self.computed, first)
-            self._end_consumers(phased)
-            return
+        with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+            w.line("barrier_wait(shared.full[stage.index], stage.parity);")
+            if self.computed is not None:
+                self._computed_stage(self.computed, first)
+            else:
+                self._stage(first)
+        self._end_consumers(phased)
+
+    def _stage(self, first: str) -> None:
+        """The products of a stage."""
+        w, s, side = self.w, self.s, self.parts.a
+        assert not isinstance(side, Computed)
         if s.gather:
             w.line("fence_async_shared();  // the producer's copies are ordinary writes")
         w.line("wgmma_fence();")
-        w.line("#pragma unroll")
-        w.open("for (int kk = 0; kk < 4; ++kk)")
-        side = self.parts.a
-        assert not isinstance(side, Computed)
-        across = not side.along_k
-        transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
-        flags = f", {', '.join(transposed)}" if "1" in transposed else ""
-        a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
-        self.pieces()
-        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-        w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
-        begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
-        w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
-        self.end_pieces()
-        w.close()
+        with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
+            across = not side.along_k
+            transposed = ["1" if across else "0", "0" if self.parts.b.along_k else "1"]
+            flags = f", {', '.join(transposed)}" if "1" in transposed else ""
+            a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
+            with self.pieces():
+                w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
+                w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
+                begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
+                w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
         w.line("wgmma_commit();")
         if self.adds_up:
             self._add_stage()
         else:
             self._release_stage(first)
-        self._end_consumers(phased)
 
     def _add_stage(self) -> None:
-        """Closes the loop over the stages: each is added to the tile's sums, while the other consumers multiply."""
+        """Adds the sums of a stage to the tile's, while the other consumers multiply."""
         w = self.w
         w.line("wgmma_wait<0>();")
         w.line("wgmma_hold(part);")
         w.line("if (t == 0) barrier_arrive(shared.empty[stage.index]);")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) sum[i] += part[i];")
-        w.close()
+        w.unrolled_line(f"for (int i = 0; i < {self.columns // 2}; ++i) sum[i] += part[i];")
 
     def _release_stage(self, first: str) -> None:
-        """Closes the loop over the stages: the producer may fill one again while the next is multiplied."""
+        """Lets the producer fill a stage again while the next is multiplied."""
         w = self.w
-        w.open(f"if (k > {first})")
-        w.line("wgmma_wait<1>();  // the products of the previous stage are done")
-        w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
-        w.close()
+        with w.block(f"if (k > {first})"):
+            w.line("wgmma_wait<1>();  // the products of the previous stage are done")
+            w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
         w.line("previous = stage.index;")
-        w.close()
 
     def _computed_stage(self, factor: ComputedFactor, first: str) -> None:
         """The products of a stage whose first factor is computed: a fragment while the one before is multiplied."""
         w = self.w
         factor.begin_stage()
-        w.line("#pragma unroll")
-        w.open("for (int kk = 0; kk < 4; ++kk)")
-        factor.fragment()
-        w.line("wgmma_fence();")
-        flags = "" if self.parts.b.along_k else ", 1"
-        w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-        w.line(f"    sum, part[kk % 2], {self._descriptor(self.parts.b, 'b', self.columns, '')},")
-        w.line(f"    k > {first} || kk > 0);")
-        w.line("wgmma_commit();")
-        w.line("wgmma_wait<1>();  // the product before is done: its fragment, and at first its stage, are free")
-        w.line(f"if (kk == 0 && k > {first} && t == 0) barrier_arrive(shared.empty[previous]);")
-        w.close()
+        with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
+            factor.fragment()
+            w.line("wgmma_fence();")
+            flags = "" if self.parts.b.along_k else ", 1"
+            w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
+            w.line(f"    sum, part[kk % 2], {self._descriptor(self.parts.b, 'b', self.columns, '')},")
+            w.line(f"    k > {first} || kk > 0);")
+            w.line("wgmma_commit();")
+            w.line("wgmma_wait<1>();  // the product before is done: its fragment, and at first its stage, are free")
+            w.line(f"if (kk == 0 && k > {first} && t == 0) barrier_arrive(shared.empty[previous]);")
         w.line("previous = stage.index;")
-        w.close()
 
     def _end_consumers(self, phased: bool) -> None:
         """Waits for the sums of a tile, and makes the results of them."""
@@ -466,18 +448,15 @@ class _Renderer(Producer, Results):
             some = "last > 0 && " if phased else ""
             w.line(f"if ({some}t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()
-        idle = s.part * s.split > s.cols
         if s.split > 1:
             self.publish()
-            if idle:
-                w.open(f"if (rank < {s.cols // s.part})")
-            self.add_up()
-        if self.layout.maps is not None or self.layout.carried:
-            self.through_shared_memory()
-        else:
-            self.direct()
-        if idle:
-            w.close()
+        with w.block(f"if (rank < {s.cols // s.part})", when=s.part * s.split > s.cols):
+            if s.split > 1:
+                self.add_up()
+            if self.layout.maps is not None or self.layout.carried:
+                self.through_shared_memory()
+            else:
+                self.direct()
         self.end_tiles()
         if self.layout.maps is not None:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")

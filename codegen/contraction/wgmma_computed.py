@@ -12,7 +12,7 @@ from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
 from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
 from codegen.factors import PANEL, ROW_BYTES, STEP, Brought, Computed, Factors
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue, Source
@@ -120,25 +120,19 @@ class ComputedFactor:
             w.line(f"{source.ctype} {name}[2];")
         if limits:
             w.line(f"{self.t} {', '.join(f'start{d}[2]' for d in range(len(limits)))};  // of the windows of both rows")
-        w.line("#pragma unroll")
-        w.open("for (int i = 0; i < 2; ++i)")
-        position = "m0 + row + i * 8"
-        if self.parts.rows % self.s.rows:
-            position = f"min({position}, {self.parts.rows - 1})"
-        w.line(f"const {self.t} m = {position};")
-        outer = ["m"]
-        if len(rows) > 1:
-            outer = [f"m_{d}" for d in range(len(rows))]
-            for d, name in enumerate(outer):
-                w.line(f"const {self.t} {name} = {coordinate('m', rows, d)};")
-        at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
-        for source, name in (*self._rows, *self._positions):
-            place = self.prologue.place(source)
-            text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)
-            w.line(f"{name}[i] = {source.pointer}[{text}];" if source.pointer else f"{name}[i] = {text};")
-        for d, x in enumerate(limits):
-            w.line(f"start{d}[i] = {linear([*zip(at, x.batch), *zip(outer, x.outer)], x.start)};")
-        w.close()
+        with w.unrolled("for (int i = 0; i < 2; ++i)"):
+            position = "m0 + row + i * 8"
+            if self.parts.rows % self.s.rows:
+                position = f"min({position}, {self.parts.rows - 1})"
+            w.line(f"const {self.t} m = {position};")
+            outer = coordinates(w, self.t, "m_", "m", rows) if len(rows) > 1 else ["m"]
+            at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
+            for source, name in (*self._rows, *self._positions):
+                place = self.prologue.place(source)
+                text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)
+                w.line(f"{name}[i] = {source.pointer}[{text}];" if source.pointer else f"{name}[i] = {text};")
+            for d, x in enumerate(limits):
+                w.line(f"start{d}[i] = {linear([*zip(at, x.batch), *zip(outer, x.outer)], x.start)};")
 
     def begin_stage(self) -> None:
         """What a stage's fragments are made of if all is read first, and which rows have elements under its tap."""
@@ -146,26 +140,21 @@ class ComputedFactor:
             for source, b, member, name, at in self._tiles:
                 if not b.row:
                     self.w.line(f"Fragment<{source.ctype}> {name}[4];")
-                    self.w.line("#pragma unroll")
-                    self.w.line(f"for (int kk = 0; kk < 4; ++kk) {name}[kk] = {self._load(b, member, at)};")
+                    self.w.unrolled_line(f"for (int kk = 0; kk < 4; ++kk) {name}[kk] = {self._load(b, member, at)};")
         if self.factor.gather.limits:
             self._inside()
 
     def _inside(self) -> None:
         w, k, limits = self.w, self.parts.reduction, self.factor.gather.limits
         sizes = (*k.taps, k.chunks)
-        taps = []
-        for d, size in enumerate(k.taps):
-            taps.append(f"t{d}" if size > 1 else "0")
-            if size > 1:
-                w.line(f"const int t{d} = {coordinate('k', sizes, d)};")
+        coordinates(w, "int", "t", "k", sizes, long(k.taps))
+        taps = [f"t{d}" if size > 1 else "0" for d, size in enumerate(k.taps)]
         w.line("bool inside[2];  // of the image")
-        w.line("#pragma unroll")
         conditions = []
         for d, x in enumerate(limits):
             place = linear([(f"start{d}[i]", 1), *zip(taps, x.inner[1:])])
             conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-        w.line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
+        w.unrolled_line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
 
     def _load(self, b: Brought, member: str, at: str) -> str:
         """The C expression of a thread's part of a tile that step kk takes."""
@@ -207,24 +196,20 @@ class ComputedFactor:
             self._pairs(read)
             return
         w.line(f"Vector<{self.factor.element}, 8> made;")
-        w.line("#pragma unroll")
-        w.open("for (int e = 0; e < 8; ++e)")
-        text = self.prologue.element(read)
-        w.line(f"made[e] = {f'kept({text}, c + e / 4 * 8 + e % 2 < {k.channels})' if ragged else text};")
-        w.close()
+        with w.unrolled("for (int e = 0; e < 8; ++e)"):
+            text = self.prologue.element(read)
+            w.line(f"made[e] = {f'kept({text}, c + e / 4 * 8 + e % 2 < {k.channels})' if ragged else text};")
         keep = ", inside" if self.factor.gather.limits else ""
         w.line(f"put_fragment(part[kk % 2], made{keep});")
 
     def _pairs(self, read: dict[Value, str]) -> None:
         """Makes it two elements at a time: register r has those of row r % 2, columns r / 2 * 8 and the next."""
         w, k = self.w, self.parts.reduction
-        w.line("#pragma unroll")
-        w.open("for (int r = 0; r < 4; ++r)")
-        text = self.prologue.element(read)
-        w.line(f"const Pair<{self.factor.element}> made = {text};")
-        conditions = ["inside[r % 2]"] if self.factor.gather.limits else []
-        if k.channels % PANEL:
-            conditions.append(f"c + r / 2 * 8 < {k.channels}")
-        kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
-        w.line(f"part[kk % 2][r] = {kept};")
-        w.close()
+        with w.unrolled("for (int r = 0; r < 4; ++r)"):
+            text = self.prologue.element(read)
+            w.line(f"const Pair<{self.factor.element}> made = {text};")
+            conditions = ["inside[r % 2]"] if self.factor.gather.limits else []
+            if k.channels % PANEL:
+                conditions.append(f"c + r / 2 * 8 < {k.channels}")
+            kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"
+            w.line(f"part[kk % 2][r] = {kept};")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
 from codegen.arch import KNOWN
 from codegen.computed_tiles import computed
-from codegen.expr import Operand, Program, Store
+from codegen.expr import Operand
 from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
-from codegen.iteration import collapse
+from codegen.iteration import collapse, restrided
 from codegen.spec import ContractionSpec, TensorMap
 from codegen.tiles import factors, gathered
 
@@ -153,13 +153,7 @@ class Layout:
             self.rows, over_rows = rows, [x[lead : lead + len(rows)] for x in every]
         self.cols, over_cols = collapse(spec.cols, [x[lead + len(rows) :] for x in every], range(len(spec.cols)))
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
-        n, m = len(program.loads), len(program.stores)
-        self.program: Program = replace(
-            program,
-            loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
-            stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
-            indices=tuple(new[n + m :]),
-        )
+        self.program = restrided(program, new)
         self.stores = tuple(st.operand for st in self.program.stores)
         #: whether results are contiguous along rows: they are turned on their way through shared memory
         self.turned = (

@@ -77,10 +77,9 @@ class WgmmaPartials(Partials):
         for name, part in zip(self._left, self.rows):
             value = f"reduce::columns<{part.reduction.combiner.functor}>({part.own})"
             self.w.line(f"const {part.reduction.ctype} {name} = {value};")
-        self.w.open("if (lane % 8 < 4)")
-        for name in self._left:
-            self.w.line(f"shared.{name}[{self._group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
-        self.w.close()
+        with self.w.block("if (lane % 8 < 4)"):
+            for name in self._left:
+                self.w.line(f"shared.{name}[{self._group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
 
     def finish_columns(self, n0: str, chunk: int) -> None:
         """Combines what the warps have left of number ``chunk`` of the chunks of columns, and stores it."""
@@ -88,22 +87,18 @@ class WgmmaPartials(Partials):
         if not self.rows:
             return
         place = linear([(f"m0 / {GROUP_ROWS}", 1), (self._piece, 1)])
-        w.open(f"if (t < {chunk})" if chunk < GROUP else "")
-        w.line(f"const {self.t} col = {n0} + chunk * {chunk} + t, place = {place};")
-        inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.cols else []
-        places = -(-self.sizes[0] // GROUP_ROWS)
-        inside += [f"place < {places}"] if places % (self.s.rows // GROUP_ROWS) else []
-        if inside:
-            w.open(f"if ({' && '.join(inside)})")
-        for name, part in zip(self._left, self.rows):
-            total, op = part.own, part.reduction.combiner.functor
-            w.line(f"{part.reduction.ctype} {total} = shared.{name}[{self._group}][0][t];")
-            w.line("#pragma unroll")
-            w.line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, shared.{name}[{self._group}][q][t]);")
-            self.store(part, "place", "col", total)
-        if inside:
-            w.close()
-        w.close()
+        with w.block(f"if (t < {chunk})" if chunk < GROUP else ""):
+            w.line(f"const {self.t} col = {n0} + chunk * {chunk} + t, place = {place};")
+            inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.cols else []
+            places = -(-self.sizes[0] // GROUP_ROWS)
+            inside += [f"place < {places}"] if places % (self.s.rows // GROUP_ROWS) else []
+            with w.block(f"if ({' && '.join(inside)})", when=bool(inside)):
+                for name, part in zip(self._left, self.rows):
+                    total, op = part.own, part.reduction.combiner.functor
+                    left = f"shared.{name}[{self._group}]"
+                    w.line(f"{part.reduction.ctype} {total} = {left}[0][t];")
+                    w.unrolled_line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, {left}[q][t]);")
+                    self.store(part, "place", "col", total)
 
     def finish_tile(self, n0: str) -> None:
         """Combines the lanes' rows and stores them."""

@@ -7,7 +7,7 @@ from math import prod
 from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
 from codegen.factors import ROW_BYTES, Brought, Factors, Gathered, Side
-from codegen.iteration import coordinate, linear
+from codegen.iteration import coordinate, coordinates, linear, long
 from codegen.naming import Writer
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
@@ -109,51 +109,36 @@ class Producer:
         w, s = self.w, self.s
         k = self.parts.reduction
         w.line(f"registers_decrease<{s.registers[0]}>();")
-        w.open("if (threadIdx.x == 0)")
-        w.line(f"Ring<{s.stages}> stage;")
-        first, last = self.stage_range(stages)
-        self.tiles()
-        if self.batch > 1 and len(self.parts.batch) > 1:
-            for d, size in enumerate(self.parts.batch):
-                if size > 1:
-                    w.line(f"const int b{d} = {coordinate('at.batch', self.parts.batch, d)};")
-        if k.skips:
-            first, last = self.phase_range()
-        first_factor = self.parts.a
-        sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
-        if any(side.im2col and side.along_k for side in sides):
-            for d in range(len(self.spec.rows)):
-                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
-        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
-        w.line("Barrier& full = shared.full[stage.index];")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
-        w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
-        item = "k"
-        if k.per_stage > 1:
-            w.line("#pragma unroll")
-            w.open(f"for (int u = 0; u < {k.per_stage}; ++u)")
-            w.line(f"const int item = k * {k.per_stage} + u;")
-            item = "item"
-        self._walk(item)
-        if isinstance(first_factor, Side):
-            for d in range(len(first_factor.pixels)):
-                w.line(f"const int p{d} = {coordinate('c', first_factor.pixels, d)};")
-            self._load(first_factor, "a", self.a_map, "m0", s.rows)
-        for b, member, tensor_map in self.brought:
-            if b.panels > 1:
-                w.line("#pragma unroll")
-                w.open(f"for (int u = 0; u < {b.panels}; ++u)")
-                self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel)
-                w.close()
-            else:
-                self._load(b.side, member, tensor_map, "m0", s.rows)
-        self._load_seconds()
-        if k.per_stage > 1:
-            w.close()
-        w.close()
-        self.end_tiles()
-        w.close()
+        with w.block("if (threadIdx.x == 0)"):
+            w.line(f"Ring<{s.stages}> stage;")
+            first, last = self.stage_range(stages)
+            self.tiles()
+            if self.batch > 1 and len(self.parts.batch) > 1:
+                coordinates(w, "int", "b", "at.batch", self.parts.batch, long(self.parts.batch))
+            if k.skips:
+                first, last = self.phase_range()
+            first_factor = self.parts.a
+            sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
+            if any(side.im2col and side.along_k for side in sides):
+                coordinates(w, "int", "m_", "m0", self.spec.rows)
+            with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+                w.line("Barrier& full = shared.full[stage.index];")
+                w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+                first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
+                w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
+                with w.unrolled(f"for (int u = 0; u < {k.per_stage}; ++u)", when=k.per_stage > 1):
+                    if k.per_stage > 1:
+                        w.line(f"const int item = k * {k.per_stage} + u;")
+                    self._walk("item" if k.per_stage > 1 else "k")
+                    if isinstance(first_factor, Side):
+                        coordinates(w, "int", "p", "c", first_factor.pixels)
+                        self._load(first_factor, "a", self.a_map, "m0", s.rows)
+                    for b, member, tensor_map in self.brought:
+                        several = b.panels > 1
+                        with w.unrolled(f"for (int u = 0; u < {b.panels}; ++u)", when=several):
+                            self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel if several else 0)
+                    self._load_seconds()
+            self.end_tiles()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:
         """Threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
@@ -172,71 +157,67 @@ class Producer:
         self.tiles()
         w.line(f"{t} base[{count}];  // of a row's window")
         w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {count}; ++i)")
-        w.line(f"const {t} m = m0 + row + i * {step};")
-        for d in range(rank):
-            position = coordinate("m", a.rows, d + 1)
-            position = tidy(
-                f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
-            )
-            if d == 0 and self.parts.rows % s.rows:
-                position = f"m < {self.parts.rows} ? {position} : -32768"
-            w.line(f"o{d}[i] = {position};")
-        batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
-        terms = [(coordinate("m", a.rows, 0), a.steps[0]), *batch, *((f"o{d}[i]", image.steps[d]) for d in range(rank))]
-        w.line(f"base[i] = {linear(terms)};")
-        w.close()
-        w.open(f"for (int k = 0; k < {stages}; ++k, ++stage)")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        w.open("if (t == 0)")
-        w.line("Barrier& full = shared.full[stage.index];")
-        w.line(f"barrier_expect(full, {ROW_BYTES * self._second_cols});")
-        w.line(f"const int c = k * {self.parts.reduction.panel};")
-        self._load_seconds()
-        w.close()
-        each = 16 // self.itemsize
-        w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
-        sizes = (*a.taps, a.channels)
-        taps = []
-        for d, size in enumerate(a.taps):
-            if size > 1:
-                w.line(f"const int t{d} = {coordinate('k0', sizes, d)};")
-            taps.append((f"t{d}" if size > 1 else "0", image.dilation[d]))
-        channel = coordinate("k0", sizes, rank)
-        reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
-        w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {count}; ++i)")
-        conditions = [
-            f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}" for d, (size, tap) in enumerate(zip(image.sizes, taps))
-        ]
-        if self.parts.reduction.channels % self.parts.reduction.panel:
-            conditions.append(f"k0 < {self.parts.reduction.channels}")
-        w.line(f"const bool inside = {' && '.join(conditions)};")
-        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
-        tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
-        # Windows that overlap are copied again: from the L1 cache.
-        overlap = any(size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride))
-        copy = "copy_async_cached" if overlap else "copy_async<16>"
-        w.line(f"{copy}({tile},")
-        w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
-        w.close()
-        if not self._rounds:
-            w.line("copy_async_arrive(shared.full[stage.index]);")
-        else:
-            w.line("copy_async_commit();")
-            w.open(f"if (++late > {late})")
-            w.line(f"copy_async_wait<{late}>();")
-            self._round_landed(count, step)
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
+            w.line(f"const {t} m = m0 + row + i * {step};")
+            for d in range(rank):
+                position = coordinate("m", a.rows, d + 1)
+                position = tidy(
+                    f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
+                )
+                if d == 0 and self.parts.rows % s.rows:
+                    position = f"m < {self.parts.rows} ? {position} : -32768"
+                w.line(f"o{d}[i] = {position};")
+            batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
+            terms = [
+                (coordinate("m", a.rows, 0), a.steps[0]),
+                *batch,
+                *((f"o{d}[i]", image.steps[d]) for d in range(rank)),
+            ]
+            w.line(f"base[i] = {linear(terms)};")
+        with w.block(f"for (int k = 0; k < {stages}; ++k, ++stage)"):
+            w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+            with w.block("if (t == 0)"):
+                w.line("Barrier& full = shared.full[stage.index];")
+                w.line(f"barrier_expect(full, {ROW_BYTES * self._second_cols});")
+                w.line(f"const int c = k * {self.parts.reduction.panel};")
+                self._load_seconds()
+            each = 16 // self.itemsize
+            w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
+            sizes = (*a.taps, a.channels)
+            coordinates(w, "int", "t", "k0", sizes, long(a.taps))
+            taps = [(f"t{d}" if size > 1 else "0", image.dilation[d]) for d, size in enumerate(a.taps)]
+            channel = coordinate("k0", sizes, rank)
+            reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
+            w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
+            with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
+                conditions = [
+                    f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}"
+                    for d, (size, tap) in enumerate(zip(image.sizes, taps))
+                ]
+                if self.parts.reduction.channels % self.parts.reduction.panel:
+                    conditions.append(f"k0 < {self.parts.reduction.channels}")
+                w.line(f"const bool inside = {' && '.join(conditions)};")
+                w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+                tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
+                # Windows that overlap are copied again: from the L1 cache.
+                overlap = any(
+                    size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride)
+                )
+                copy = "copy_async_cached" if overlap else "copy_async<16>"
+                w.line(f"{copy}({tile},")
+                w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
+            if not self._rounds:
+                w.line("copy_async_arrive(shared.full[stage.index]);")
+            else:
+                w.line("copy_async_commit();")
+                with w.block(f"if (++late > {late})"):
+                    w.line(f"copy_async_wait<{late}>();")
+                    self._round_landed(count, step)
         self.end_tiles()
         if self._rounds:
             w.line("copy_async_wait<0>();")
-            w.open("while (late > 0)")
-            self._round_landed(count, step)
-            w.close()
+            with w.block("while (late > 0)"):
+                self._round_landed(count, step)
 
     @property
     def _rounds(self) -> bool:
@@ -246,11 +227,9 @@ class Producer:
     def _round_landed(self, count: int, step: int) -> None:
         """Writes how a thread rounds what it has copied of a stage, and hands it over."""
         w = self.w
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {count}; ++i)")
-        w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
-        w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
+            w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
+            w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
         w.line("barrier_arrive(shared.full[landed.index]);")
         w.line("++landed;")
         w.line("--late;")
@@ -269,11 +248,9 @@ class Producer:
         if self.batch > 1:
             w.line("const int batch = at.batch;")
             if len(self.parts.batch) > 1 and len(fillers) == 1:
-                for d in range(len(self.parts.batch)):
-                    w.line(f"const int b{d} = {coordinate('batch', self.parts.batch, d)};")
+                coordinates(w, "int", "b", "batch", self.parts.batch)
         if isinstance(self.parts.a, Side) and self.parts.a.im2col:
-            for d in range(len(self.spec.rows)):
-                w.line(f"const int m_{d} = {coordinate('m0', self.spec.rows, d)};")
+            coordinates(w, "int", "m_", "m0", self.spec.rows)
         for filler in fillers:
             filler.prepare()
         w.line()
@@ -281,30 +258,28 @@ class Producer:
             filler.registers()
         for filler in fillers:
             filler.fetch(first)
-        w.open(f"for (int k = {first}; k < {last}; ++k, ++stage)")
-        w.line("Barrier& full = shared.full[stage.index];")
-        w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-        rows = self._first_rows if isinstance(self.parts.a, Side) else 0
-        cols = self._second_cols if isinstance(self.parts.b, Side) else 0
-        if rows or cols:
-            w.open("if (t == 0)")
-            w.line(f"barrier_expect(full, {ROW_BYTES * (rows + cols)});")
-            self._walk("k")
-            if isinstance(self.parts.a, Side):
-                self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
-            if cols:
-                self._load_seconds()
-            w.close()
-        # After the last stage it is brought once more: a few loads, and no branch among them.
-        w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split > 1 else stages - 1});")
-        for filler in fillers:
-            p = filler.label
-            w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
-            filler.renew("next")
-        w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
-        w.line("__syncwarp();")
-        w.line("if (t % 32 == 0) barrier_arrive(full);")
-        w.close()
+        with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+            w.line("Barrier& full = shared.full[stage.index];")
+            w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
+            rows = self._first_rows if isinstance(self.parts.a, Side) else 0
+            cols = self._second_cols if isinstance(self.parts.b, Side) else 0
+            if rows or cols:
+                with w.block("if (t == 0)"):
+                    w.line(f"barrier_expect(full, {ROW_BYTES * (rows + cols)});")
+                    self._walk("k")
+                    if isinstance(self.parts.a, Side):
+                        self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+                    if cols:
+                        self._load_seconds()
+            # After the last stage it is brought once more: a few loads, and no branch among them.
+            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split > 1 else stages - 1});")
+            for filler in fillers:
+                p = filler.label
+                w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
+                filler.renew("next")
+            w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
+            w.line("__syncwarp();")
+            w.line("if (t % 32 == 0) barrier_arrive(full);")
         self.end_tiles()
 
     def _walk(self, item: str) -> None:
@@ -314,9 +289,7 @@ class Producer:
         if k.skips:
             chunk = self._walk_phase(item)
         else:
-            for d, size in enumerate(k.taps):
-                if size > 1:
-                    w.line(f"const int t{d} = {coordinate(item, sizes, d)};")
+            coordinates(w, "int", "t", item, sizes, long(k.taps))
             chunk = coordinate(item, sizes, len(sizes) - 1)
         channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
         if k.panels % k.per_stage:
@@ -387,37 +360,34 @@ class Producer:
         across = panel_size(size, self.itemsize)
         several = size > across
         if several:
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {size // across}; ++i)")
             values["o"] = f"{origin} + i * {across}"
         coordinates = ", ".join(text(term) for term in side.terms)
         panel = linear([("i", 1)] if several else [], start // across)
-        w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
-        if several:
-            w.close()
+        with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)", when=several):
+            w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
 
     def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
         """Panels of rows, each some channels of one tap, for the pixels of a stage."""
         w, across = self.w, ROW_BYTES // self.itemsize
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {size // across}; ++i)")
-        w.line(f"const int panel = m0 / {across} + i;")
-        for d, tap in enumerate(side.taps[:-1]):
-            # Past the last row every tap is in range; the channel is not.
-            place = f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
-            w.line(f"const int t{d} = {place};") if tap > 1 else None
-            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
-        channels = side.taps[-1] * across
-        w.line(
-            f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
-            f"{round_up(side.map.sizes[0], 16 // self.itemsize) if self.batch > 1 else channels};"
-        )
-        values["c"] = "channel"
-        coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)
-        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
-        w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
-        w.line(f"                {coordinates}, {offsets});")
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)"):
+            w.line(f"const int panel = m0 / {across} + i;")
+            for d, tap in enumerate(side.taps[:-1]):
+                # Past the last row every tap is in range; the channel is not.
+                place = (
+                    f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
+                )
+                w.line(f"const int t{d} = {place};") if tap > 1 else None
+                values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+            channels = side.taps[-1] * across
+            w.line(
+                f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
+                f"{round_up(side.map.sizes[0], 16 // self.itemsize) if self.batch > 1 else channels};"
+            )
+            values["c"] = "channel"
+            coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)
+            offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
+            w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
+            w.line(f"                {coordinates}, {offsets});")
 
 
 def tidy(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout, WgmmaSchedule
@@ -11,7 +12,7 @@ from codegen.contraction.wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
 from codegen.factors import Factors
-from codegen.iteration import coordinate, extent, linear, unsigned
+from codegen.iteration import coordinates, extent, linear, long, unsigned
 from codegen.naming import Names, Writer
 from codegen.spec import ContractionSpec
 
@@ -56,8 +57,7 @@ class Results:
         w.line(f"const int mine = threadIdx.x - {s.producers * GROUP};")
         if s.groups > 1:
             w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
-        w.line("#pragma unroll")
-        w.line(f"for (int i = 0; i < {self.columns // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
+        w.unrolled_line(f"for (int i = 0; i < {self.columns // 2}; ++i) exchange[i * {threads} + mine] = sum[i];")
         w.line("cluster_sync();")
 
     def add_up(self) -> None:
@@ -66,24 +66,18 @@ class Results:
         each, threads = s.part // 2, s.groups * GROUP
         products = self.spec.products
         w.line(f"{self.register_type} total[{each * products}] = {{}};")
-        w.line("#pragma unroll")
-        w.open(f"for (int q = 0; q < {s.split}; ++q)")
-        w.line(f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;")
-        w.line("#pragma unroll")
-        place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
-        w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
-        w.close()
+        with w.unrolled(f"for (int q = 0; q < {s.split}; ++q)"):
+            w.line(
+                f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;"
+            )
+            w.line("#pragma unroll")
+            place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
+            w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
         w.line()
 
-    def pieces(self) -> None:
-        """Opens the loop over a consumer's products of 64 rows."""
-        if self.s.pieces > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int p = 0; p < {self.s.pieces}; ++p)")
-
-    def end_pieces(self) -> None:
-        if self.s.pieces > 1:
-            self.w.close()
+    def pieces(self) -> AbstractContextManager[None]:
+        """The loop over a consumer's products of 64 rows."""
+        return self.w.unrolled(f"for (int p = 0; p < {self.s.pieces}; ++p)", when=self.s.pieces > 1)
 
     @property
     def sum(self) -> str:
@@ -108,9 +102,7 @@ class Results:
             batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(layout.batch)] if several else ["at.batch"]
         rows = ["m"]
         if len(layout.rows) > 1:
-            rows = [f"m_{d}" for d in range(len(layout.rows))]
-            for d, name in enumerate(rows):
-                w.line(f"const {self.t} {name} = {coordinate('m', layout.rows, d)};")
+            rows = coordinates(w, self.t, "m_", "m", layout.rows)
         self._outside: list[str] = []
         if self.spec.results:
             known = [*zip(batch, layout.batch)], [*zip(rows, layout.rows)]
@@ -126,9 +118,7 @@ class Results:
 
     def _batch_coordinates(self) -> None:
         if self.batch > 1 and len(self.layout.batch) > 1:
-            for d, size in enumerate(self.layout.batch):
-                if size > 1:
-                    self.w.line(f"const int b{d} = {coordinate('at.batch', self.layout.batch, d)};")
+            coordinates(self.w, "int", "b", "at.batch", self.layout.batch, long(self.layout.batch))
 
     @property
     def _n0(self) -> str:
@@ -167,21 +157,17 @@ class Results:
         size = GROUP_ROWS * layout.chunk * sum(layout.program.loads[n].dtype.itemsize for n in layout.operand_maps)
         w.line("// What the epilogue reads comes meanwhile, to where the results will be.")
         idle = f" && rank < {self.s.cols // self.s.part}" if self.s.part * self.s.split > self.s.cols else ""
-        w.open(f"if (t == 0{idle})")
-        if self.persistent:
-            w.line("tma_wait_read<0>();  // the copies of the results before have read it")
-        group = "group" if self.s.groups > 1 else "0"
-        w.line(f"barrier_expect(shared.operands[{group}], {size * layout.chunks});")
-        self.pieces()
-        w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {self.s.part // layout.chunk}; ++chunk)")
-        where = self._box("chunk")
-        for n, (k, _) in layout.operand_maps.items():
-            tile = f"shared.{self.staged[k]}[{group}][{self._static_buffer}]"
-            w.line(f"tma_load({tile}, {self.operand_maps[n]}, shared.operands[{group}], {where});")
-        w.close()
-        self.end_pieces()
-        w.close()
+        with w.block(f"if (t == 0{idle})"):
+            if self.persistent:
+                w.line("tma_wait_read<0>();  // the copies of the results before have read it")
+            group = "group" if self.s.groups > 1 else "0"
+            w.line(f"barrier_expect(shared.operands[{group}], {size * layout.chunks});")
+            loop = f"for (int chunk = 0; chunk < {self.s.part // layout.chunk}; ++chunk)"
+            with self.pieces(), w.unrolled(loop):
+                where = self._box("chunk")
+                for n, (k, _) in layout.operand_maps.items():
+                    tile = f"shared.{self.staged[k]}[{group}][{self._static_buffer}]"
+                    w.line(f"tma_load({tile}, {self.operand_maps[n]}, shared.operands[{group}], {where});")
 
     @property
     def _static_buffer(self) -> str:
@@ -217,64 +203,61 @@ class Results:
             w.line(f"barrier_wait(shared.operands[{'group' if s.groups > 1 else '0'}], {phase});")
             if self.persistent:
                 w.line("brought ^= 1;")
-        self.pieces()
-        self.partials.begin_tile()
-        w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps or brought else ', buffer ^= 1'})")
-        if ragged_n:
-            w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
-        if brought:
-            w.line(f"const int buffer = {self._static_buffer};")
-            if self.partials.rows:
-                w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
-            w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        elif self.partials.rows:
-            w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        elif layout.by_warps:
-            w.line("__syncwarp();  // the warp has carried out what the buffer held")
-            self._fetch()
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {layout.chunk}; j += 16)")
-        self.partials.begin_columns()
-        values = [self.names.unique(op.name, "_v") for op in layout.stores]
-        for name, op in zip(values, layout.stores):
-            w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 4; ++f)")
-        position = self._row("row + f % 2 * 8", clamp=ragged_m)
-        if self._outside:
-            w.line(f"if ({' || '.join(self._outside)}) continue;")
-        position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-        inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
-        sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-        sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
-        given = self._fetched_pairs()
-        self.epilogue.results(position, sums, run, [f"{v}[f]" for v in values], sinks, given)
-        w.close()
-        self.partials.leave_columns()
-        for name, value in zip(self.staged, values):
-            tile = self._buffer(name)
-            if layout.turned:
-                w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
-            else:
-                w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
-        w.close()
-        if layout.carried:
-            if layout.by_warps:
-                w.line("__syncwarp();  // a warp carries out its own rows")
-            else:
-                w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-            for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
-                self._carry(name, pointer, op)
-        else:
-            self._copy_out(ragged_m)
-        self.partials.finish_columns(self._n0, layout.chunk)
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
+        with self.pieces():
+            self.partials.begin_tile()
+            with w.unrolled(
+                f"for (int chunk = 0; chunk < {chunks}; ++chunk{'' if layout.by_warps or brought else ', buffer ^= 1'})"
+            ):
+                if ragged_n:
+                    w.line(f"if ({self._n0} + chunk * {layout.chunk} >= {self.parts.cols}) break;")
+                if brought:
+                    w.line(f"const int buffer = {self._static_buffer};")
+                    if self.partials.rows:
+                        w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+                elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
+                    w.line(
+                        f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it"
+                    )
+                    w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+                elif self.partials.rows:
+                    w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+                elif layout.by_warps:
+                    w.line("__syncwarp();  // the warp has carried out what the buffer held")
+                    self._fetch()
+                with w.unrolled(f"for (int j = 0; j < {layout.chunk}; j += 16)"):
+                    self.partials.begin_columns()
+                    values = [self.names.unique(op.name, "_v") for op in layout.stores]
+                    for name, op in zip(values, layout.stores):
+                        w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
+                    with w.unrolled("for (int f = 0; f < 4; ++f)"):
+                        position = self._row("row + f % 2 * 8", clamp=ragged_m)
+                        if self._outside:
+                            w.line(f"if ({' || '.join(self._outside)}) continue;")
+                        position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
+                        inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
+                        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
+                        sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
+                        sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
+                        given = self._fetched_pairs()
+                        self.epilogue.results(position, sums, run, [f"{v}[f]" for v in values], sinks, given)
+                    self.partials.leave_columns()
+                    for name, value in zip(self.staged, values):
+                        tile = self._buffer(name)
+                        if layout.turned:
+                            w.line(f"store_fragments_turned<{GROUP_ROWS}>({tile}, t / 32 * 16, j, {value});")
+                        else:
+                            w.line(f"store_fragments<{layout.chunk}>({tile}, t / 32 * 16, j, {value});")
+                if layout.carried:
+                    if layout.by_warps:
+                        w.line("__syncwarp();  // a warp carries out its own rows")
+                    else:
+                        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+                    for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, layout.stores):
+                        self._carry(name, pointer, op)
+                else:
+                    self._copy_out(ragged_m)
+                self.partials.finish_columns(self._n0, layout.chunk)
+            self.partials.finish_tile(self._n0)
 
     def _buffer(self, name: str) -> str:
         """The staging buffer of a consumer."""
@@ -302,19 +285,16 @@ class Results:
             op = layout.program.loads[n]
             lanes = layout.chunk * op.dtype.itemsize // 16
             w.line("#pragma unroll 2")
-            w.open(f"for (int i = lane; i < {GROUP_ROWS // 4 * lanes}; i += 32)")
-            w.line(f"const int r = t / 32 * 16 + i / {lanes};")
-            coordinates = self._row(self._carried_row, clamp=bool(self.parts.rows % self.s.rows))
-            w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk};")
-            if self._outside:
-                w.line(f"if ({' || '.join(self._outside)}) continue;")
-            at = f"{unsigned_}({linear(list(zip([*coordinates, 'n'], op.strides)))})"
-            size = f"{unsigned_}({extent(layout.space, op.strides)})"
-            pointer = self.epilogue.pointers.loads[n]
-            w.line(
-                f"fetch_row<{layout.chunk}>({self._buffer(self.staged[k])}, r, {pointer}, {at}, {size}, i % {lanes});"
-            )
-            w.close()
+            with w.block(f"for (int i = lane; i < {GROUP_ROWS // 4 * lanes}; i += 32)"):
+                w.line(f"const int r = t / 32 * 16 + i / {lanes};")
+                coordinates = self._row(self._carried_row, clamp=bool(self.parts.rows % self.s.rows))
+                w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk};")
+                if self._outside:
+                    w.line(f"if ({' || '.join(self._outside)}) continue;")
+                at = f"{unsigned_}({linear(list(zip([*coordinates, 'n'], op.strides)))})"
+                size = f"{unsigned_}({extent(layout.space, op.strides)})"
+                source = f"{self.epilogue.pointers.loads[n]}, {at}, {size}"
+                w.line(f"fetch_row<{layout.chunk}>({self._buffer(self.staged[k])}, r, {source}, i % {lanes});")
         if self._fetched:
             w.line("__syncwarp();")
 
@@ -351,9 +331,8 @@ class Results:
         if anywhere:
             self._carry_anywhere("carry_row", r, f"i % {lanes}", name, pointer, op)
             w.close()
-            w.open("")
-            self._carry_anywhere("carry_end", "t / 32 * 16 + lane / 2", "lane % 2", name, pointer, op)
-            w.close()
+            with w.block(""):
+                self._carry_anywhere("carry_end", "t / 32 * 16 + lane / 2", "lane % 2", name, pointer, op)
             return
         w.line(f"const int r = {r}, c = {c};")
         coordinates = self._row(self._carried_row, clamp=False)
@@ -404,15 +383,14 @@ class Results:
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         rows = f"m0 + {self.rows}".removesuffix(" + 0")
-        w.open("if (t == 0)")
-        # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
-        inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
-        where = self._box("chunk")
-        for name, tensor_map in zip(self.staged, self.store_maps):
-            group = "group" if s.groups > 1 else "0"
-            w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
-        w.line("tma_commit();")
-        w.close()
+        with w.block("if (t == 0)"):
+            # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
+            inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
+            where = self._box("chunk")
+            for name, tensor_map in zip(self.staged, self.store_maps):
+                group = "group" if s.groups > 1 else "0"
+                w.line(f"{inside}tma_store({tensor_map}, shared.{name}[{group}][buffer], {where});")
+            w.line("tma_commit();")
 
     @property
     def _missing(self) -> Callable[[str], str] | None:
@@ -421,60 +399,51 @@ class Results:
 
     def direct(self) -> None:
         """Results from registers: outputs that no tensor map describes."""
-        w, s, layout = self.w, self.s, self.layout
         if not self.parts.reduction.skips:
             self._batch_coordinates()
-        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
-        self.pieces()
-        self.partials.begin_tile()
-        if self.partials.rows:
-            self.direct_by_columns()
-            return
-        w.line("#pragma unroll")
-        w.open("for (int i = 0; i < 2; ++i)")
-        coordinates = self._row("row + i * 8", clamp=False)
-        outside = [*([f"m >= {self.parts.rows}"] if ragged_m else []), *self._outside]
-        if outside:
-            w.line(f"if ({' || '.join(outside)}) continue;")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {s.part}; j += 8)")
-        coordinates.append(self._column("j", clamp=False))
-        if ragged_n:
-            w.line(f"if (n >= {self.parts.cols}) continue;")
-        run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
-        sinks = self.partials.sinks("j", self._n0, False, False, row="i")
-        self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
-        w.close()
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
+        with self.pieces():
+            self.partials.begin_tile()
+            if self.partials.rows:
+                self._direct_by_columns()
+            else:
+                self._direct_by_rows()
+            self.partials.finish_tile(self._n0)
 
-    def direct_by_columns(self) -> None:
+    def _direct_by_rows(self) -> None:
+        """The two rows of a thread, one after the other."""
+        w, s, layout = self.w, self.s, self.layout
+        with w.unrolled("for (int i = 0; i < 2; ++i)"):
+            coordinates = self._row("row + i * 8", clamp=False)
+            outside = [*([f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []), *self._outside]
+            if outside:
+                w.line(f"if ({' || '.join(outside)}) continue;")
+            with w.unrolled(f"for (int j = 0; j < {s.part}; j += 8)"):
+                coordinates.append(self._column("j", clamp=False))
+                if self.parts.cols % s.cols:
+                    w.line(f"if (n >= {self.parts.cols}) continue;")
+                run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
+                sinks = self.partials.sinks("j", self._n0, False, False, row="i")
+                self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
+
+    def _direct_by_columns(self) -> None:
         """The same, 16 columns at a time: columns are reduced."""
         w, s, length = self.w, self.s, self.layout.chunk
-        w.line("#pragma unroll")
-        w.open(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)")
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-        w.line("#pragma unroll")
-        w.open(f"for (int j = 0; j < {length}; j += 16)")
-        self.partials.begin_columns()
-        w.line("#pragma unroll")
-        w.open("for (int f = 0; f < 4; ++f)")
-        column = f"chunk * {length} + j"
-        position = self._row("row + f % 2 * 8", clamp=False)
-        position.append(self._column(f"{column} + f / 2 * 8", clamp=False))
-        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
-        if outside:
-            w.line(f"if ({' || '.join(outside)}) continue;")
-        run = Run(2, len(position) - 1, "e", self._missing)
-        sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-        self.epilogue.results(position, sums, run, sinks=self.partials.sinks(column, self._n0, False, False))
-        w.close()
-        self.partials.leave_columns()
-        w.close()
-        w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
-        self.partials.finish_columns(self._n0, length)
-        w.close()
-        self.partials.finish_tile(self._n0)
-        self.end_pieces()
+        with w.unrolled(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)"):
+            w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
+            with w.unrolled(f"for (int j = 0; j < {length}; j += 16)"):
+                self.partials.begin_columns()
+                with w.unrolled("for (int f = 0; f < 4; ++f)"):
+                    column = f"chunk * {length} + j"
+                    position = self._row("row + f % 2 * 8", clamp=False)
+                    position.append(self._column(f"{column} + f / 2 * 8", clamp=False))
+                    outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
+                    outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+                    if outside:
+                        w.line(f"if ({' || '.join(outside)}) continue;")
+                    run = Run(2, len(position) - 1, "e", self._missing)
+                    sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
+                    sinks = self.partials.sinks(column, self._n0, False, False)
+                    self.epilogue.results(position, sums, run, sinks=sinks)
+                self.partials.leave_columns()
+            w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
+            self.partials.finish_columns(self._n0, length)
