@@ -17,7 +17,8 @@ from fusegraph.bench.results import when
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The fastest peer's time over ours, by workload, from the rows of a run's JSON: more than 1 is faster than it.
+    """Returns the fastest peer's time over ours, by workload, from the rows of a run's JSON: more than 1 is faster
+    than it.
 
     A workload that a peer runs and we do not has 0; one without a peer is left out.
     """
@@ -29,7 +30,9 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The geometric mean and the worst of the `ratios`, and how many workloads only peers run; "" if nothing ran."""
+    """Returns the geometric mean and the worst of the `ratios`, and how many workloads only peers run; "" if nothing
+    ran.
+    """
     every = ratios(rows)
     ran = {name: ratio for name, ratio in every.items() if ratio}
     if not ran:

@@ -58,7 +58,7 @@ def fusion(models: Sequence[Model] = MODELS) -> Iterator[dict[str, Any]]:
 
 
 def facts(model: Model, report: FunctionReport) -> dict[str, Any]:
-    """A report as plain data; declined pairs by reason, names and shapes left out, with one of each."""
+    """Returns a report as plain data; declined pairs by reason, names and shapes left out, with one of each."""
     example: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for decision in report.declined:
@@ -107,7 +107,7 @@ _MODES: dict[str, dict[str, Any]] = {
 
 
 def _engine(name: str, module: Any, x: Any) -> Callable[[], Any]:
-    """A call of a model as an engine has it, not compiled yet."""
+    """Returns a call of a model as an engine has it, not compiled yet."""
     made = module if name == "eager" else torch.compile(module, **_MODES[name])
     return lambda: made(x)
 
@@ -125,7 +125,7 @@ def _start(engines: list[str]) -> None:
 
 
 def _kernels(call: Callable[[], Any]) -> int:
-    """Kernels of a call."""
+    """Returns kernels of a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
@@ -136,7 +136,7 @@ def _kernels(call: Callable[[], Any]) -> int:
 
 
 def _call_us(call: Callable[[], Any]) -> float:
-    """Microseconds of a call among many."""
+    """Returns microseconds of a call among many."""
     call()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -155,7 +155,7 @@ def _empty_cache(folder: str) -> None:
 
 
 def measure(model: Model, dtype: str, engines: list[str], cache: str) -> Iterator[Row]:
-    """One row an engine; what they cache lies in a folder."""
+    """Yields one row an engine; what they cache lies in a folder."""
     from fusegraph.runtime.timing import ColdTimer
 
     timer = ColdTimer()
@@ -187,7 +187,7 @@ def measure(model: Model, dtype: str, engines: list[str], cache: str) -> Iterato
 
 
 def earlier(file: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a file has of another run on the device and commit of ``now``.
+    """Returns the rows that a file has of another run on the device and commit of ``now``.
 
     Raises FileError for a file that cannot be read or is of no such run.
     """

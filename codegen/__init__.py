@@ -33,7 +33,7 @@ __all__ = [
 
 
 def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = PORTABLE) -> KernelSource:
-    """The CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the target.
+    """Returns the CUDA C of a kernel specification; without a schedule, with the `best_schedule` for the target.
 
     Raises TypeError for a schedule of another kernel family.
     """
@@ -45,5 +45,7 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = 
 
 
 def coarse_products(spec: KernelSpec, schedule: Schedule) -> int | None:
-    """How many fp8 products a kernel lets tensor cores add up in fewer bits than float32: see `codegen.family.Form`."""
+    """Returns how many fp8 products a kernel lets tensor cores add up in fewer bits than float32: see
+    `codegen.family.Form`.
+    """
     return form_of(schedule).coarse_products(spec, schedule)

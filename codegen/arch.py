@@ -73,7 +73,7 @@ class Arch:
         return self.max_threads_per_sm // WARP
 
     def blocks_per_sm(self, threads: int, registers: int, shared_bytes: int = 0) -> int:
-        """Blocks resident on one SM, 0 where not even one fits.
+        """Returns blocks resident on one SM, 0 where not even one fits.
 
         ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule
         is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions,
@@ -97,7 +97,8 @@ class Arch:
         )
 
     def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
-        """Registers of a block that may move between its warpgroups (setmaxnreg), if so many blocks share an SM.
+        """Returns registers of a block that may move between its warpgroups (setmaxnreg), if so many blocks share an
+        SM.
 
         The compiler gives every thread as many as fit, a multiple of 8, and there are never more than that: a warpgroup
         that asks for more than others have given away waits for ever.
@@ -163,7 +164,7 @@ KNOWN: dict[str, Arch] = {
 
 
 def arch(name: str) -> Arch:
-    """The architecture of that name.  Raises ValueError, listing the known names, for any other."""
+    """Returns the architecture of that name.  Raises ValueError, listing the known names, for any other."""
     try:
         return KNOWN[name]
     except KeyError:
@@ -171,7 +172,7 @@ def arch(name: str) -> Arch:
 
 
 def from_compute_capability(major: int, minor: int) -> Arch:
-    """The target to compile for on a device of that compute capability.
+    """Returns the target to compile for on a device of that compute capability.
 
     9.0 is ``sm_90a``, 12.0 ``sm_120a``: code for such a device may use what NVIDIA does not carry forward.  A minor
     version not listed gets an architecture of the same major version and a lower minor one, whose cubins the device

@@ -40,7 +40,7 @@ class Combiner:
         return bool(self.sign)
 
     def start(self, dtype: np.dtype[np.generic] | str) -> float:
-        """The neutral value in a NumPy dtype or C type."""
+        """Returns the neutral value in a NumPy dtype or C type."""
         kind = np.dtype(dtype)
         if kind.kind == "f":
             return self.neutral

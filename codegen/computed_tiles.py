@@ -1,6 +1,6 @@
-"""First factors that the consumers of the Hopper kernels compute in registers.
+"""Operands A that the consumers of the Hopper kernels compute in registers.
 
-The copy engine brings tiles of what a factor is computed of, as they lie in memory.  A consumer reads its fragments of
+TMA brings tiles of what an operand is computed of, as they lie in memory.  A consumer reads its fragments of
 them, evaluates the program and multiplies the fragment that it made from its registers, for which `wgmma` has a form.
 """
 
@@ -13,20 +13,22 @@ from math import prod
 from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Load, Program, Store
-from codegen.factors import PANEL, Brought, Computed, Factors, Reduction
 from codegen.filled_tiles import as_it_lies
 from codegen.iteration import collapse
+from codegen.operands import PANEL, Brought, ComputedOperand, OperandTiles, ReductionPanels
 from codegen.packed import packed
 from codegen.spec import ContractionSpec, Gather, Image, Strides
+from codegen.tile_path import ELEMENTS, orders, product_types
 from codegen.tiles import check_element, im2col, tiled
-from codegen.ways import ELEMENTS, orders, product_types
 
 #: Bytes of an element that a tile is brought of.
 SIZES = (1, 2, 4)
 
 
-def computed(spec: ContractionSpec) -> Factors:
-    """The factors of a contraction whose first is computed in registers.  Raises Declined where it cannot be."""
+def computed(spec: ContractionSpec) -> OperandTiles:
+    """Returns the operands of a contraction whose first is computed in registers.  Raises Declined where it cannot
+    be.
+    """
     types = product_types(spec, widen=False)
     name = spec.a.operand.name
     if as_it_lies(spec.a, types[0]):
@@ -44,34 +46,34 @@ def computed(spec: ContractionSpec) -> Factors:
     reason = Declined("")
     for order in orders(spec):
         try:
-            return _factors(spec, order, types[0])
+            return _operand_tiles(spec, order, types[0])
         except Declined as refusal:
             reason = refusal
     raise reason
 
 
-def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Factors:
-    """The factors, the reduction being walked in an order."""
+def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) -> OperandTiles:
+    """Returns the operands, the reduction being walked in an order."""
     gather, second = _with_program(spec.a, product), spec.b
     windows = bool(gather.limits)
     if not windows:
         # Dimensions that all tensors step over alike are one.
         over = gather.steps()
-        rows, over_rows = collapse(spec.rows, over[1], range(len(spec.rows)))
-        inner, over_inner = collapse(spec.inner, [*over[2], second.inner], order)
+        rows, over_rows = collapse(spec.m, over[1], range(len(spec.m)))
+        inner, over_inner = collapse(spec.k, [*over[2], second.inner], order)
         windows = len(rows) > 1 and gather.image is not None
         if windows and program_of(gather).indices:
             raise Declined(f"{gather.operand.name!r} is computed of positions in an image")
     if windows:
         if gather.image is None:
             raise Declined(f"{gather.operand.name!r} is padded and no image")
-        if tuple(order) != (*range(1, len(spec.inner)), 0):
+        if tuple(order) != (*range(1, len(spec.k)), 0):
             raise Declined(f"{gather.operand.name!r} is an image whose taps are not walked in order")
-        rows, inner, batch, channel = spec.rows, spec.inner, spec.batch, 0
+        rows, inner, batch, channel = spec.m, spec.k, spec.batch, 0
     else:
         gather = gather.stepped(over[0], over_rows, over_inner[:-1])
         second, batch, channel = replace(second, inner=over_inner[-1]), spec.batch, len(inner) - 1
-        if len(rows) > 1:  # the first of them as batches: the second factor repeats
+        if len(rows) > 1:  # the first of them as batches: operand B repeats
             if any(second.batch) and batch:
                 raise Declined("rows of a batched product that do not lie at equal distances")
             lead = len(rows) - 1
@@ -82,8 +84,8 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
             second = replace(second, batch=(*second.batch, *(0 for _ in range(lead))))
             batch, rows = (*batch, *rows[:lead]), rows[lead:]
     taps = tuple(size for d, size in enumerate(inner) if d != channel)
-    reduction = Reduction(taps, inner[channel], PANEL, 1)
-    cols, (over_cols,) = collapse(spec.cols, [second.outer], range(len(spec.cols)))
+    reduction = ReductionPanels(taps, inner[channel], PANEL, 1)
+    cols, (over_cols,) = collapse(spec.n, [second.outer], range(len(spec.n)))
     if len(cols) > 1 or second.limits:
         raise Declined(f"the columns of {second.operand.name!r} do not lie at equal distances")
     check_element(second)
@@ -92,12 +94,12 @@ def _factors(spec: ContractionSpec, order: Sequence[int], product: str) -> Facto
     brought = _brought(spec, gather, batch, rows, inner, reduction, channel, windows)
     pairs = packed(program_of(gather)) if inner[channel] % 2 == 0 else None
     gather = replace(gather, program=pairs or gather.program)
-    a = Computed(gather, product, tuple(batch), tuple(rows), tuple(inner), brought, pairs is not None)
-    return Factors(tuple(batch), prod(rows), prod(cols), reduction, a, b)
+    a = ComputedOperand(gather, product, tuple(batch), tuple(rows), tuple(inner), brought, pairs is not None)
+    return OperandTiles(tuple(batch), prod(rows), prod(cols), reduction, a, b)
 
 
 def _with_program(gather: Gather, product: str) -> Gather:
-    """A factor that is only converted as one that is computed."""
+    """Returns an operand that is only converted as one that is computed."""
     if gather.program is not None:
         return gather
     ctype = ELEMENTS[product][0]
@@ -108,7 +110,7 @@ def _with_program(gather: Gather, product: str) -> Gather:
 
 
 def program_of(gather: Gather) -> Program:
-    """The program of a factor that is computed."""
+    """Returns the program of an operand that is computed."""
     assert gather.program is not None
     return gather.program
 
@@ -119,11 +121,11 @@ def _brought(
     batch: Sequence[int],
     rows: Sequence[int],
     inner: Sequence[int],
-    reduction: Reduction,
+    reduction: ReductionPanels,
     channel: int,
     windows: bool,
 ) -> tuple[Brought, ...]:
-    """What the copy engine brings of the tensors that a factor is computed of."""
+    """Returns what TMA brings of the tensors that an operand is computed of."""
     found = []
     over_batch, over_rows, over_inner = gather.steps()
     for n, (op, start) in enumerate(zip(program_of(gather).loads, gather.starts)):
@@ -163,7 +165,7 @@ def _others(sizes: Sequence[int], steps: Strides, channel: int) -> list[tuple[in
 
 
 def _image(image: Image, at: Gather) -> Image:
-    """What a convolution's windows are in a tensor with other strides than the factor's."""
+    """Returns what a convolution's windows are in a tensor with other strides than the operand's."""
     steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
     if at.start != -sum(before * step for before, step in zip(image.before, steps)):
         raise Declined(f"{at.operand.name!r} does not begin where the image does")

@@ -48,7 +48,7 @@ class DType:
         return self.packed_bits > 0
 
     def nbytes(self, count: int) -> int:
-        """Bytes of so many elements, one after another."""
+        """Returns bytes of so many elements, one after another."""
         return -(-count * self.bits // 8)
 
     @property
@@ -74,7 +74,7 @@ class DType:
         return self.is_float and bool(np.signbit(np.asarray(-0.0).astype(self.numpy).astype(np.float64)))
 
     def holds(self, other: DType) -> bool:
-        """Whether every value of another dtype is one of this one's; a zero's sign and NaN aside."""
+        """Returns true if every value of another dtype is one of this one's; a zero's sign and NaN aside."""
         if not self.is_float:
             return not other.is_float and self.min <= other.min and other.max <= self.max
         if not other.is_float:

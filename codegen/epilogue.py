@@ -17,15 +17,17 @@ from codegen.partials import Sink
 from codegen.spec import Limit
 
 
-def factor(operand: Operand, text: str, accumulate: str) -> str:
-    """An element of a factor, as stored, in the accumulator's type (integers modulo 2^32 or 2^64)."""
+def operand_value(operand: Operand, text: str, accumulate: str) -> str:
+    """Returns an element of an operand, as stored, in the accumulator's type (integers modulo 2^32 or 2^64)."""
     if operand.dtype.ctype == accumulate:
         return text
     return f"{accumulate}({text})" if accumulate.startswith("uint") else f"convert<{accumulate}>({text})"
 
 
 def sum_value(text: str, accumulate: str, result: str) -> str:
-    """A sum in the type in which the program sees it.  Sums modulo 2^32 or 2^64 are the signed numbers of that size."""
+    """Returns a sum in the type in which the program sees it.  Sums modulo 2^32 or 2^64 are the signed numbers of
+    that size.
+    """
     if accumulate.startswith("uint"):
         accumulate = accumulate.removeprefix("u")
         text = f"{accumulate}({text})"
@@ -100,11 +102,13 @@ class Epilogue:
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
     def constant(self, value: Value) -> str:
-        """The C expression of a value that is the same for all results; to be asked for after `scalars`."""
+        """Returns the C expression of a value that is the same for all results; to be asked for after `scalars`."""
         return self._emitter.term(value, self._terms)
 
     def wide(self, operand: Operand, count: int, along: int) -> bool:
-        """Whether ``count`` neighbours along a dimension can be one access, starting at any multiple of ``count``."""
+        """Returns true if ``count`` neighbours along a dimension can be one access, starting at any multiple of
+        ``count``.
+        """
         if count == 1 or operand.strides[along] != 1:
             return False
         width = min(16, count * operand.dtype.itemsize)

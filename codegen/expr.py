@@ -149,7 +149,7 @@ class Reduction:
         return self.combiner.sign if self.ctype in ("float", "double") else ""
 
     def into(self, total: str, value: str) -> str:
-        """The C statement that combines an element with what there is."""
+        """Returns the C statement that combines an element with what there is."""
         if self.operator:
             return f"{total} {self.operator}= {value};"
         value = f"{self.ctype}({value})" if self.combiner.widens else value
@@ -192,7 +192,7 @@ class Program:
         return self.loads + tuple(store.operand for store in self.stores)
 
     def needed(self, ends: Iterable[Value]) -> set[Value]:
-        """What values are made of by instructions, themselves among it."""
+        """Returns what values are made of by instructions, themselves among it."""
         found: set[Value] = set()
         stack = list(ends)
         while stack:
@@ -205,7 +205,9 @@ class Program:
 
 
 def literal(value: Any, ctype: str) -> str:
-    """A number as a C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), exact, with NaN and infinity."""
+    """Returns a number as a C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), exact, with NaN and
+    infinity.
+    """
     if ctype == "bool":
         return "true" if value else "false"
     if ctype in ("float", "double"):
@@ -241,7 +243,7 @@ _SIMPLE = re.compile(r"[\w.]+(?:\[[\w +*/%()-]+\])*|-?\d[\w.]*|[\w:]+(<\w+>)?\([
 
 
 def fill(template: str, arguments: list[str]) -> str:
-    """The template with its placeholders replaced; an argument that is not a simple term is parenthesised."""
+    """Returns the template with its placeholders replaced; an argument that is not a simple term is parenthesised."""
 
     def argument(match: re.Match[str]) -> str:
         text = arguments[int(match[1])]
@@ -270,8 +272,8 @@ class Emitter:
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
-        """The C expression of a value; ``terms`` gives those of loads, indices and the anchor, and of results that have
-        other names than their own.
+        """Returns the C expression of a value; ``terms`` gives those of loads, indices and the anchor, and of
+        results that have other names than their own.
         """
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
@@ -280,7 +282,9 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """The C expression of a vector of a table, for that of its first element; ``packed``: as `Packed` words."""
+        """Returns the C expression of a vector of a table, for that of its first element; ``packed``: as `Packed`
+        words.
+        """
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
         table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
@@ -290,7 +294,7 @@ class Emitter:
         return f"{texts[-1]} ? {text} : {kind}<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
 
     def expression(self, number: int, terms: Mapping[Value, str]) -> str:
-        """The C expression of an instruction."""
+        """Returns the C expression of an instruction."""
         instruction = self.program.instructions[number]
         return fill(instruction.template, [self.term(value, terms) for value in instruction.args])
 
@@ -301,19 +305,19 @@ class Emitter:
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
     def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
-        """The C expression to write for a store, converted to the storage type."""
+        """Returns the C expression to write for a store, converted to the storage type."""
         text = self.term(store.value, terms)
         target = store.operand.dtype.ctype
         return text if ctype_of(store.value) == target else f"convert<{target}>({text})"
 
 
 def compute_type(dtype: DType, real: str = "float") -> str:
-    """The C type in which values of a dtype are computed."""
+    """Returns the C type in which values of a dtype are computed."""
     return real if dtype.compute == "float" else dtype.compute
 
 
 def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
-    """The compute type of a value."""
+    """Returns the compute type of a value."""
     if isinstance(value, Load):
         return compute_type(program.loads[value.operand].dtype, program.real)
     if isinstance(value, Literal):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen import attention, contraction, pointwise, pool, rows, scan, scatter, sort, window, winograd
+from codegen import attention, contraction, direct_convolution, pointwise, pool, rows, scan, scatter, sort, winograd
 from codegen.attention import backward
 from codegen.family import Family, Form, Schedule
 from codegen.spec import KernelSpec
@@ -16,7 +16,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     scan.FAMILY,
     sort.FAMILY,
     scatter.FAMILY,
-    window.FAMILY,
+    direct_convolution.FAMILY,
     winograd.FAMILY,
     contraction.FAMILY,
     attention.FAMILY,
@@ -28,10 +28,10 @@ FORMS = {form.schedule: form for family in FAMILIES for form in family.forms}
 
 
 def family_of(spec: KernelSpec) -> Family[Any]:
-    """The family whose kernels compute a specification."""
+    """Returns the family whose kernels compute a specification."""
     return _FAMILIES[type(spec)]
 
 
 def form_of(schedule: Schedule) -> Form[Any, Any]:
-    """The form of kernels that a schedule is of."""
+    """Returns the form of kernels that a schedule is of."""
     return FORMS[type(schedule)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from codegen.anonymous import anonymous
+from codegen.canonical import canonical
 from codegen.declined import Declined
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -70,7 +70,9 @@ class Family(Generic[SpecT]):
     tries_all: bool = False
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
-        """The schedules worth trying, best guess first.  Raises Declined, with the last reason, if no form takes it."""
+        """Yields the schedules worth trying, best guess first.  Raises Declined, with the last reason, if no form
+        takes it.
+        """
         found, last = False, Declined(f"no form of {self.name} is meant for {spec.name}")
         for form in self.forms:
             try:
@@ -85,7 +87,7 @@ class Family(Generic[SpecT]):
             raise last
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
-        """Why the forms in front of the one that a spec has do not take it, by name."""
+        """Returns why the forms in front of the one that a spec has do not take it, by name."""
         reasons: dict[str, str] = {}
         for form in self.forms:
             try:
@@ -104,10 +106,10 @@ class EstimatedFamily(Family[SpecT]):
     """
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
-        """The schedules worth trying, best guess first; among the first 12 are some of every form that takes the
+        """Yields the schedules worth trying, best guess first; among the first 12 are some of every form that takes the
         spec.
         """
-        spec, last = anonymous(spec), self.forms[-1]
+        spec, last = canonical(spec), self.forms[-1]
         estimates, taken = self._estimates(spec, target), self.form(spec, target)
         every = {form: tuple(form.schedules(spec, target)) for form in estimates}
         if taken is last or _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
@@ -121,21 +123,21 @@ class EstimatedFamily(Family[SpecT]):
             yield from schedules[OTHERS:]
 
     def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
-        """The form that a spec has untuned."""
-        estimates = self._estimates(anonymous(spec), target)
+        """Returns the form that a spec has untuned."""
+        estimates = self._estimates(canonical(spec), target)
         first = next(iter(estimates), self.forms[-1])
         best = min(estimates, key=estimates.__getitem__, default=first)
         clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
         return best if clearly else first
 
     def cycles(self, spec: SpecT, target: Target) -> float:
-        """Cycles that the best schedule is estimated to take, by the form's cost model."""
+        """Returns cycles that the best schedule is estimated to take, by the form's cost model."""
         taken = self.form(spec, target)
-        return self._estimates(anonymous(spec), target).get(taken) or _cycles(taken, spec, target)
+        return self._estimates(canonical(spec), target).get(taken) or _cycles(taken, spec, target)
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
-        """Why the forms in front of the one that a spec has are not taken, by name."""
-        estimates, taken = self._estimates(anonymous(spec), target), self.form(spec, target)
+        """Returns why the forms in front of the one that a spec has are not taken, by name."""
+        estimates, taken = self._estimates(canonical(spec), target), self.form(spec, target)
         reasons = {}
         for form in self.forms[: self.forms.index(taken)]:
             if form in estimates:
@@ -159,8 +161,8 @@ def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
 
 @lru_cache(1024)
 def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
-    """Estimated cycles of the forms but the last, of those that take a spec; it is anonymous, so that layers that are
-    alike are one.
+    """Returns estimated cycles of the forms but the last, of those that take a spec; it is canonical, so that layers
+    that are alike are one.
     """
     found = {}
     for form in family.forms[:-1]:

@@ -57,16 +57,16 @@ class Space:
 
 
 def space(spec: ContractionSpec) -> Space:
-    """The results of a spec."""
+    """Returns the results of a spec."""
     nb, program = len(spec.batch), spec.program
     every = [op.strides for op in program.operands] + list(program.indices)
-    count, last = len(every), nb + len(spec.results or spec.rows)
+    count, last = len(every), nb + len(spec.results or spec.m)
     batch, over = collapse(spec.batch, [s[:nb] for s in every] + [x.batch for x in spec.results], range(nb))
     results = tuple(replace(x, batch=s) for x, s in zip(spec.results, over[count:]))
-    rows, over_rows = spec.rows, [s[nb:last] for s in every]
+    rows, over_rows = spec.m, [s[nb:last] for s in every]
     if not results:
         rows, over_rows = collapse(rows, over_rows, range(len(rows)))
-    cols, over_cols = collapse(spec.cols, [s[last:] for s in every], range(len(spec.cols)))
+    cols, over_cols = collapse(spec.n, [s[last:] for s in every], range(len(spec.n)))
     new = [x + y + z for x, y, z in zip(over, over_rows, over_cols)]
     n, m = len(program.loads), len(program.stores)
     program = replace(
@@ -96,7 +96,7 @@ class Staging:
 
     @staticmethod
     def name(product: int) -> str:
-        """The C variable of a product's sums."""
+        """Returns the C variable of a product's sums."""
         return f"staged{product or ''}"
 
     @property
@@ -115,7 +115,7 @@ class Staging:
 
 
 def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
-    """How ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
+    """Returns how ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
     first = at.stores[0].strides
     last_row = len(at.shape) - len(at.cols) - 1
     by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
@@ -131,7 +131,7 @@ def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
 
 
 def _rows_in_order(at: Space) -> bool:
-    """Whether rows that are neighbours are neighbours in the program's space too."""
+    """Returns true if rows that are neighbours are neighbours in the program's space too."""
     if not at.results:
         return True
     last = at.results[-1]
@@ -139,14 +139,14 @@ def _rows_in_order(at: Space) -> bool:
 
 
 def _one_access(at: Space, op: Operand, run: int, along: int) -> bool:
-    """Whether a run of an output is one access of at most 16 bytes."""
+    """Returns true if a run of an output is one access of at most 16 bytes."""
     width = run * op.dtype.itemsize
     others = [s for d, (s, size) in enumerate(zip(op.strides, at.shape)) if d != along and size > 1]
     steps = [s * op.dtype.itemsize for s in others]
     return op.strides[along] == 1 and width <= 16 and op.alignment % width == 0 and all(s % width == 0 for s in steps)
 
 
-class Fragments:
+class ResultFragments:
     """Writes the program on a tile of results; ``batch`` is the C variable of the tile's number in the batch.
 
     total  C type of the sums in registers: float or int32.

@@ -14,7 +14,7 @@ Strides = tuple[int, ...]
 
 
 def packed(shape: Sequence[int]) -> Strides:
-    """Row-major strides without gaps."""
+    """Returns row-major strides without gaps."""
     result = []
     step = 1
     for size in reversed(shape):
@@ -24,15 +24,15 @@ def packed(shape: Sequence[int]) -> Strides:
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Dimensions from the largest stride to the smallest; ties stay in order."""
+    """Returns dimensions from the largest stride to the smallest; ties stay in order."""
     return tuple(sorted(range(len(shape)), key=lambda d: -strides[d]))
 
 
 def collapse(
     shape: Sequence[int], strides: Sequence[Strides], order: Sequence[int]
 ) -> tuple[tuple[int, ...], list[Strides]]:
-    """The same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable neighbours
-    merged.
+    """Returns the same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable
+    neighbours merged.
 
     Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] *
     size[inner]. At least one dimension is kept.
@@ -56,7 +56,9 @@ def collapse(
 def rebase(
     program: Program, shape: Sequence[int], order: Sequence[int], extra: Sequence[Strides] = ()
 ) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """A program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed alike)."""
+    """Returns a program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed
+    alike).
+    """
     every = [op.strides for op in program.operands] + list(program.indices) + list(extra)
     sizes, strides = collapse(shape, every, order)
     own = len(every) - len(extra)
@@ -64,7 +66,7 @@ def rebase(
 
 
 def restrided(program: Program, strides: Sequence[Strides]) -> Program:
-    """A program with other strides: those of its loads, its stores and its indices, in this order."""
+    """Returns a program with other strides: those of its loads, its stores and its indices, in this order."""
     n, m = len(program.loads), len(program.stores)
     return replace(
         program,
@@ -75,34 +77,34 @@ def restrided(program: Program, strides: Sequence[Strides]) -> Program:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """One more than the largest offset reached."""
+    """Returns one more than the largest offset reached."""
     return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)
 
 
 def index_type(*extents: int) -> str:
-    """uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
+    """Returns uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
     return "uint32" if max(extents, default=0) < 2**32 - 2**20 else "uint64"
 
 
 def unsigned(itype: str) -> str:
-    """The unsigned type of an index type's size: ``unsigned(i) < size`` is 0 <= i < size in one comparison."""
+    """Returns the unsigned type of an index type's size: ``unsigned(i) < size`` is 0 <= i < size in one comparison."""
     return {"int32": "uint32", "int64": "uint64"}[itype]
 
 
 def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
-    """What `index_type` needs to know of operands over a space."""
+    """Returns what `index_type` needs to know of operands over a space."""
     return [prod(shape), *(extent(shape, op.strides) for op in operands)]
 
 
 def far(program: Program) -> list[int]:
-    """What `index_type` needs to know of a program's positions: numbers below 0 keep their value in both types only if
-    these have the same size.
+    """Returns what `index_type` needs to know of a program's positions: numbers below 0 keep their value in both
+    types only if these have the same size.
     """
     return [2**32] if program.itype == "int64" else []
 
 
 def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
-    """The C expression of one coordinate of a row-major position."""
+    """Returns the C expression of one coordinate of a row-major position."""
     inner = prod(shape[dim + 1 :])
     text = position if inner == 1 else f"{position} / {inner}"
     return text if prod(shape[:dim]) == 1 else f"{text} % {shape[dim]}"
@@ -120,7 +122,7 @@ def coordinates(
 
 
 def long(shape: Sequence[int]) -> list[int]:
-    """The dimensions of more than one element."""
+    """Returns the dimensions of more than one element."""
     return [d for d, size in enumerate(shape) if size > 1]
 
 
@@ -144,7 +146,7 @@ class Coordinates:
         return self._known[dim]
 
     def offset(self, strides: Sequence[int]) -> str:
-        """The C expression of an operand's offset at this position."""
+        """Returns the C expression of an operand's offset at this position."""
         if tuple(strides) == packed(self.shape):
             return self.position
         return linear([(self[d], stride) for d, stride in enumerate(strides) if stride])
@@ -184,17 +186,17 @@ class Point:
         return self._split[name][dim]
 
     def offset(self, strides: Sequence[int]) -> str:
-        """The C expression of the element's offset in an operand."""
+        """Returns the C expression of the element's offset in an operand."""
         return linear([(self._coordinate(d), stride) for d, stride in enumerate(strides) if stride])
 
 
 def at_most(text: str, largest: int, itype: str) -> str:
-    """The C expression of the smaller of an expression and a number."""
+    """Returns the C expression of the smaller of an expression and a number."""
     return f"min({text if itype == 'uint32' else f'{itype}({text})'}, {itype}({largest}))"
 
 
 def product(text: str) -> bool:
-    """Whether a C expression that `linear` made is one term."""
+    """Returns true if a C expression that `linear` made is one term."""
     depth, inner = 0, ""
     for c in text:
         depth += (c == "(") - (c == ")")
@@ -203,7 +205,7 @@ def product(text: str) -> bool:
 
 
 def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
-    """``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
+    """Returns ``a * 3 + b - 5`` from [(a, 3), (b, 1)] and -5."""
     text = ""
     for name, factor in terms:
         if factor == 0 or name == "0":

@@ -15,7 +15,7 @@ from codegen.spec import KernelSource
 
 
 def heading(w: Writer, title: str, program: Program, headers: Sequence[str], details: Iterable[str] = ()) -> None:
-    """The comment that names the kernel and its nodes, and the includes."""
+    """Writes the comment that names the kernel and its nodes, and the includes."""
     w.line(comment(title))
     for note in program.notes:
         w.line(comment(f"    {note}"))
@@ -29,7 +29,7 @@ def heading(w: Writer, title: str, program: Program, headers: Sequence[str], det
 
 
 def headers(program: Program, *more: str, programs: Sequence[Program | None] = ()) -> list[str]:
-    """The device headers a program needs, and others of the same kernel, in order."""
+    """Returns the device headers a program needs, and others of the same kernel, in order."""
     every = (program, *(p for p in programs if p is not None))
     templates = [i.template for p in every for i in p.instructions]
     random = any("philox::" in text for text in templates)
@@ -40,7 +40,7 @@ def headers(program: Program, *more: str, programs: Sequence[Program | None] = (
 
 
 def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None) -> None:
-    """The kernel's first lines, up to its opening brace."""
+    """Writes the kernel's first lines, up to its opening brace."""
     bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
     w.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(')
     for number, parameter in enumerate(parameters):
@@ -58,13 +58,15 @@ def shared_memory(w: Writer) -> Iterator[None]:
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
-    """A kernel of a grid with one dimension that begins where it would end: its first block takes the last's place."""
+    """Returns a kernel of a grid with one dimension that begins where it would end: its first block takes the last's
+    place.
+    """
     head, body = _ordered(source.code)
     return replace(source, code=head + body.replace("blockIdx.x", "block_from_the_end()"))
 
 
 def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSource:
-    """A kernel of several that are launched one after the other: what begins and ends a launch overlaps.
+    """Returns a kernel of several that are launched one after the other: what begins and ends a launch overlaps.
 
     first  whether none of them is launched before it.
     early  whether the next one's blocks may come in as soon as all of its own have begun.
@@ -86,7 +88,9 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
 
 
 def sharing(source: KernelSource) -> KernelSource:
-    """A kernel of which arguments that it reads and writes may be the same memory: it promises nothing of them."""
+    """Returns a kernel of which arguments that it reads and writes may be the same memory: it promises nothing of
+    them.
+    """
     begin = source.code.index('extern "C" __global__')
     at = source.code.index("\n{\n", begin)
     opening = source.code[begin:at].replace("* __restrict__ ", "* ")
@@ -94,7 +98,7 @@ def sharing(source: KernelSource) -> KernelSource:
 
 
 def _ordered(code: str) -> tuple[str, str]:
-    """A kernel's code up to its last include, of order.cuh, and the rest."""
+    """Returns a kernel's code up to its last include, of order.cuh, and the rest."""
     head, include, rest = code.rpartition("#include ")
     last, _, body = rest.partition("\n")
     own = '"order.cuh"'
@@ -102,7 +106,7 @@ def _ordered(code: str) -> tuple[str, str]:
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
-    """A pointer parameter."""
+    """Returns a pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
 
 
@@ -139,13 +143,13 @@ class Pointers:
 
 
 def converted(operand: Operand, text: str, real: str) -> str:
-    """A value of an operand, as stored, in its compute type."""
+    """Returns a value of an operand, as stored, in its compute type."""
     target = compute_type(operand.dtype, real)
     return text if operand.dtype.ctype == target else f"convert<{target}>({text})"
 
 
 def uses(program: Program) -> dict[Value, int]:
-    """How often each value is used by instructions and stores."""
+    """Returns how often each value is used by instructions and stores."""
     count: dict[Value, int] = {}
     every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
     for value in [*every, *(s.value for s in program.stores)]:

@@ -32,8 +32,8 @@ _LONGEST = 128
 
 
 def identifier(text: str) -> str:
-    """A C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at most 48
-    long.
+    """Returns a C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at
+    most 48 long.
     """
     name = re.sub(r"_+", "_", re.sub(r"[^0-9A-Za-z]+", "_", text)).strip("_")[:48].rstrip("_")
     if not name:
@@ -112,7 +112,7 @@ def named(lines: Sequence[str]) -> str:
 
 
 def comment(text: str, limit: int = 110) -> str:
-    """One ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
+    """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
     safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 

@@ -19,12 +19,12 @@ _MULTIPLY, _ADD, _SUBTRACT = "{0} * {1}", "{0} + {1}", "{0} - {1}"
 
 
 def pair_type(dtype: DType) -> str:
-    """C type of two elements."""
+    """Returns C type of two elements."""
     return f"Pair<{dtype.ctype}>"
 
 
 def packed(program: Program) -> Program | None:
-    """The program on pairs of what it stores, None if it has to compute in float."""
+    """Returns the program on pairs of what it stores, None if it has to compute in float."""
     target = program.stores[0].operand.dtype
     if target.ctype not in ("bfloat16", "float16") or program.real != "float" or len(program.stores) != 1:
         return None
@@ -68,19 +68,19 @@ def packed(program: Program) -> Program | None:
 
 
 def _fits(value: Value, target: DType) -> bool:
-    """Whether a number is one of 16 bits."""
+    """Returns true if a number is one of 16 bits."""
     return isinstance(value, Literal) and float(target.numpy.type(value.value)) == float(value.value)
 
 
 def _added(program: Program, product: Result) -> bool:
-    """Whether the one that uses a product adds something to it."""
+    """Returns true if the one that uses a product adds something to it."""
     return any(product in i.args and i.template == _ADD for i in program.instructions)
 
 
 def _fused(
     args: tuple[Value, ...], products: dict[Value, tuple[Value, Value]]
 ) -> tuple[tuple[Value, Value], Value] | None:
-    """The factors and the other term of a sum of a product and something that is none."""
+    """Returns the operands and the other term of a sum of a product and something that is none."""
     for term, other in (args, args[::-1]):
         if term in products and other not in products:
             return products[term], other

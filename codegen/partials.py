@@ -22,7 +22,7 @@ class Sink:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialNames:
     """A partial reduction in a kernel: C names of the tensor that takes it, and of what a thread has of it."""
 
     partial: Partial
@@ -42,7 +42,7 @@ class Partials:
     def __init__(self, w: Writer, spec: ContractionSpec, names: Names, t: str, batch: str) -> None:
         self.w, self.spec, self.t, self.batch = w, spec, t, batch
         self.parts = [
-            Part(x, names.unique(x.operand.name), names.unique(x.operand.name, "_own")) for x in spec.partials
+            PartialNames(x, names.unique(x.operand.name), names.unique(x.operand.name, "_own")) for x in spec.partials
         ]
         self.rows = [x for x in self.parts if x.partial.rows]
         self.cols = [x for x in self.parts if not x.partial.rows]
@@ -53,7 +53,7 @@ class Partials:
     def parameters(self) -> list[str]:
         return [parameter(x.partial.operand, x.pointer, written=True) for x in self.parts]
 
-    def begin(self, part: Part, *sizes: int) -> None:
+    def begin(self, part: PartialNames, *sizes: int) -> None:
         """Declares what a thread has of a partial reduction: nothing yet."""
         dims = "".join(f"[{size}]" for size in sizes)
         ctype = part.reduction.ctype
@@ -63,7 +63,7 @@ class Partials:
         self.w.line(f"{ctype} {part.own}{dims};")
         self.w.line(f"reduce::fill({part.own}, {part.reduction.start});")
 
-    def finish_cols(self, part: Part, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
+    def finish_cols(self, part: PartialNames, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
         """Stores the parts of columns that the four lanes of a row of fragments have.
 
         Of a thread's ``rows`` rows, row i lies i / 2 * 16 + i % 2 * 8 below m; its ``chunks`` chunks begin at column n;
@@ -82,7 +82,7 @@ class Partials:
         w.close()
         w.close()
 
-    def store(self, part: Part, place: str, last: str, value: str) -> None:
+    def store(self, part: PartialNames, place: str, last: str, value: str) -> None:
         """Stores a part: ``place`` is the number of its chunk of rows, or of its row, ``last`` its column, or the
         number of its chunk of columns.
         """
@@ -96,7 +96,7 @@ class Partials:
 
 
 def _terms(sizes: Sequence[int], strides: Sequence[int], text: str) -> list[tuple[str, int]]:
-    """The coordinates that a position over dimensions has, and their strides."""
+    """Returns the coordinates that a position over dimensions has, and their strides."""
     merged, (steps,) = collapse(sizes, [tuple(strides)], range(len(sizes)))
     if len(merged) == 1:
         return [(text, steps[0])]

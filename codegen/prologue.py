@@ -1,6 +1,6 @@
-"""A contraction's factor as its kernels bring it: what is read of it, and its elements computed from that.
+"""A contraction's operand as its kernels bring it: what is read of it, and its elements computed from that.
 
-A plain factor is read from one tensor; with a program its elements are computed of several tensors and positions, each
+A plain operand is read from one tensor; with a program its elements are computed of several tensors and positions, each
 with steps of its own.  All of them come to registers first and are kept there, as they lie in memory, until the element
 is wanted: between the two there is time for something else.
 """
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Source:
-    """Something that changes from element to element of a factor.
+    """Something that changes from element to element of an operand.
 
     value    what it is to the program: a load or an index.
     name     with which its C variables begin; element: the C variable of one element in its compute type.
@@ -59,9 +59,9 @@ class Source:
 
 
 class Prologue:
-    """Names, places and the program of one factor; ``label`` ("a" or "b") begins the names of a plain one.
+    """Names, places and the program of one operand; ``label`` ("a" or "b") begins the names of a plain one.
 
-    ``others`` are more factors, which lie in memory as a plain one does.  With ``pairs`` the program is one of
+    ``others`` are more operands, which lie in memory as a plain one does.  With ``pairs`` the program is one of
     `codegen.packed`.
     """
 
@@ -114,7 +114,7 @@ class Prologue:
         self._varies = varying(program, lambda v: v in found)
 
     def _stem(self, text: str) -> tuple[str, str]:
-        """What the names of a source's variables begin with, and the one of an element."""
+        """Returns what the names of a source's variables begin with, and the one of an element."""
         return self._names.unique(text), self._names.unique(text, "_e")
 
     def parameters(self) -> list[str]:
@@ -122,15 +122,17 @@ class Prologue:
 
     @property
     def products(self) -> int:
-        """Factors that lie in memory alike and are brought together."""
+        """Operands that lie in memory alike and are brought together."""
         return len(self.pointers) if self.program is None else 1
 
     def place(self, source: Source) -> Place:
-        """Where a source lies."""
+        """Returns where a source lies."""
         return self.places[source.place]
 
     def free(self, source: Source) -> bool:
-        """Whether a source has an element wherever the factor's coordinates are in range, whatever the limits say."""
+        """Returns true if a source has an element wherever the operand's coordinates are in range, whatever the
+        limits say.
+        """
         at, limits = self.place(source), self.gather.limits
         if not limits:
             return True

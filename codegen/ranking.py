@@ -12,7 +12,7 @@ S = TypeVar("S")
 def in_order(
     ranked: Sequence[tuple[float, S]], kind: Callable[[S], Hashable], *, first: int = 0, hopeless: float = inf
 ) -> tuple[S, ...]:
-    """Schedules in the order in which they are worth trying, each once.
+    """Returns schedules in the order in which they are worth trying, each once.
 
     The ``first`` ones come first, then the best of every kind, unless it is estimated to take more than ``hopeless``
     times as long as the best of all, then the others.  ``ranked`` are estimated times and schedules, the least time

@@ -57,7 +57,7 @@ class ScanSchedule(Schedule):
 
 
 def normalize(spec: ScanSpec) -> ScanSpec:
-    """The spec with neighbouring outer dimensions merged, in memory order."""
+    """Returns the spec with neighbouring outer dimensions merged, in memory order."""
     program, n = spec.program, len(spec.outer)
     every = [op.strides for op in program.operands] + list(program.indices)
     leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
@@ -76,7 +76,7 @@ def normalize(spec: ScanSpec) -> ScanSpec:
 
 
 def _vector(spec: ScanSpec) -> int:
-    """The widest vector of neighbours along a row that suits all operands that are contiguous there."""
+    """Returns the widest vector of neighbours along a row that suits all operands that are contiguous there."""
     contiguous = [op for op in spec.program.operands if op.strides[-1] == 1]
     vector = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
 
@@ -90,7 +90,7 @@ def _vector(spec: ScanSpec) -> int:
 
 
 def schedules(spec: ScanSpec, target: Target) -> Iterator[ScanSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*bounds(space.program.operands, (*space.outer, space.length)))
     along = sum(op.dtype.itemsize for op in space.program.operands if op.strides[-1] == 1)
@@ -108,7 +108,7 @@ def schedules(spec: ScanSpec, target: Target) -> Iterator[ScanSchedule]:
 
 
 def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
 
 
@@ -170,7 +170,7 @@ class _Renderer:
             w.line(f"const uint32 lane = threadIdx.x{'' if rows == 1 else f' % {s.lanes}'};")
 
     def _row_values(self) -> None:
-        """Coordinates of the row, and what has one value a row."""
+        """Writes coordinates of the row, and what has one value a row."""
         n = len(self.spec.outer)
         self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
         every = [op.strides for op in self.program.operands] + list(self.program.indices)
@@ -189,7 +189,7 @@ class _Renderer:
         return self.program.real
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
-        """The C expression of an offset; ``position`` is that along the row."""
+        """Returns the C expression of an offset; ``position`` is that along the row."""
         terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
         return linear([*terms, (position, strides[-1])])
 
@@ -303,7 +303,7 @@ class _Renderer:
         return held
 
     def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
-        """The C expressions of the e-th element that is added."""
+        """Returns the C expressions of the e-th element that is added."""
         vector, place = self.s.vector, self._place_of
         terms = dict(self.terms)
         for k, name in held.items():

@@ -52,14 +52,14 @@ class ScatterSchedule(Schedule):
 
 
 def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
     for threads in (256, 128) if spec.combiner.atomic else (32, 128):
         yield ScatterSchedule(threads, itype)
 
 
 def render(spec: ScatterSpec, schedule: ScatterSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
 
 
@@ -108,7 +108,7 @@ class _Renderer:
         return self.program.stores[0].operand
 
     def _split(self, position: str, shape: tuple[int, ...]) -> list[str]:
-        """The coordinates of a position, as C expressions; those that nothing takes are not written."""
+        """Returns the coordinates of a position, as C expressions; those that nothing takes are not written."""
         own = Coordinates(self.w, position, shape, self.s.itype, position)
         return [own[d] for d in range(len(shape))]
 
@@ -128,7 +128,7 @@ class _Renderer:
         return linear([(at[d], stride) for d, stride in enumerate(strides) if stride])
 
     def _update(self, at: dict[int, str]) -> None:
-        """The statements of one update at these coordinates."""
+        """Writes the statements of one update at these coordinates."""
         w, spec = self.w, self.spec
         loaded = {}
         for n in self.body.varying_loads():

@@ -13,28 +13,30 @@ from codegen.target import PORTABLE, Target
 
 
 def best_schedule(spec: KernelSpec, target: Target = PORTABLE) -> Schedule:
-    """The schedule that the family's cost model thinks is the fastest on a target."""
+    """Returns the schedule that the family's cost model thinks is the fastest on a target."""
     return next(family_of(spec).schedules(spec, target))
 
 
 def schedules(spec: KernelSpec, target: Target = PORTABLE) -> tuple[Schedule, ...]:
-    """The schedules worth trying for a kernel on a target, each once, `best_schedule` first."""
+    """Returns the schedules worth trying for a kernel on a target, each once, `best_schedule` first."""
     return tuple(dict.fromkeys(family_of(spec).schedules(spec, target)))
 
 
 def declined(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) -> dict[str, str]:
-    """Why a kernel has none of the forms that are faster than that of its schedule, by their names."""
+    """Returns why a kernel has none of the forms that are faster than that of its schedule, by their names."""
     taken = form_of(schedule).name
     return {form: reason for form, reason in family_of(spec).declined(spec, target).items() if form != taken}
 
 
 def schedule_data(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as plain data for JSON: ``type`` (the class's name without "Schedule", in lower case), its fields."""
+    """Returns a schedule as plain data for JSON: ``type`` (the class's name without "Schedule", in lower case), its
+    fields.
+    """
     return {"type": _type(type(schedule)), **asdict(schedule)}
 
 
 def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
-    """The schedule that `schedule_data` made data of.  Raises ValueError for other data."""
+    """Returns the schedule that `schedule_data` made data of.  Raises ValueError for other data."""
     name, given = data.get("type"), {key: value for key, value in data.items() if key != "type"}
     for cls in FORMS:
         if _type(cls) == name and set(given) == {f.name for f in fields(cls)}:
@@ -44,7 +46,9 @@ def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """A schedule for a reader, with what is not as usual: ``"planes rows=4 cols=4 lanes=32 down=8 planes=1"``."""
+    """Returns a schedule for a reader, with what is not as usual: ``"planes rows=4 cols=4 lanes=32 down=8
+    planes=1"``.
+    """
     facts = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name != "itype"}
     usual = {f.name: f.default for f in fields(schedule) if f.default is not MISSING}
     shown = (f"{name}={value}" for name, value in facts.items() if name not in usual or value != usual[name])

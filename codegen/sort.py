@@ -81,17 +81,17 @@ class SortSchedule(Schedule):
 
 
 def word_bytes(ctype: str) -> int:
-    """Bytes of a word whose key is made of a compute type."""
+    """Returns bytes of a word whose key is made of a compute type."""
     return 16 if SIZE_OF.get(ctype, 1) > 4 else 8
 
 
 def longest(ctype: str) -> int:
-    """The most elements of a compute type that one block sorts."""
+    """Returns the most elements of a compute type that one block sorts."""
     return MOST_BYTES // word_bytes(ctype)
 
 
 def normalize(spec: SortSpec) -> SortSpec:
-    """The spec with neighbouring outer dimensions merged, in memory order."""
+    """Returns the spec with neighbouring outer dimensions merged, in memory order."""
     program, n = spec.program, len(spec.outer)
     extra = () if spec.order is None else (spec.order.strides,)
     every = [*(op.strides for op in program.operands), *program.indices, *extra]
@@ -112,7 +112,7 @@ def normalize(spec: SortSpec) -> SortSpec:
 
 
 def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     space = normalize(spec)
     operands = [*space.program.operands, *([] if space.order is None else [space.order])]
     itype = index_type(*bounds(operands, (*space.outer, max(space.length, space.count))))
@@ -129,7 +129,7 @@ def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
 
 
 def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
 
 
@@ -190,7 +190,7 @@ class _Renderer:
         return "blockIdx.x" if self.s.itype == "uint32" else "uint64(blockIdx.x)"
 
     def _row_dimensions(self) -> None:
-        """Coordinates of the row."""
+        """Writes coordinates of the row."""
         self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
         operands = [*self.program.operands, *([] if self.spec.order is None else [self.spec.order])]
         every = [*(op.strides for op in operands), *self.program.indices]
@@ -248,7 +248,7 @@ class _Renderer:
         return -(-total // s.rows)
 
     def _read(self, count: str) -> None:
-        """The thread's words; those behind the end of a run come last."""
+        """Writes the thread's words; those behind the end of a run come last."""
         w, s, spec = self.w, self.s, self.spec
         w.line(f"{self.word} own[{s.items}];")
         w.line("#pragma unroll")
@@ -331,7 +331,7 @@ class _Renderer:
             w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
 
     def _is_copied(self, store: Store) -> bool:
-        """Whether elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
+        """Returns true if elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
         reduction = self.program.reductions[store.value.reduction]
@@ -358,6 +358,6 @@ class _Renderer:
         return terms
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
-        """The C expression of an offset; ``position`` is that along the row."""
+        """Returns the C expression of an offset; ``position`` is that along the row."""
         terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
         return linear([*terms, (position, strides[-1])])

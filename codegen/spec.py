@@ -27,7 +27,7 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A kernel parameter that describes a tensor to the copy engine (TMA): ``const __grid_constant__ TensorMap``.
+    """A kernel parameter that describes a tensor to TMA: ``const __grid_constant__ TensorMap``.
 
     argument   the kernel's argument (the n-th tensor it reads or writes) whose address the map holds.
     offset     bytes from that address to the first element of the map.
@@ -182,7 +182,7 @@ class Limit:
     size: int
 
     def ends(self, batch: Sequence[int], outer: Sequence[int], inner: Sequence[int]) -> tuple[int, int]:
-        """The least and the largest number over dimensions of these sizes, none of them empty."""
+        """Returns the least and the largest number over dimensions of these sizes, none of them empty."""
         every = [*zip(self.batch, batch), *zip(self.outer, outer), *zip(self.inner, inner)]
         reach = [step * (size - 1) for step, size in every]
         return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
@@ -190,7 +190,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Image:
-    """What a contraction's first factor says in terms of a convolution: windows that slide over an image.
+    """What a contraction's operand A says in terms of a convolution: windows that slide over an image.
 
     Rows are (image, *positions), the reduction is (channels, *taps); ``across`` has them the other way round: rows are
     (*taps, channels), the reduction is (images, *positions).  Tap t of the window at position p lies at p * stride + t
@@ -213,16 +213,16 @@ class Image:
 
 @dataclass(frozen=True)
 class Gather:
-    """How a contraction reads one of its two factors.
+    """How a contraction reads one of its two operands.
 
-    The element for batch b, outer coordinates o (rows for the first factor, columns for the second) and reduction
+    The element for batch b, outer coordinates o (rows for operand A, columns for the second) and reduction
     coordinates i lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.
     ``image`` says the same of a convolution's input in its own terms.
 
     With a ``program`` (the prologue) an element is not read but computed, where no limit is broken: the program's one
     store is to ``operand``, which has the dtype in which the element is multiplied and no memory.  The program's space
-    is (batch, outer, inner); what its loads and then its indices read starts at ``starts``.  The factor's own steps are
-    then those of the largest tensor that is read.
+    is (batch, outer, inner); what its loads and then its indices read starts at ``starts``.  The operand's own steps
+    are then those of the largest tensor that is read.
     """
 
     operand: Operand
@@ -241,7 +241,9 @@ class Gather:
         return (self.operand,) if self.program is None else self.program.loads
 
     def steps(self) -> tuple[list[Strides], list[Strides], list[Strides]]:
-        """Steps over batch, outer and inner dimensions: the factor's own, the program's, those of the limits."""
+        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, those of the
+        limits.
+        """
         nb, no = len(self.batch), len(self.outer)
         every = [] if self.program is None else [*(op.strides for op in self.program.loads), *self.program.indices]
         return (
@@ -251,7 +253,7 @@ class Gather:
         )
 
     def stepped(self, batch: Sequence[Strides], outer: Sequence[Strides], inner: Sequence[Strides]) -> Gather:
-        """The same over other dimensions, whose steps are given in the order of `steps`."""
+        """Returns the same over other dimensions, whose steps are given in the order of `steps`."""
         count, program = len(self.starts), self.program
         if program is not None:
             new = [x + y + z for x, y, z in zip(batch[1:], outer[1:], inner[1:])]
@@ -285,25 +287,25 @@ class Partial:
 class ContractionSpec(KernelSpec):
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
-    batch, rows, cols, inner  sizes of the batch, row, column and reduction dimensions.
-    others                    more second factors, which lie in memory as b does: each makes a result of its own with
+    batch, m, n, k  sizes of the batch, row, column and reduction dimensions.
+    others                    more operands B, which lie in memory as b does: each makes a result of its own with
                               a, and the program sees them all (``Anchor(0)`` is that of b).
     accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
-    tf32                      whether float32 factors may be rounded to tf32 (11 significant bits) for tensor cores.
+    tf32                      whether float32 operands may be rounded to tf32 (11 significant bits) for tensor cores.
     fast_fp8                  whether sums of fp8 products may be those of the tensor cores, of fewer bits than float32.
     terms                     limits on batch and reduction: where one is broken there is no product, and neither
-                              factor has an element.
+                              operand has an element.
     partials                  reductions of parts of the results.
     results                   () if the program's row coordinates are the rows'; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
 
     batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    cols: tuple[int, ...]
-    inner: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
     a: Gather
     b: Gather
     accumulate: str
@@ -328,24 +330,24 @@ class ContractionSpec(KernelSpec):
 
     @property
     def seconds(self) -> tuple[Operand, ...]:
-        """All second factors."""
+        """All operands B."""
         return (self.b.operand, *self.others)
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """What the factors are read from, or computed of: the kernel's first arguments."""
+        """What the operands are read from, or computed of: the kernel's first arguments."""
         return (*self.a.operands, *self.b.operands, *self.others)
 
     @property
     def products(self) -> int:
-        """Products that share the first factor: results at each place, each with a second factor of its own."""
+        """Products that share operand A: results at each place, each with an operand B of its own."""
         return 1 + len(self.others)
 
     @property
     def space(self) -> tuple[int, ...]:
         """Sizes of the program's space."""
-        rows = tuple(x.size for x in self.results) or self.rows
-        return (*self.batch, *rows, *self.cols)
+        rows = tuple(x.size for x in self.results) or self.m
+        return (*self.batch, *rows, *self.n)
 
     @property
     def own_points(self) -> tuple[tuple[int, ...], int] | None:

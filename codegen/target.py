@@ -73,11 +73,11 @@ class Target:
         return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "data sheet: all else"))
 
     def l2_share(self, share: float) -> int:
-        """Bytes of that share of the L2 cache."""
+        """Returns bytes of that share of the L2 cache."""
         return round(share * self.l2_bytes)
 
     def clusters_of(self, blocks: int) -> int:
-        """Clusters of so many blocks that run at a time."""
+        """Returns clusters of so many blocks that run at a time."""
         return self.clusters[blocks - 1] if self.clusters else self.sms // blocks
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80")
 
 
 def target(name: str) -> Target:
-    """The target of that name, or the listed one of an architecture ``sm_XX``.
+    """Returns the target of that name, or the listed one of an architecture ``sm_XX``.
 
     An architecture without a listed machine gets the figures of the nearest older one, or of the oldest.  One that is
     older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError, with the known names, for
@@ -129,8 +129,9 @@ def target(name: str) -> Target:
 def of_device(
     title: str, capability: tuple[int, int], sms: int, l2_bytes: int, clock: float, memory_rate: float
 ) -> Target:
-    """The target of a device: the listed one of its name and size, else its own figures, as far as a driver tells them,
-    and the others of the target of its architecture.  Raises ValueError where kernels run on no such device.
+    """Returns the target of a device: the listed one of its name and size, else its own figures, as far as a driver
+    tells them, and the others of the target of its architecture.  Raises ValueError where kernels run on no such
+    device.
     """
     for known in TARGETS.values():
         if title.startswith(known.title) and sms == known.sms:
@@ -144,7 +145,9 @@ def of_device(
 
 
 def _arch(name: str) -> Arch:
-    """The architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it contains."""
+    """Returns the architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it
+    contains.
+    """
     if name in archs.KNOWN:
         return archs.KNOWN[name]
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)

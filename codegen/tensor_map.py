@@ -1,4 +1,4 @@
-"""Which tensors the copy engine (TMA) can be told of, and what one of its copies brings.
+"""Which tensors TMA can be told of, and what one of its copies brings.
 
 The rules are those of ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` (CUDA driver API, "Tensor Map Object
 Management"), for tensors that are not interleaved.
@@ -29,12 +29,14 @@ def corner_limit(spatial: int) -> int:
 
 
 def offset_limit(spatial: int) -> int:
-    """Largest offset of an im2col load in each of ``spatial`` dimensions."""
+    """Returns largest offset of an im2col load in each of ``spatial`` dimensions."""
     return (1 << CORNER_BITS[spatial]) - 1
 
 
 def refusal(described: TensorMap) -> str | None:
-    """Why there can be no such map, or None.  The address it will hold, less ``offset``, must be a multiple of 16."""
+    """Returns why there can be no such map, or None.  The address it will hold, less ``offset``, must be a multiple
+    of 16.
+    """
     if described.element not in ELEMENT_BYTES:
         return f"its element type {described.element!r} is none of {', '.join(ELEMENT_BYTES)}"
     return _refused_tensor(described) or (

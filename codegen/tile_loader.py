@@ -1,4 +1,4 @@
-"""The tiles of one factor as threads bring them: from global memory to shared memory, and from there to fragments."""
+"""The tiles of one operand as threads bring them: from global memory to shared memory, and from there to fragments."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from math import prod
 
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.prologue import Source
+from codegen.tile_path import ACROSS_BYTES
 from codegen.tile_pieces import TilePieces
-from codegen.ways import ACROSS_BYTES
 
 STEP = 32  # bytes of the reduction that one mma multiplies
 
 
 class TileLoader(TilePieces):
-    """Writes what brings the tiles of a factor, and what multiplying warps read of them."""
+    """Writes what brings the tiles of an operand, and what multiplying warps read of them."""
 
     def member(self, stages: int) -> str:
-        """The declaration of the ring's tiles."""
+        """Returns the declaration of the ring's tiles."""
         way = self.way
         lines = f"{self.tile} {'rows' if self.first else 'columns'}"
         lies = f"{lines} of {self.inner}" if way.along_k else f"{self.inner} x {lines} of"
@@ -26,7 +26,7 @@ class TileLoader(TilePieces):
         if not way.along_k and self.tile * way.itemsize > ACROSS_BYTES:
             note += f", in panels of {ACROSS_BYTES // way.itemsize}"
         size = f"{self.products} * {self.bytes}" if self.products > 1 else f"{self.bytes}"
-        note = f"{note}; of {self.products} factors" if self.products > 1 else note
+        note = f"{note}; of {self.products} operands" if self.products > 1 else note
         return f"alignas(128) unsigned char {self.label}[{stages}][{size}];  // {note}; swizzled"
 
     def prepare(self) -> None:
@@ -185,7 +185,7 @@ class TileLoader(TilePieces):
         return self._coordinates()
 
     def _inner(self, k: str, within: Sequence[tuple[str, int]], common: Sequence[str]) -> tuple[list[str], str]:
-        """Writes the place in the reduction ``within`` stage ``k``; returns the factor's coordinates and offset there.
+        """Writes the place in the reduction ``within`` stage ``k``; returns the operand's coordinates and offset there.
 
         ``common`` are the coordinates of the stage's first place if the others differ in the last one alone.
         """
@@ -202,7 +202,7 @@ class TileLoader(TilePieces):
         return coords, "along"
 
     def _coordinates(self) -> list[str]:
-        """Writes the factor's coordinates at place ``k0`` of the reduction."""
+        """Writes the operand's coordinates at place ``k0`` of the reduction."""
         way = self.way
         if len(way.inner) == 1:
             return ["k0"]
@@ -276,12 +276,12 @@ class TileLoader(TilePieces):
                 self._read(source, f"{source.name}_next{part}", *terms, inside)
 
     def _next(self, product: int) -> str:
-        """The registers of piece ``i``."""
+        """Returns the registers of piece ``i``."""
         of = f"[{product}]" if self.products > 1 else ""
         return f"{self.label}_next{of}[{'i' if self.count > 1 else '0'}]"
 
     def _piece(self, product: int) -> str:
-        """Where piece ``i`` of a thread lies in a stage."""
+        """Returns where piece ``i`` of a thread lies in a stage."""
         p, way = self.label, self.way
         stage = self.target + (f" + {product * self.bytes}" if product else "")
         if self.count == 1:
@@ -357,7 +357,7 @@ class TileLoader(TilePieces):
         return self.way.held and self.way.product == "tf32" and self.way.gather.operand.dtype.name == "float32"
 
     def _multiplied(self, value: str) -> str:
-        """An element as it is multiplied."""
+        """Returns an element as it is multiplied."""
         if self.way.gather.operand.dtype.ctype != self.way.element:
             return f"convert<{self.way.element}>({value})"
         return f"bits_float(to_tf32({value}))" if self._rounds else value

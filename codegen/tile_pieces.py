@@ -1,4 +1,4 @@
-"""The pieces of a factor's tile: which a thread brings to shared memory, and what it reads for them."""
+"""The pieces of an operand's tile: which a thread brings to shared memory, and what it reads for them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
-from codegen.ways import ACROSS_BYTES, Way
+from codegen.tile_path import ACROSS_BYTES, TilePath
 
 
 @dataclass(frozen=True)
 class TilePieces:
-    """A factor's tile in pieces of 16 bytes: which of them a thread brings, and what it reads for each.
+    """An operand's tile in pieces of 16 bytes: which of them a thread brings, and what it reads for each.
 
     w, t     where it is written, and the type of positions and places.
     way      how the elements come to shared memory.
     label    "a" or "b", with which the kernel's variables begin; prologue: what is read, and computed of it.  A stage
-             holds a tile of every second factor, brought from the same places of each.
-    tile     rows (of the first factor) or columns (of the second) of a tile; of_warp: those of a warp.
+             holds a tile of every operand B, brought from the same places of each.
+    tile     rows (of operand A) or columns (of the second) of a tile; of_warp: those of a warp.
     total    rows or columns altogether; depth: terms of a sum.
     inner    terms of a stage.
     threads  that bring the tiles; target: the C expression of the tile's place in shared memory.
@@ -25,7 +25,7 @@ class TilePieces:
 
     w: Writer
     t: str
-    way: Way
+    way: TilePath
     label: str
     prologue: Prologue
     tile: int
@@ -102,11 +102,11 @@ class TilePieces:
     # ---- what is read for a piece
 
     def _base(self, place: int) -> str:
-        """The C variable of where rows or columns start in a place."""
+        """Returns the C variable of where rows or columns start in a place."""
         return f"{self.label}_base{place or ''}"
 
     def _start(self, source: Source) -> tuple[str, int]:
-        """Where a source's row or column starts."""
+        """Returns where a source's row or column starts."""
         moves = source.place == 0 or self.prologue.place(source).moves
         return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
 
@@ -116,33 +116,33 @@ class TilePieces:
         return (place.inner if self.way.along_k else place.outer)[-1]
 
     def _fixed(self, source: Source) -> bool:
-        """Whether what is read for a row or column stays the same over the reduction."""
+        """Returns true if what is read for a row or column stays the same over the reduction."""
         return self.computed and not any(self.prologue.place(source).inner) and self.prologue.free(source)
 
     def _common(self, source: Source) -> bool:
-        """Whether a thread's pieces, in different rows, share what is read."""
+        """Returns true if a thread's pieces, in different rows, share what is read."""
         way, place = self.way, self.prologue.place(source)
         if not (self.computed and way.along_k and way.threads_along_k) or self._fixed(source):
             return False
         return not any((*place.batch, *place.outer)) and self.prologue.free(source)
 
     def _single(self, source: Source) -> bool:
-        """Whether the elements of a vector are one, or a position from which the others follow."""
+        """Returns true if the elements of a vector are one, or a position from which the others follow."""
         return self.computed and (self._apart(source) == 0 or not source.pointer)
 
     def _held(self, source: Source) -> str:
-        """C type of what is read for a vector."""
+        """Returns C type of what is read for a vector."""
         if self._single(source):
             return source.ctype
         return f"{'Packed' if self._packed(source) else 'Vector'}<{source.ctype}, {self.way.vector}>"
 
     def _packed(self, source: Source) -> bool:
-        """Whether a vector is kept in the words that it comes in."""
+        """Returns true if a vector is kept in the words that it comes in."""
         as_it_is = not self.computed and source.ctype == self.way.element and self.vectors == 1
         return not as_it_is and source.itemsize <= 2 and source.itemsize * self.way.vector >= 4 and self._wide(source)
 
     def _wide(self, source: Source) -> bool:
-        """Whether a vector of a source is one access, or several of 16 bytes."""
+        """Returns true if a vector of a source is one access, or several of 16 bytes."""
         if not self.computed:
             return True
         place, vector = self.prologue.place(source), self.way.vector

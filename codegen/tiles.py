@@ -1,8 +1,8 @@
-"""Tiles of a contraction's factors as TMA brings them to shared memory.
+"""Tiles of a contraction's operands as TMA brings them to shared memory.
 
 The reduction is cut into panels: at most 128 bytes of neighbouring channels of one tap.  A stage of the pipeline holds
-as many panels as make up 128 bytes of each factor.  What has no tensor map (strides that are no multiple of 16 bytes, a
-tensor that steps over gaps the copy engine cannot express) raises `Declined` with the reason.
+as many panels as make up 128 bytes of each operand.  What has no tensor map (strides that are no multiple of 16
+bytes, a tensor that steps over gaps TMA cannot express) raises `Declined` with the reason.
 """
 
 from __future__ import annotations
@@ -14,42 +14,44 @@ from itertools import product
 from math import gcd, prod
 
 from codegen.declined import Declined
-from codegen.factors import PANEL_RATE, ROW_BYTES, Factors, Gathered, Reduction, Side
 from codegen.iteration import collapse, linear
+from codegen.operands import PANEL_RATE, ROW_BYTES, Gathered, MappedOperand, OperandTiles, ReductionPanels
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
 
-def gathered(spec: ContractionSpec) -> Factors:
-    """A convolution whose image is gathered by threads.  Raises Declined, with the reason, where it cannot be."""
+def gathered(spec: ContractionSpec) -> OperandTiles:
+    """Returns a convolution whose image is gathered by threads.  Raises Declined, with the reason, where it cannot
+    be.
+    """
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     if image is None:
         raise Declined("only the windows of an image are gathered")
     _check_elements(spec)
     _check_limits(spec)
     if image.across:
-        raise Declined("the rows of the first factor are no windows")
-    channels, *taps = spec.inner
+        raise Declined("the rows of operand A are no windows")
+    channels, *taps = spec.k
     steps = (gather.outer[0], gather.batch[0] if prod(spec.batch) > 1 else 0)
     if (gather.inner[0] != 1 and channels > 1) or channels * itemsize % 16:
         raise Declined(f"{gather.operand.name!r} has no 16 bytes of channels next to each other")
     if any(step * itemsize % 16 for step in (*steps, *image.steps)):
         raise Declined(f"{gather.operand.name!r} has rows that do not start at multiples of 16 bytes")
-    if prod(image.sizes) * max(1, spec.rows[0]) * channels >= 2**31:
+    if prod(image.sizes) * max(1, spec.m[0]) * channels >= 2**31:
         raise Declined(f"{gather.operand.name!r} is too large for offsets of 32 bits")
     if any(size >= 2**14 for size in (*image.sizes, *taps)):
         raise Declined("an image too large for positions of 16 bits")
-    order = (*range(1, len(spec.inner)), 0)
-    inner, along = collapse(spec.inner, [spec.b.inner], order)
+    order = (*range(1, len(spec.k)), 0)
+    inner, along = collapse(spec.k, [spec.b.inner], order)
     if len(inner) > 1:
         raise Declined(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
-    reduction = Reduction((), prod(inner), ROW_BYTES // itemsize, 1)
+    reduction = ReductionPanels((), prod(inner), ROW_BYTES // itemsize, 1)
     batch, (over,) = collapse(spec.batch, [spec.b.batch], range(len(spec.batch)))
-    b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.cols), inner, 0)
+    b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.n), inner, 0)
     if not b.along_k:
         raise Declined(f"{spec.b.operand.name!r} is not stored along the reduction")
-    a = Gathered(spec.rows, tuple(taps), channels, image, steps)
-    return Factors(batch, prod(spec.rows), prod(spec.cols), reduction, a, b)
+    a = Gathered(spec.m, tuple(taps), channels, image, steps)
+    return OperandTiles(batch, prod(spec.m), prod(spec.n), reduction, a, b)
 
 
 def _check_elements(spec: ContractionSpec) -> None:
@@ -57,13 +59,13 @@ def _check_elements(spec: ContractionSpec) -> None:
         if gather.program is not None:
             raise Declined(f"{gather.operand.name!r} is computed: it is not in memory")
     if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
-        raise Declined("the factors' elements differ in size")
+        raise Declined("the operands' elements differ in size")
     for gather in (spec.a, spec.b):
         check_element(gather)
 
 
 def check_element(gather: Gather) -> None:
-    """Raises Declined if the copy engine cannot bring a factor, however its elements lie."""
+    """Raises Declined if TMA cannot bring an operand, however its elements lie."""
     if gather.operand.alignment % 16:
         raise Declined(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
@@ -73,24 +75,24 @@ def _check_limits(spec: ContractionSpec) -> None:
         raise Declined("phases of a strided convolution, or a filter turned around")
 
 
-def _across(spec: ContractionSpec) -> Factors:
+def _across(spec: ContractionSpec) -> OperandTiles:
     """Backward to the filter: rows are (*taps, channels), the reduction runs over the windows."""
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     assert image is not None
     name, width = gather.operand.name, ROW_BYTES // itemsize
-    *taps, channels = spec.rows
+    *taps, channels = spec.m
     if itemsize != 2:
-        raise Declined("only 16-bit factors may be stored across the reduction")
+        raise Declined("only 16-bit operands may be stored across the reduction")
     if channels % width or gather.outer[-1] != 1:
         raise Declined(f"{name!r} has no {width} channels next to each other")
-    inner, along = collapse(spec.inner, [spec.b.inner], range(len(spec.inner)))
+    inner, along = collapse(spec.k, [spec.b.inner], range(len(spec.k)))
     if len(inner) > 1:
         raise Declined(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
-    cols, over = collapse(spec.cols, [spec.b.outer], range(len(spec.cols)))
+    cols, over = collapse(spec.n, [spec.b.outer], range(len(spec.n)))
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
     if len(batch) > 1 or len(cols) > 1:
         raise Declined("batches that do not lie at equal distances")
-    pixels, step = spec.inner, 0
+    pixels, step = spec.k, 0
     if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
         # Batches are parts of the reduction: windows of images one behind another.
         step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
@@ -102,11 +104,11 @@ def _across(spec: ContractionSpec) -> Factors:
     total = (batch[0] - 1) * first[0] + channels
     a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
     a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width))
-    return Factors(batch, prod(spec.rows), prod(cols), Reduction((), prod(spec.inner), width, 1, step=step), a, b)
+    return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), width, 1, step=step), a, b)
 
 
-def factors(spec: ContractionSpec) -> Factors:
-    """The tensor maps of a contraction.  Raises Declined, with the reason, if a factor cannot have one."""
+def operand_tiles(spec: ContractionSpec) -> OperandTiles:
+    """Returns the tensor maps of a contraction.  Raises Declined, with the reason, if an operand cannot have one."""
     _check_elements(spec)
     itemsize = spec.a.operand.dtype.itemsize
     if spec.a.image is not None and not spec.a.image.across and spec.results:
@@ -115,33 +117,34 @@ def factors(spec: ContractionSpec) -> Factors:
     if spec.a.image is not None and spec.a.image.across:
         return _across(spec)
     spec = _simplified(spec)
-    rows, batch = spec.rows, spec.batch
+    rows, batch = spec.m, spec.batch
     image = spec.a.image if spec.a.limits or len(rows) > 1 else None
     if len(rows) > 1 and image is None:
         if any(spec.b.batch) and spec.batch:
             raise Declined("rows of a batched product that do not lie at equal distances")
         spec = _rows_as_batch(spec)
-        rows, batch = spec.rows, spec.batch
+        rows, batch = spec.m, spec.batch
     if spec.b.limits:
-        raise Declined("a second factor with padding")
+        raise Declined("an operand B with padding")
     channel = _channel(spec, image is not None)
-    b = tiled(spec.b, 1, spec.batch, prod(spec.cols), spec.inner, channel)
-    a = None if image else tiled(spec.a, 0, spec.batch, prod(rows), spec.inner, channel)
+    b = tiled(spec.b, 1, spec.batch, prod(spec.n), spec.k, channel)
+    a = None if image else tiled(spec.a, 0, spec.batch, prod(rows), spec.k, channel)
     # Rows of a tile that lie across the reduction hold a full panel.
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
     a = a or im2col(spec, channel, reduction, prod(spec.batch))
     if itemsize != 2 and not (a.along_k and b.along_k):
-        raise Declined("only 16-bit factors may be stored across the reduction")
-    return Factors(batch, prod(rows), prod(spec.cols), reduction, a, b)
+        raise Declined("only 16-bit operands may be stored across the reduction")
+    return OperandTiles(batch, prod(rows), prod(spec.n), reduction, a, b)
 
 
-def _phased(spec: ContractionSpec, image: Image) -> Factors:
-    """The gradient of a strided convolution: a batch is a group and a phase, whose windows and taps are its own.
+def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
+    """Returns the gradient of a strided convolution: a batch is a group and a phase, whose windows and taps are its
+    own.
 
     A phase has the last taps of each dimension, without those that would lie outside of the filter: these are not
     multiplied, not even with zeros.
     """
-    _, *taps = spec.inner
+    _, *taps = spec.k
     dims: list[tuple[str, int, int]] = []
     skips, start, share = [], spec.b.start, 1.0
     for d, count in enumerate(taps):
@@ -168,13 +171,13 @@ def _phased(spec: ContractionSpec, image: Image) -> Factors:
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
-    second = tiled(b, 1, spec.batch, prod(spec.cols), spec.inner, 0, dims)
+    second = tiled(b, 1, spec.batch, prod(spec.n), spec.k, 0, dims)
     panel = ROW_BYTES // spec.a.operand.dtype.itemsize
     if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
-        raise Declined("only 16-bit factors may be stored across the reduction")
-    reduction = Reduction(tuple(taps), spec.inner[0], panel, 1, tuple(skips), share)
+        raise Declined("only 16-bit operands may be stored across the reduction")
+    reduction = ReductionPanels(tuple(taps), spec.k[0], panel, 1, tuple(skips), share)
     first = im2col(spec, 0, reduction, groups)
-    return Factors(spec.batch, prod(spec.rows), prod(spec.cols), reduction, first, second)
+    return OperandTiles(spec.batch, prod(spec.m), prod(spec.n), reduction, first, second)
 
 
 class _Skip:
@@ -196,64 +199,68 @@ class _Skip:
 
 
 def _placeholders(terms: Sequence[tuple[str, int]], constant: int) -> str:
-    """A linear expression of coordinates as the placeholders of their names, what is added before what is taken off."""
+    """Returns a linear expression of coordinates as the placeholders of their names, what is added before what is
+    taken off.
+    """
     ordered = sorted([*terms, (str(constant), 1)] if constant > 0 else terms, key=lambda term: term[1] < 0)
     text = linear(ordered, min(constant, 0))
     return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 
 def _simplified(spec: ContractionSpec) -> ContractionSpec:
-    """Dimensions that both factors step over alike merged; an image keeps its windows apart."""
+    """Returns dimensions that both operands step over alike merged; an image keeps its windows apart."""
     a, b = spec.a, spec.b
     batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))
     a, b = replace(a, batch=strides[0]), replace(b, batch=strides[1])
-    cols, over = collapse(spec.cols, [b.outer], range(len(spec.cols)))
+    cols, over = collapse(spec.n, [b.outer], range(len(spec.n)))
     if len(cols) > 1:
         raise Declined("columns that do not lie at equal distances")
     b = replace(b, outer=over[0])
     if not a.limits:
-        rows, over = collapse(spec.rows, [a.outer], range(len(spec.rows)))
+        rows, over = collapse(spec.m, [a.outer], range(len(spec.m)))
         if len(rows) == 1 or a.image is None:
-            order = sorted(range(len(spec.inner)), key=lambda d: (-abs(a.inner[d]), d))
-            inner, along = collapse(spec.inner, [a.inner, b.inner], order)
+            order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.inner[d]), d))
+            inner, along = collapse(spec.k, [a.inner, b.inner], order)
             a, b = replace(a, outer=over[0], inner=along[0], image=None), replace(b, inner=along[1])
-            return replace(spec, batch=batch, rows=rows, cols=cols, inner=inner, a=a, b=b)
-    return replace(spec, batch=batch, cols=cols, a=a, b=b)
+            return replace(spec, batch=batch, m=rows, n=cols, k=inner, a=a, b=b)
+    return replace(spec, batch=batch, n=cols, a=a, b=b)
 
 
 def _rows_as_batch(spec: ContractionSpec) -> ContractionSpec:
-    """Rows in several dimensions as batches of their last one: the second factor repeats."""
-    lead = spec.rows[:-1]
+    """Returns rows in several dimensions as batches of their last one: operand B repeats."""
+    lead = spec.m[:-1]
     a = replace(spec.a, batch=(*spec.a.batch, *spec.a.outer[:-1]), outer=spec.a.outer[-1:])
     b = replace(spec.b, batch=(*spec.b.batch, *(0 for _ in lead)))
-    return replace(spec, batch=(*spec.batch, *lead), rows=spec.rows[-1:], a=a, b=b)
+    return replace(spec, batch=(*spec.batch, *lead), m=spec.m[-1:], a=a, b=b)
 
 
 def _channel(spec: ContractionSpec, image: bool) -> int:
-    """The dimension of the reduction in which panels lie: contiguous in the factors stored along the reduction."""
+    """Returns the dimension of the reduction in which panels lie: contiguous in the operands stored along the
+    reduction.
+    """
     if image:
         return 0  # (channels, *taps)
     for gather in (spec.a, spec.b):
-        if gather.outer[-1] == 1 and not (spec.inner[-1:] and 1 in gather.inner):
+        if gather.outer[-1] == 1 and not (spec.k[-1:] and 1 in gather.inner):
             continue
         for d, stride in enumerate(gather.inner):
             if stride == 1:
                 return d
-    return len(spec.inner) - 1
+    return len(spec.k) - 1
 
 
-def _reduction(spec: ContractionSpec, channel: int, itemsize: int, divisible: bool) -> Reduction:
-    taps = tuple(size for d, size in enumerate(spec.inner) if d != channel)
-    channels = spec.inner[channel]
+def _reduction(spec: ContractionSpec, channel: int, itemsize: int, divisible: bool) -> ReductionPanels:
+    taps = tuple(size for d, size in enumerate(spec.k) if d != channel)
+    channels = spec.k[channel]
     full = ROW_BYTES // itemsize
     if prod(taps) == 1 or not divisible:
-        return Reduction(taps, channels, full, 1)
+        return ReductionPanels(taps, channels, full, 1)
 
     def cost(panel: int) -> float:
         return -(-channels // panel) * panel / PANEL_RATE[panel * itemsize]
 
     panel = min((full >> shift for shift in range(4)), key=lambda p: (cost(p), -p))
-    return Reduction(taps, channels, panel, full // panel)
+    return ReductionPanels(taps, channels, panel, full // panel)
 
 
 def tiled(
@@ -264,8 +271,8 @@ def tiled(
     inner: Sequence[int],
     channel: int,
     taps: Sequence[tuple[str, int, int]] | None = None,
-) -> Side:
-    """A factor whose rows (or columns) lie at equal distances.
+) -> MappedOperand:
+    """Returns an operand whose rows (or columns) lie at equal distances.
 
     taps are (expression, size, stride) of the map's dimensions for them, if they are not those of the reduction.
     """
@@ -304,29 +311,29 @@ def tiled(
         0,
         start * itemsize,
     )
-    return Side(tensor_map, along_k, tuple(terms))
+    return MappedOperand(tensor_map, along_k, tuple(terms))
 
 
 def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
     if len(sizes) > MOST_RANK:
-        raise Declined(f"{name!r} takes {len(sizes)} dimensions, the copy engine {MOST_RANK}")
+        raise Declined(f"{name!r} takes {len(sizes)} dimensions, TMA {MOST_RANK}")
     if any(s % UNIT for s in strides) or offset % UNIT or offset < 0:
         raise Declined(f"{name!r} has rows that do not start at multiples of 16 bytes")
     if any(s >= MOST_STRIDE for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
-        raise Declined(f"{name!r} is larger than the copy engine can address, or empty")
+        raise Declined(f"{name!r} is larger than TMA can address, or empty")
 
 
-def im2col(spec: ContractionSpec, channel: int, reduction: Reduction, groups: int) -> Side:
-    """The windows of an image, gathered by the copy engine's im2col mode."""
+def im2col(spec: ContractionSpec, channel: int, reduction: ReductionPanels, groups: int) -> MappedOperand:
+    """Returns the windows of an image, gathered by TMA's im2col mode."""
     gather, image = spec.a, spec.a.image
     assert image is not None
-    channels = spec.inner[channel]
+    channels = spec.k[channel]
     if gather.inner[channel] != 1 and channels > 1:
         raise Declined(f"{gather.operand.name!r} is not stored with its channels next to each other")
     if groups > 1 and channels % reduction.panel:
         raise Declined(f"groups of {channels} channels are no multiple of {reduction.panel}")
     start = f"{{b0}} * {channels} + {{c}}" if groups > 1 else "{c}"
-    return _windows(gather, image, start, groups * channels, spec.rows, spec.inner[1:], "o", spec.batch)
+    return _windows(gather, image, start, groups * channels, spec.m, spec.k[1:], "o", spec.batch)
 
 
 def _windows(
@@ -338,8 +345,8 @@ def _windows(
     taps: Sequence[int],
     letter: str,
     batch: Sequence[int] = (),
-) -> Side:
-    """An im2col map: ``start`` is the channel's expression, ``positions`` are (images, *output positions), the
+) -> MappedOperand:
+    """Returns an im2col map: ``start`` is the channel's expression, ``positions`` are (images, *output positions), the
     coordinates of which the placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
     """
     name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
@@ -353,9 +360,9 @@ def _windows(
     reach = [(n - 1) * d + high - low for n, d, high, low in zip(taps, image.dilation, most, least)]
     limit = corner_limit(rank)
     if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(rank):
-        raise Declined("a filter larger than the copy engine's im2col mode takes")
+        raise Declined("a filter larger than TMA's im2col mode takes")
     if max(image.stride) > MOST_STEP:
-        raise Declined("a stride larger than the copy engine's im2col mode takes")
+        raise Declined("a stride larger than TMA's im2col mode takes")
     sizes = [channels, *reversed(image.sizes), images]
     image_step = (gather.inner if image.across else gather.outer)[0]
     strides = [s * itemsize for s in (*reversed(image.steps), image_step)]
@@ -379,4 +386,4 @@ def _windows(
         tuple(reversed(lower)),
         tuple(reversed(upper)),
     )
-    return Side(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))
+    return MappedOperand(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))

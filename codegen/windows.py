@@ -38,18 +38,18 @@ class Sliding:
         return -self.before
 
     def patches(self, many: int) -> bool:
-        """Whether so many neighbouring positions can be taken together."""
+        """Returns true if so many neighbouring positions can be taken together."""
         return many >= 1
 
     def span(self, many: int) -> int:
         return (many - 1) * self.stride + self.reach
 
     def fresh(self, many: int) -> int:
-        """The elements from one group of so many positions to the next."""
+        """Returns the elements from one group of so many positions to the next."""
         return many * self.stride
 
     def offset(self) -> tuple[int, int, int]:
-        """(q_step, i_step, start)."""
+        """Returns (q_step, i_step, start)."""
         return -self.stride, 1, 0
 
 
@@ -80,18 +80,20 @@ class Covering:
         return self.before // self.stride - self.count + 1
 
     def patches(self, many: int) -> bool:
-        """Whether so many neighbouring positions can be taken together: windows begin at the first of each group."""
+        """Returns true if so many neighbouring positions can be taken together: windows begin at the first of each
+        group.
+        """
         return many % self.stride == 0
 
     def span(self, many: int) -> int:
         return (many - 1 + self.before % self.stride) // self.stride + self.count
 
     def fresh(self, many: int) -> int:
-        """The windows from one group of so many positions to the next."""
+        """Returns the windows from one group of so many positions to the next."""
         return many // self.stride
 
     def offset(self) -> tuple[int, int, int]:
-        """(q_step, i_step, start)."""
+        """Returns (q_step, i_step, start)."""
         return 1, -self.stride, self.before % self.stride + (self.count - 1) * self.stride
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, index_type, linear, unsigned
@@ -17,7 +18,6 @@ from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
-from codegen.window.spec import WinogradSpec
 
 #: Elements of all patches of a thread; it needs more registers than that for the transforms.
 _MOST_ELEMENTS = 144
@@ -33,14 +33,14 @@ class WinogradSchedule(Schedule):
 
 
 def schedules(spec: WinogradSpec, target: Target) -> tuple[WinogradSchedule, ...]:
-    """The schedules worth trying: one channel a thread keeps most patches on their way."""
+    """Returns the schedules worth trying: one channel a thread keeps most patches on their way."""
     itype = _itype(spec)
     widths = [w for w in (1, 2, 4) if _takes(spec, w)]
     return tuple(WinogradSchedule(w, threads, itype) for w in widths for threads in (256, 128))
 
 
 def _takes(spec: WinogradSpec, width: int) -> bool:
-    """Whether a thread can read so many neighbouring channels at once and keep their patches in registers."""
+    """Returns true if a thread can read so many neighbouring channels at once and keep their patches in registers."""
     if width == 1:
         return True
     source = spec.source
@@ -68,7 +68,7 @@ def _itype(spec: WinogradSpec) -> str:
 
 
 def render(spec: WinogradSpec, schedule: WinogradSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises ValueError for a width that does not suit the spec."""
+    """Returns the kernel of a spec as CUDA C.  Raises ValueError for a width that does not suit the spec."""
     if not _takes(spec, schedule.width):
         raise ValueError(f"{schedule}: {spec.name} cannot read {schedule.width} channels at a time")
     return _Renderer(spec, schedule).render()
@@ -138,7 +138,9 @@ class _Renderer:
         return [found[name] for name in (of, "channel", "row", "col")]
 
     def _channels_fast(self) -> bool:
-        """Whether neighbouring threads take neighbouring channels: the larger of what is read and written decides."""
+        """Returns true if neighbouring threads take neighbouring channels: the larger of what is read and written
+        decides.
+        """
         spec = self.spec
         larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
         return larger.strides[1] == 1
@@ -192,7 +194,7 @@ class _Renderer:
         w.line(f"{each}{call}")
 
     def _write(self, position: list[str]) -> None:
-        """The program on every element of the result: on neighbours at once where that makes an access wide."""
+        """Writes the program on every element of the result: on neighbours at once where that makes an access wide."""
         w, spec, width = self.w, self.spec, self.s.width
         side = spec.sides[1]
         w.line()

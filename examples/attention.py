@@ -18,7 +18,7 @@ BATCH, HEADS, SHARED, LENGTH, DEPTH = 1, 4, 2, 192, 64
 
 
 def operands(graph: fg.Graph, heads_of_keys: int) -> tuple[fg.Tensor, fg.Tensor, fg.Tensor]:
-    """Queries, keys and values as projections leave them: batch, length, heads, elements in memory."""
+    """Returns queries, keys and values as projections leave them: batch, length, heads, elements in memory."""
 
     def tensor(name: str, heads: int) -> fg.Tensor:
         strides = (LENGTH * heads * DEPTH, DEPTH, heads * DEPTH, 1)
@@ -37,7 +37,7 @@ def causal_attention() -> fg.Graph:
 
 
 def window_attention() -> fg.Graph:
-    """Every query meets the 48 keys up to its own: tiles of keys outside of that band are not even read."""
+    """Returns every query meets the 48 keys up to its own: tiles of keys outside of that band are not even read."""
     graph = fg.Graph("window", io_dtype="bfloat16")
     out = graph.sdpa(*operands(graph, HEADS), use_causal_mask=True, diagonal_band_left_bound=48)
     graph.output(out, name="o")

@@ -13,7 +13,7 @@ from fusegraph.report.check import check_executable
 
 
 def residual_block(images: int, channels: int, height: int, width: int) -> fg.Graph:
-    """relu(conv(relu(conv(x, w1) + b1), w2) + b2 + x)."""
+    """Returns relu(conv(relu(conv(x, w1) + b1), w2) + b2 + x)."""
     graph = fg.Graph("residual_block", io_dtype="bfloat16")
     shape = (
         images,

@@ -16,7 +16,7 @@ X, SCALE, BIAS, W, Y = range(1, 6)  # uids
 
 
 def refused(images: int, channels: int, size: int) -> cudnn.pygraph:
-    """conv(relu(x * scale + bias), w) in half precision, NHWC."""
+    """Returns conv(relu(x * scale + bias), w) in half precision, NHWC."""
     pygraph = cudnn.pygraph(
         name="scale_bias_relu_conv",
         io_data_type=cudnn.data_type.HALF,

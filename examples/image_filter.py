@@ -22,7 +22,8 @@ LUMA = np.array([0.299, 0.587, 0.114])  # brightness of red, green and blue (ITU
 
 
 def ink_filter(height: int, width: int, amount: float = 1.5, ink: float = 3.0) -> fg.Graph:
-    """An RGB picture (1, 3, height, width) of bytes, interleaved (NHWC): sharpened, with dark lines along its edges.
+    """Returns an RGB picture (1, 3, height, width) of bytes, interleaved (NHWC): sharpened, with dark lines along
+    its edges.
 
     amount is how much of the detail that a blur removes is added back, ink how dark lines become with the slope of the
     brightness.  The picture's outermost two pixels see a black frame.

@@ -18,7 +18,7 @@ import fusegraph as fg
 
 
 def network() -> ModelProto:
-    """Images (batch, 3, 16, 16) to probabilities (batch, 10)."""
+    """Returns images (batch, 3, 16, 16) to probabilities (batch, 10)."""
     rng = np.random.default_rng(0)
 
     def weights(name: str, *shape: int) -> TensorProto:

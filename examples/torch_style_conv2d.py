@@ -23,7 +23,7 @@ graph = conv2d_graph(np.zeros(X_SHAPE, np.float32), np.zeros(W_SHAPE, np.float32
 
 
 def from_numpy(framework: str, array: np.ndarray) -> Any:
-    """The array in a framework, on the GPU if there is one."""
+    """Returns the array in a framework, on the GPU if there is one."""
     if framework == "numpy":
         return array
     module = importlib.import_module(framework)
@@ -33,7 +33,9 @@ def from_numpy(framework: str, array: np.ndarray) -> Any:
 
 
 def own_conv2d(framework: str) -> Callable[[Any, Any, int, int], Any]:
-    """The framework's own convolution: torch has one, NumPy and CuPy make it of windows and a tensor product."""
+    """Returns the framework's own convolution: torch has one, NumPy and CuPy make it of windows and a tensor
+    product.
+    """
     if framework == "torch":
         torch = importlib.import_module("torch")
         torch.backends.cudnn.allow_tf32 = False  # products in float32, as fusegraph's
@@ -49,7 +51,7 @@ def own_conv2d(framework: str) -> Callable[[Any, Any, int, int], Any]:
 
 
 def milliseconds(function: Callable[[], Any], wait: Callable[[], Any], calls: int = 5) -> float:
-    """Time of one call, after a first one that is not counted."""
+    """Returns time of one call, after a first one that is not counted."""
     function()
     wait()
     start = time.perf_counter()

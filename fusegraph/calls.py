@@ -46,7 +46,9 @@ class Call:
         return tuple(dict.fromkeys(t for x in (*self.arguments, *self.keywords.values()) for t in _tensors(x)))
 
     def results(self, node: Node, values: Mapping[Tensor, Array]) -> tuple[Array, ...]:
-        """The result, which the node makes as the last of several, as a reference array, from those of operands."""
+        """Returns the result, which the node makes as the last of several, as a reference array, from those of
+        operands.
+        """
         result = node.output.type
 
         def known(x: Any) -> Any:

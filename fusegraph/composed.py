@@ -24,14 +24,14 @@ EXACT = 1 << 24
 
 
 def where(self: Operations, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
-    """x where mask is true (not 0), y elsewhere; all broadcast."""
+    """Returns x where mask is true (not 0), y elsewhere; all broadcast."""
     return self.binary_select(x, y, mask, name=name)
 
 
 def arange(
     self: Operations, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
 ) -> Tensor:
-    """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
+    """Returns start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
 
     Those of integers are integers that the dtype holds.  Raises AttributeValueError.
     """
@@ -52,12 +52,12 @@ def arange(
 
 
 def tril(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """The last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
+    """Returns the last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_le", diagonal, name)
 
 
 def triu(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """The last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
+    """Returns the last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_ge", diagonal, name)
 
 
@@ -86,7 +86,7 @@ def one_hot(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
+    """Returns ``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
 
     index holds integers, of any shape; the result has its shape with the new axis, which is number ``axis`` of it.  on
     and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
@@ -104,7 +104,7 @@ def one_hot(
 
 
 def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
+    """Returns element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
 
     x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
     larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError.
@@ -134,7 +134,7 @@ def searchsorted(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """How many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+    """Returns how many elements of a sorted sequence come before each value; ``right``: or are equal to it.
 
     sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
     have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
@@ -179,7 +179,7 @@ def _check_integers(index: Tensor) -> None:
 
 
 def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tensor:
-    """An index within an axis, wide enough for positions among so many elements."""
+    """Returns an index within an axis, wide enough for positions among so many elements."""
     if size == 0:
         raise ShapeError("an axis has no elements to take")
     wide = index if index.dtype.itemsize > 1 else graph.cast(index, int32)
@@ -188,7 +188,8 @@ def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tens
 
 
 def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
-    """Slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions of x behind
+    """Returns slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions
+    of x behind
     ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
 
     x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
@@ -214,7 +215,7 @@ def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, nam
 
 
 def linear_index(graph: Operations, index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Positions along several dimensions, in the last dimension of index, as row-major ones of all, clamped."""
+    """Returns positions along several dimensions, in the last dimension of index, as row-major ones of all, clamped."""
     total = None
     for d, size in enumerate(sizes):
         own = _clamped(graph, index[..., d], size, prod(sizes))
@@ -233,7 +234,8 @@ def scatter_nd(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that the last
+    """Returns x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that
+    the last
     dimension of index has.  What is at a position outside of a dimension is left out.
 
     x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
@@ -255,7 +257,9 @@ def scatter_nd(
 
 
 def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is outside."""
+    """Returns positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is
+    outside.
+    """
     wide = int64 if prod(sizes) > int32.max or any(p.dtype.max > int32.max for p in positions) else int32
     total = inside = None
     for position, size in zip(positions, sizes):
@@ -272,7 +276,8 @@ def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Seque
 
 
 def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
-    """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
+    """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix
+    products.
 
     Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
     dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
@@ -311,7 +316,7 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
 
 
 def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """A letter for each dimension of every operand and of the result; those of "..." are capital Greek."""
+    """Returns a letter for each dimension of every operand and of the result; those of "..." are capital Greek."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not all(re.fullmatch(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?", term) for term in (*left.split(","), right)):
         raise AttributeValueError(f"einsum takes an equation as 'ij,jk->ik', got {equation[:100]!r}")
@@ -344,7 +349,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _diagonals(graph: Operations, x: Tensor, term: str) -> tuple[Tensor, str]:
-    """Dimensions of one letter as one: every (n + 1)-th element of the n * n of both."""
+    """Returns dimensions of one letter as one: every (n + 1)-th element of the n * n of both."""
     while len(set(term)) < len(term):
         letter = next(c for c in term if term.count(c) > 1)
         first, second = (d for d, c in enumerate(term) if c == letter and term[:d].count(letter) < 2)
@@ -374,7 +379,9 @@ def _product(
     sizes: dict[str, int],
     dtype: DType,
 ) -> tuple[Tensor, str]:
-    """Two operands multiplied, and summed over what both have and nothing needs later; the result has a dtype."""
+    """Returns two operands multiplied, and summed over what both have and nothing needs later; the result has a
+    dtype.
+    """
     (a, first), (b, second) = left, right
     common = [c for c in first if c in second]
     summed = [c for c in common if c not in needed]

@@ -67,7 +67,7 @@ _ALIASES = {
 
 
 def as_dtype(value: Any) -> DType:
-    """The DType meant by a name, a NumPy (ml_dtypes) dtype or scalar type, or a torch dtype.
+    """Returns the DType meant by a name, a NumPy (ml_dtypes) dtype or scalar type, or a torch dtype.
 
     Raises DTypeError, which lists what is known, for anything else.
     """
@@ -89,7 +89,7 @@ def as_dtype(value: Any) -> DType:
 
 @cache
 def promote(a: DType, b: DType) -> DType:
-    """The smallest type that holds both: bool < integers < floats; an integer with a float gives the float.
+    """Returns the smallest type that holds both: bool < integers < floats; an integer with a float gives the float.
 
     float16 with bfloat16 gives float32, e4m3 with e5m2 float16, int8 with uint8 int32 (not int16), uint32 with a signed
     type int64.  Raises DTypeError for uint64 with a signed type, as no integer holds both.
@@ -107,8 +107,8 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def sum_dtype(source: DType, result: DType) -> DType:
-    """The type in which integers of one dtype are summed or multiplied to a result of another, wrapping around: of 64
-    bits if one of them is, else of 32; unsigned for unsigned numbers that int32 does not hold.
+    """Returns the type in which integers of one dtype are summed or multiplied to a result of another, wrapping
+    around: of 64 bits if one of them is, else of 32; unsigned for unsigned numbers that int32 does not hold.
     """
     wide = 64 in (source.bits, result.bits)
     if source.min == 0 and source.bits >= 32:

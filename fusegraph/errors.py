@@ -114,12 +114,12 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Returns what an error says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it: its repr, if it has one, cut to a length that can be read."""
+    """Returns a value as an error message shows it: its repr, if it has one, cut to a length that can be read."""
     try:
         text = repr(value)
     except Exception:

@@ -74,7 +74,8 @@ def conv2d(
     activation: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """activation(cross-correlation of x (N, C, H, W) with w (K, C / groups, R, S) + bias (K,)): an array (N, K, P, Q).
+    """Returns activation(cross-correlation of x (N, C, H, W) with w (K, C / groups, R, S) + bias (K,)): an array (N,
+    K, P, Q).
 
     stride, dilation  an integer, or one for the height and one for the width.
     padding           zeros around x: an integer, two, pairs ((top, bottom), (left, right)), "valid" for none, or "same"
@@ -103,7 +104,7 @@ def conv2d_graph(
     bias: Any = None,
     activation: str | None = None,
 ) -> Graph:
-    """The graph that `conv2d` runs for these arrays, to look at its kernels.  Raises as `conv2d` does."""
+    """Returns the graph that `conv2d` runs for these arrays, to look at its kernels.  Raises as `conv2d` does."""
     forms, _ = _forms(_conv_arrays("conv2d", x, w, bias), 0)
     attributes = _conv_attributes("conv2d", stride, padding, dilation, groups) + _activation("conv2d", activation)
     return _graph(_conv2d, forms, attributes)
@@ -122,7 +123,8 @@ def conv_transpose2d(
     activation: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """activation(transposed convolution of x (N, C, H, W) with w (C, K / groups, R, S) + bias (K,)): (N, K, P, Q).
+    """Returns activation(transposed convolution of x (N, C, H, W) with w (C, K / groups, R, S) + bias (K,)): (N, K,
+    P, Q).
 
     P is (H - 1) * stride + (R - 1) * dilation + 1 - padding before and after + output_padding, and Q the like.
     output_padding is smaller than the stride; padding, as of `conv2d`, takes from the result.  Arguments, dtypes and
@@ -146,7 +148,7 @@ def conv2d_input(
     *,
     stream: Any = None,
 ) -> Any:
-    """Gradient of `conv2d` with respect to x: an array (N, C, H, W), size being (H, W) or one number for both.
+    """Returns gradient of `conv2d` with respect to x: an array (N, C, H, W), size being (H, W) or one number for both.
 
     loss (N, K, P, Q) is the gradient with respect to conv2d's result, w (K, C / groups, R, S) its filter.  Arguments,
     dtypes and errors are otherwise those of `conv2d`.
@@ -168,7 +170,8 @@ def conv2d_weight(
     *,
     stream: Any = None,
 ) -> Any:
-    """Gradient of `conv2d` with respect to w: an array (K, C / groups, R, S), taps being (R, S) or one number for both.
+    """Returns gradient of `conv2d` with respect to w: an array (K, C / groups, R, S), taps being (R, S) or one
+    number for both.
 
     loss (N, K, P, Q) is the gradient with respect to conv2d's result.  Arguments, dtypes and errors are otherwise those
     of `conv2d`.
@@ -180,7 +183,7 @@ def conv2d_weight(
 
 
 def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, stream: Any = None) -> Any:
-    """activation(a (..., M, K) @ b (..., K, N) + bias (N,)): an array (..., M, N).
+    """Returns activation(a (..., M, K) @ b (..., K, N) + bias (N,)): an array (..., M, N).
 
     Batch dimensions broadcast as in NumPy.  Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
@@ -189,7 +192,8 @@ def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, s
 
 
 def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, stream: Any = None) -> Any:
-    """activation(x (..., M, K) @ w (N, K) transposed + bias (N,)): an array (..., M, N), as torch.nn.functional.linear.
+    """Returns activation(x (..., M, K) @ w (N, K) transposed + bias (N,)): an array (..., M, N), as
+    torch.nn.functional.linear.
 
     Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
@@ -210,7 +214,7 @@ def max_pool2d(
     *,
     stream: Any = None,
 ) -> Any:
-    """The largest element of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
+    """Returns the largest element of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
 
     Arguments are those of `Graph.max_pool`: padding, which never wins, may be an integer, two, or pairs ((top, bottom),
     (left, right)); stride is by default the window's size.  stream and errors as of `conv2d`.
@@ -230,7 +234,7 @@ def avg_pool2d(
     *,
     stream: Any = None,
 ) -> Any:
-    """The mean of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
+    """Returns the mean of every window of x (N, C, H, W): an array (N, C, P, Q) of x's dtype and layout.
 
     count_include_pad says whether the padding counts, as zeros.  Arguments are otherwise those of `max_pool2d`.
     """
@@ -327,7 +331,7 @@ def _linear(graph: Graph, x: Tensor, w: Tensor, bias: Tensor | None = None, *, a
 
 
 def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
-    """Padding with which a result of stride 1 has the size of x."""
+    """Returns padding with which a result of stride 1 has the size of x."""
     if stride not in (1, (1, 1)):
         raise AttributeValueError(f"conv2d: padding 'same' goes with stride 1, got stride {stride}")
     steps = dilation if isinstance(dilation, tuple) else (dilation,) * len(taps)
@@ -348,7 +352,7 @@ def _conv_arrays(function: str, x: Any, w: Any, bias: Any) -> dict[str, Any]:
 
 
 def _column(bias: Any) -> Any:
-    """A bias (K,) as (K, 1, 1), which broadcasts along the channels of an image; not copied."""
+    """Returns a bias (K,) as (K, 1, 1), which broadcasts along the channels of an image; not copied."""
     if isinstance(bias, DeviceArray):
         shape, strides = (bias.shape[0], 1, 1), (bias.strides[0], 1, 1)
         return DeviceArray(bias.pointer, shape, strides, bias.dtype, bias.device, bias, bias.stream)
@@ -358,7 +362,7 @@ def _column(bias: Any) -> Any:
 
 
 def _transposed(w: Any) -> Any:
-    """A matrix with its dimensions swapped; not copied."""
+    """Returns a matrix with its dimensions swapped; not copied."""
     if isinstance(w, DeviceArray):
         return DeviceArray(w.pointer, w.shape[::-1], w.strides[::-1], w.dtype, w.device, w, w.stream)
     if not hasattr(w, "T"):
@@ -367,7 +371,7 @@ def _transposed(w: Any) -> Any:
 
 
 def _forms(arrays: Mapping[str, Any], stream: int) -> tuple[Forms, Device]:
-    """What to build for: the form of each array, and the device of the first."""
+    """Returns what to build for: the form of each array, and the device of the first."""
     views = {name: view(array, name=name, stream=stream) for name, array in arrays.items()}
     for name, array in arrays.items():
         refuse_gradient(array, name)
@@ -387,7 +391,7 @@ def _executable(build: Builder, forms: Forms, attributes: Attributes, device: De
 
 
 def _conv_attributes(function: str, stride: Any, padding: Any, dilation: Any, groups: Any) -> Attributes:
-    """The attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
+    """Returns the attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {shown(padding)}")
@@ -402,7 +406,7 @@ def _conv_attributes(function: str, stride: Any, padding: Any, dilation: Any, gr
 
 
 def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil_mode: Any) -> Attributes:
-    """The attributes of windows as what can be a key of the cache."""
+    """Returns the attributes of windows as what can be a key of the cache."""
     return (
         ("window", _integers(function, "window", window)),
         ("stride", None if stride is None else _integers(function, "stride", stride)),
@@ -412,7 +416,9 @@ def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil
 
 
 def _integers(function: str, what: str, value: Any) -> Any:
-    """An integer, or a tuple of integers or of tuples of them; the op checks how many there are and their range."""
+    """Returns an integer, or a tuple of integers or of tuples of them; the op checks how many there are and their
+    range.
+    """
     try:
         return one_or_several(one_or_several(integer))(value)
     except Unfit:

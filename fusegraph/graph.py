@@ -39,7 +39,7 @@ class Graph(Operations):
     name           names the output folder and the kernels.
     io_dtype       dtype of `tensor` when none is given.
     compute_dtype  float32, or float64: the type in which floats of 32 bits or fewer are computed and accumulated.
-                   "tf32" is float32, but lets matrix products and convolutions round float32 factors to the 11
+                   "tf32" is float32, but lets matrix products and convolutions round float32 operands to the 11
                    significant bits of tf32, for tensor cores; "fast_float_for_fp8" is float32, but leaves sums of fp8
                    products to the tensor cores.  A node's own compute_dtype says otherwise for it.
     """
@@ -76,7 +76,7 @@ class Graph(Operations):
         layout: str | None = None,
         strides: Iterable[int] | None = None,
     ) -> Tensor:
-        """An input of the graph.
+        """Returns an input of the graph.
 
         shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
         ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
@@ -93,7 +93,8 @@ class Graph(Operations):
         return result
 
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
-        """A tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it can be.
+        """Returns a tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it
+        can be.
 
         Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
@@ -270,11 +271,11 @@ class Graph(Operations):
         return known[2]
 
     def producer(self, tensor: Tensor) -> Node | None:
-        """The node that makes a tensor, None for inputs and constants."""
+        """Returns the node that makes a tensor, None for inputs and constants."""
         return self._producer.get(tensor)
 
     def consumers(self, tensor: Tensor) -> list[Node]:
-        """The nodes that take a tensor, each once, in the order they were added."""
+        """Returns the nodes that take a tensor, each once, in the order they were added."""
         return list(self._consumers.get(tensor, ()))
 
     def __repr__(self) -> str:
@@ -369,7 +370,9 @@ def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
 
 
 def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
-    """The dtype of a Python number next to a tensor: the tensor's own unless that cannot hold the kind of number."""
+    """Returns the dtype of a Python number next to a tensor: the tensor's own unless that cannot hold the kind of
+    number.
+    """
     if isinstance(value, bool):
         return bool_
     if isinstance(value, int):
@@ -382,7 +385,7 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
 
 
 def _strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] | None) -> tuple[int, ...] | None:
-    """The strides that a layout or strides say, None without either.  Raises LayoutError, for both, too."""
+    """Returns the strides that a layout or strides say, None without either.  Raises LayoutError, for both, too."""
     if layout is not None and strides is not None:
         raise LayoutError("give a layout or strides, not both")
     if strides is not None:
@@ -391,7 +394,7 @@ def _strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] 
 
 
 def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Packed strides in the memory order of the operand that decides the layout.
+    """Returns packed strides in the memory order of the operand that decides the layout.
 
     Pointwise: the largest operand of the result's rank (the first of equals).  Contractions: their first operand if
     it has the rank of an image, as convolutions keep NHWC in NHWC; matrix products are row-major.

@@ -30,7 +30,7 @@ MAX_RANK = 64
 
 
 def check_shape(shape: object) -> tuple[int, ...]:
-    """The shape as a tuple of ints.
+    """Returns the shape as a tuple of ints.
 
     Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits, and for more
     than `MAX_RANK` of them.
@@ -52,7 +52,7 @@ def check_shape(shape: object) -> tuple[int, ...]:
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as
+    """Returns strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as
     given).
     """
     strides = [0] * len(shape)
@@ -64,7 +64,7 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
 
 
 def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Strides of a packed tensor in a named layout (NCHW, NHWC, ..., contiguous, channels_last).
+    """Returns strides of a packed tensor in a named layout (NCHW, NHWC, ..., contiguous, channels_last).
 
     Raises LayoutError for a name that is unknown or of another rank.
     """
@@ -83,7 +83,9 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 
 
 def check_strides(shape: Sequence[int], strides: object) -> tuple[int, ...]:
-    """The strides as a tuple of ints; raises LayoutError if they do not fit the shape, are negative or overflow."""
+    """Returns the strides as a tuple of ints; raises LayoutError if they do not fit the shape, are negative or
+    overflow.
+    """
     try:
         result: tuple[int, ...] = several(integer)(strides)
     except Unfit:
@@ -98,14 +100,14 @@ def check_strides(shape: Sequence[int], strides: object) -> tuple[int, ...]:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last that a tensor touches, both included (0 if it has none)."""
+    """Returns elements from the first to the last that a tensor touches, both included (0 if it has none)."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
 
 
 def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest in memory.
+    """Returns dimensions from the slowest to the fastest in memory.
 
     Dimensions of size 1 have no place of their own in memory: they stay where they are among their neighbours, so
     that a packed NHWC tensor with one channel is still recognised as the NCHW tensor it also is.
@@ -116,7 +118,7 @@ def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share an address.
+    """Returns true if two elements may share an address.
 
     Sufficient test, as in NumPy and torch: sorted by stride, every dimension must step over all the faster ones.
     """
@@ -131,7 +133,7 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty
+    """Returns true if two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty
     tensors).
     """
     return 0 in shape or all(size == 1 or x == y for size, x, y in zip(shape, a, b))

@@ -59,7 +59,8 @@ _numbers = itertools.count()
 
 
 def load_graphs(file: str) -> list[Graph]:
-    """The graphs of ``FILE`` or ``FILE:name``, or of ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``, at least one.
+    """Returns the graphs of ``FILE`` or ``FILE:name``, or of ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``, at
+    least one.
 
     Raises FileError where the file is missing, a folder, no text, no Python, raises, exits, or holds no graph (or none
     of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.  Of
@@ -97,7 +98,7 @@ _ONNX = re.compile(r"(.*\.onnx)(?::([^/]*=[^/]*))?", re.IGNORECASE | re.DOTALL)
 
 
 def _shapes(text: str) -> dict[str, int | list[int]]:
-    """Sizes and shapes from ``batch=8,x=1x3x224x224``.  Raises FileError."""
+    """Returns sizes and shapes from ``batch=8,x=1x3x224x224``.  Raises FileError."""
     found: dict[str, int | list[int]] = {}
     for part in text.split(",") if text else ():
         name, _, sizes = part.rpartition("=")
@@ -109,7 +110,7 @@ def _shapes(text: str) -> dict[str, int | list[int]]:
 
 
 def _split(file: str) -> tuple[Path, str | None]:
-    """The absolute path and the name of ``FILE`` or ``FILE:name``; a file that exists is taken as it is."""
+    """Returns the absolute path and the name of ``FILE`` or ``FILE:name``; a file that exists is taken as it is."""
     text, colon, name = file.rpartition(":")
     if not os.path.lexists(file) and colon and name.isidentifier():
         return _absolute(text), name
@@ -217,7 +218,9 @@ def _blamed_on(path: Path) -> Iterator[None]:
 
 
 def _own_frames(trace: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:
-    """The frames in the user's file and in modules beside it: neither ours nor Python's nor those of packages."""
+    """Returns the frames in the user's file and in modules beside it: neither ours nor Python's nor those of
+    packages.
+    """
     ours = [Path(str(package.__file__)).parent for package in (fusegraph, codegen)]
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
 
@@ -270,7 +273,7 @@ def _graphs_of(path: Path, name: str, value: Any) -> list[Graph]:
 
 
 def _is_made(value: Any) -> bool:
-    """Whether a value is a graph already, ours or another library's."""
+    """Returns true if a value is a graph already, ours or another library's."""
     return isinstance(value, Graph) or is_pygraph(value) or is_program(value)
 
 
@@ -279,7 +282,9 @@ def _is_function(value: Any) -> bool:
 
 
 def _returns_graph(value: Any, module: ModuleType) -> bool:
-    """Whether a value is a function of the module that returns a Graph, by its annotation or, without one, its text."""
+    """Returns true if a value is a function of the module that returns a Graph, by its annotation or, without one,
+    its text.
+    """
     if not _is_function(value) or getattr(value, "__module__", None) != module.__name__:
         return False
     annotations = getattr(inspect.unwrap(value), "__annotations__", {})
@@ -295,7 +300,7 @@ def _returns_graph(value: Any, module: ModuleType) -> bool:
 
 
 def _returns_what_it_makes(function: Any, module: ModuleType) -> bool:
-    """Whether a function's text returns ``Graph(...)``, or a name that it binds to that.  Nothing is called."""
+    """Returns true if a function's text returns ``Graph(...)``, or a name that it binds to that.  Nothing is called."""
     tree = ast.parse(Path(str(module.__file__)).read_bytes())
     line, name = function.__code__.co_firstlineno, function.__name__
     named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
@@ -324,7 +329,7 @@ def _returns_what_it_makes(function: Any, module: ModuleType) -> bool:
 
 
 def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement and those in it, but not what belongs to functions and classes defined there."""
+    """Yields a statement and those in it, but not what belongs to functions and classes defined there."""
     yield node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(node):
@@ -332,7 +337,7 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _required(value: Any) -> list[str]:
-    """Parameters without a default of a function; none for a graph."""
+    """Returns parameters without a default of a function; none for a graph."""
     if not _is_function(value):
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -344,7 +349,7 @@ def _required(value: Any) -> list[str]:
 
 
 def _near_misses(module: ModuleType) -> str:
-    """What to change, if a function of the file comes close."""
+    """Returns what to change, if a function of the file comes close."""
     for name, value in vars(module).items():
         if _returns_graph(value, module):
             if required := _required(value):
@@ -354,7 +359,7 @@ def _near_misses(module: ModuleType) -> str:
 
 
 def _fingerprint(graph: Graph) -> tuple[Any, ...]:
-    """What two graphs have in common if they are the same, down to the bytes of their constants."""
+    """Returns what two graphs have in common if they are the same, down to the bytes of their constants."""
     tensors = tuple(
         (t.name, t.shape, t.strides, t.dtype.name, None if t.value is None else t.value.tobytes())
         for t in graph.tensors.values()

@@ -129,7 +129,7 @@ def resample(result: TensorType, x: Array, axis: int, index: Any, weights: Any =
 
 
 def _cubic(distance: Array, a: float = -0.75) -> Array:
-    """The kernel of Keys (1981)."""
+    """Returns the kernel of Keys (1981)."""
     t = np.abs(distance)
     near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
     return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
@@ -185,7 +185,7 @@ def grid_sample(
 
 
 def _within(index: Array, size: int, padding: str, align_corners: bool) -> tuple[Array, Array]:
-    """The elements that stand for those at any index, and where there is one: else it is zero."""
+    """Returns the elements that stand for those at any index, and where there is one: else it is zero."""
     i = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
     if padding == "reflection":
         line = [*range(size), *range(size - 2, 0, -1)] if align_corners else [*range(size), *range(size - 1, -1, -1)]

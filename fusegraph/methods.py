@@ -82,7 +82,9 @@ _KINDS: dict[str, Kind] = {
 
 
 def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a graph, tensors and other values as a method: it gets tensors of the graph, and plain values."""
+    """Returns a function of a graph, tensors and other values as a method: it gets tensors of the graph, and plain
+    values.
+    """
     signature = inspect.signature(function)
     label = function.__name__.strip("_")
 
@@ -106,7 +108,8 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(self: Operations, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
-    """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0.
+    """Returns the tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN
+    gives 0.
 
     What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
     (NaN where the dtype has no infinity).

@@ -454,7 +454,7 @@ class Operations(_Known):
 
         Accumulates in float32, for float64 in float64; integers in 64 bits if an operand or dtype has as many, else
         in 32, wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for integers
-        of 8 and 16 bits, float32 for fp8.  compute_dtype "tf32" lets float32 factors be rounded to the 11 significant
+        of 8 and 16 bits, float32 for fp8.  compute_dtype "tf32" lets float32 operands be rounded to the 11 significant
         bits of tf32 before they are multiplied; "fast_float_for_fp8" leaves sums of fp8 products to the tensor cores,
         some of which keep 14 bits, instead of adding them up in float32 after 128 products at most (default: what the
         graph says)."""
@@ -1473,37 +1473,37 @@ class Operations(_Known):
 
         dtype is that of the positions, int32 or int64.  It is made in one kernel with the elements themselves."""
     def split(self, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-        """The tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
+        """Returns the tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
 
         Raises ShapeError if the sizes are not those of the axis."""
     def flip(self, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-        """The elements in reverse along axes (None: all)."""
+        """Returns the elements in reverse along axes (None: all)."""
     def squeeze(self, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
     def unsqueeze(self, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
         """With new dimensions of size 1, which are the axes of these numbers in the result."""
     def space_to_depth(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
-        place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+        """Returns blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
+        Channel c and place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
 
         Any dtype.  Raises ShapeError unless every spatial size is a multiple of ``block``."""
     def depth_to_space(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
+        """Returns channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
         `space_to_depth` undoes.  torch's pixel_shuffle.
 
         Any dtype.  Raises ShapeError unless the channels are a multiple of block^n."""
     def where(self, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
-        """x where mask is true (not 0), y elsewhere; all broadcast."""
+        """Returns x where mask is true (not 0), y elsewhere; all broadcast."""
     def arange(
         self, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
     ) -> Tensor:
-        """start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
+        """Returns start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
 
         Those of integers are integers that the dtype holds.  Raises AttributeValueError."""
     def tril(self, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-        """The last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
+        """Returns the last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
     def triu(self, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-        """The last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
+        """Returns the last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
     def one_hot(
         self,
         index: Tensor,
@@ -1515,27 +1515,28 @@ class Operations(_Known):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
+        """Returns ``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
 
         index holds integers, of any shape; the result has its shape with the new axis, which is number ``axis`` of it.  on
         and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
         range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis)."""
     def take_along_axis(self, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-        """Element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
+        """Returns element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
 
         x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
         larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError."""
     def searchsorted(
         self, sequence: Tensor, values: Tensor, right: bool = False, dtype: Any = int32, *, name: str | None = None
     ) -> Tensor:
-        """How many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+        """Returns how many elements of a sorted sequence come before each value; ``right``: or are equal to it.
 
         sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
         have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
         of the promoted dtype.  It is what NumPy's searchsorted gives with side left or right; of rows that are not in order
         some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError."""
     def gather_nd(self, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
-        """Slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions of x behind
+        """Returns slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions
+        of x behind
         ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
 
         x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
@@ -1543,19 +1544,21 @@ class Operations(_Known):
     def scatter_nd(
         self, x: Tensor, index: Tensor, updates: Tensor, reduction: Reduction = "none", *, name: str | None = None
     ) -> Tensor:
-        """x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that the last
+        """Returns x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that
+        the last
         dimension of index has.  What is at a position outside of a dimension is left out.
 
         x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
         Raises DTypeError, ShapeError, AttributeValueError."""
     def einsum(self, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
-        """Sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix products.
+        """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix
+        products.
 
         Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
         dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
         Raises AttributeValueError, ShapeError."""
     def resample(self, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
-        """Weighted sums of elements along an axis: element i of the result is the sum over k of
+        """Returns weighted sums of elements along an axis: element i of the result is the sum over k of
         ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
 
         index (n,) or (n, taps) holds positions of the axis, weights are finite numbers of the same shape, for floats.  The
@@ -1563,7 +1566,7 @@ class Operations(_Known):
     def interpolate(
         self, x: Tensor, size: Any, mode: Mode = "nearest", align_corners: bool = False, *, name: str | None = None
     ) -> Tensor:
-        """An image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
+        """Returns an image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
 
         mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
         elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
@@ -1581,14 +1584,16 @@ class Operations(_Known):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """An image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C, positions...).
+        """Returns an image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C,
+        positions...).
 
         The last dimension of grid has a place along each spatial dimension, the last one first, from -1 to 1: from edge to
         edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
         cases to even), linear or cubic (-0.75).  Beyond the image there are zeros, its border, or its reflection.  As
         torch's grid_sample.  Raises AttributeValueError, ShapeError, DTypeError."""
     def cast(self, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
-        """The tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN gives 0.
+        """Returns the tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN
+        gives 0.
 
         What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
         (NaN where the dtype has no infinity)."""

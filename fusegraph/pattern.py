@@ -25,12 +25,12 @@ Operand: TypeAlias = "Pattern | str | float | EllipsisType"
 
 
 def constant(tensor: Tensor) -> float | None:
-    """The number that a tensor is, None if it is not a constant of one element."""
+    """Returns the number that a tensor is, None if it is not a constant of one element."""
     return float(tensor.value.reshape(-1)[0]) if tensor.value is not None and tensor.size == 1 else None
 
 
 def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
-    """The only node that takes a tensor; None if there are more, or none, or it is an output of the graph."""
+    """Returns the only node that takes a tensor; None if there are more, or none, or it is an output of the graph."""
     takers = graph.consumers(tensor)
     return takers[0] if len(takers) == 1 and tensor not in graph.outputs else None
 
@@ -61,14 +61,16 @@ class Found:
         return next(_all(self, [(pattern, name) for name, pattern in patterns.items()]), None)
 
     def must(self, reason: str, **patterns: Operand) -> Found:
-        """The same.  Raises Declined with the reason, in which names stand for tensors, if one of them does not."""
+        """Returns the same.  Raises Declined with the reason, in which names stand for tensors, if one of them does
+        not.
+        """
         found = self.where(**patterns)
         if found is None:
             raise Declined(reason.format(**{name: repr(t.name) for name, t in self.tensors.items()}))
         return found
 
     def onwards(self, name: str, pattern: Pattern, steps: int) -> Iterator[Found]:
-        """What matches a pattern among what at most so many nodes make of a tensor, the nearest first."""
+        """Yields what matches a pattern among what at most so many nodes make of a tensor, the nearest first."""
         level = [self[name]]
         for _ in range(steps):
             level = list(dict.fromkeys(n.output for t in level for n in self.graph.consumers(t)))
@@ -80,20 +82,20 @@ class Pattern:
     """Something that a tensor may be."""
 
     def match(self, graph: Graph, tensor: Tensor) -> Found | None:
-        """What a tensor of a graph is by the pattern, the first way to match it; None if there is none."""
+        """Returns what a tensor of a graph is by the pattern, the first way to match it; None if there is none."""
         return next(self.ways(Found(graph), tensor), None)
 
     def ways(self, found: Found, tensor: Tensor) -> Iterator[Found]:
-        """All ways to match a tensor, given what is found by now."""
+        """Returns all ways to match a tensor, given what is found by now."""
         node = found.graph.producer(tensor)
         return iter(()) if node is None else self.of(found, node)
 
     def of(self, found: Found, node: Node) -> Iterator[Found]:
-        """All ways to match the result of a node, which need not be in the graph."""
+        """Returns all ways to match the result of a node, which need not be in the graph."""
         raise NotImplementedError
 
     def fits(self, graph: Graph, node: Node) -> bool:
-        """Whether the result of a node matches."""
+        """Returns true if the result of a node matches."""
         return any(self.of(Found(graph), node))
 
     def __or__(self, other: Operand) -> Either:
@@ -126,7 +128,7 @@ class Either(Pattern):
 
 
 def repeated(inner: Operand, *steps: Callable[[Pattern], Pattern]) -> Pattern:
-    """A pattern, or steps of it, or steps of those, and so on."""
+    """Returns a pattern, or steps of it, or steps of those, and so on."""
     result = Either(inner)
     result.patterns += [step(result) for step in steps]
     return result
@@ -143,19 +145,19 @@ class Made(Pattern):
     by: Callable[[Found, Node], bool] = lambda _, __: True
 
     def named(self, name: str) -> Made:
-        """The same, with a name for the result."""
+        """Returns the same, with a name for the result."""
         return replace(self, name=name)
 
     def when(self, by: Callable[[Found, Node], bool]) -> Made:
-        """The same, where this holds of the node, given what is found by now."""
+        """Returns the same, where this holds of the node, given what is found by now."""
         return replace(self, by=by)
 
     def once(self) -> Made:
-        """The same, where the result has one consumer and is no output of the graph."""
+        """Returns the same, where the result has one consumer and is no output of the graph."""
         return self.when(lambda found, node: only_consumer(found.graph, node.output) is not None)
 
     def built(self, found: Found, *outputs: Tensor) -> Node:
-        """The node of the op that has the tensors that its operands name, and such results."""
+        """Returns the node of the op that has the tensors that its operands name, and such results."""
         ((entry,), operands) = self.ops, tuple(found[o.name] for o in self.operands or () if isinstance(o, Is))
         return Node(entry, operands, self.attributes, *outputs)
 
@@ -174,7 +176,7 @@ class Made(Pattern):
 
 
 def made_by(ops: Iterable[Op], *operands: Operand, **attributes: Any) -> Made:
-    """The result of one of some ops, of such operands (none: of any)."""
+    """Returns the result of one of some ops, of such operands (none: of any)."""
     return Made(frozenset(ops), tuple(map(_pattern, operands)) or None, attributes)
 
 
@@ -197,7 +199,7 @@ def _pattern(operand: Operand) -> Pattern:
 
 
 def _all(found: Found, pairs: Sequence[tuple[Operand, Tensor | str]]) -> Iterator[Found]:
-    """All ways to match all of some tensors, or of those with names."""
+    """Yields all ways to match all of some tensors, or of those with names."""
     if not pairs:
         yield found
         return

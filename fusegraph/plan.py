@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TypeAlias
 
 from codegen import KernelSpec, Schedule, best_schedule, render
-from codegen.anonymous import anonymous
+from codegen.canonical import canonical
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
-from codegen.lasting import nothing_lasting
+from codegen.l2_policy import nothing_lasting
 from codegen.naming import Identifiers
 from codegen.spec import KernelSource
 from codegen.target import PORTABLE, Target
@@ -149,14 +149,14 @@ _Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
 def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
-    """The schedules of a partition's groups, in order.  Raises NoKernel if there is none for some of them."""
+    """Returns the schedules of a partition's groups, in order.  Raises NoKernel if there is none for some of them."""
     choices: dict[str, Choice] = {}
     without: list[tuple[Sequence[Node], str]] = []
     found = []
     for group in partition.groups:
         if group.family == "view":
             continue
-        alike = repr(anonymous(group.lowered.spec))
+        alike = repr(canonical(group.lowered.spec))
         try:
             choices[alike] = choices.get(alike) or choose(group.lowered.spec, group)
         except Declined as reason:
@@ -169,7 +169,7 @@ def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
 
 
 def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
-    """The kernels of groups; those that are ``turned`` begin at the end of memory, operands of those that are
+    """Returns the kernels of groups; those that are ``turned`` begin at the end of memory, operands of those that are
     ``cached`` are in the L2 cache.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a

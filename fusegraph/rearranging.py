@@ -12,7 +12,7 @@ from fusegraph.values import MOST_ENTRIES
 
 
 def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """The tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
+    """Returns the tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
 
     Raises ShapeError if the sizes are not those of the axis.
     """
@@ -35,7 +35,7 @@ def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0
 
 
 def flip(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """The elements in reverse along axes (None: all)."""
+    """Returns the elements in reverse along axes (None: all)."""
     chosen = normal_axes(axes, x.rank)
     return self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
 
@@ -57,8 +57,8 @@ def unsqueeze(self: Operations, x: Tensor, axes: int | Sequence[int], *, name: s
 
 
 def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-    """Blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.  Channel c and
-    place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+    """Returns blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
+    Channel c and place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
 
     Any dtype.  Raises ShapeError unless every spatial size is a multiple of ``block``.
     """
@@ -72,7 +72,7 @@ def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None 
 
 
 def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-    """Channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
+    """Returns channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
     `space_to_depth` undoes.  torch's pixel_shuffle.
 
     Any dtype.  Raises ShapeError unless the channels are a multiple of block^n.

@@ -29,7 +29,7 @@ _MODES = get_args(Mode)
 def resample(
     self: Operations, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None
 ) -> Tensor:
-    """Weighted sums of elements along an axis: element i of the result is the sum over k of
+    """Returns weighted sums of elements along an axis: element i of the result is the sum over k of
     ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
 
     index (n,) or (n, taps) holds positions of the axis, weights are finite numbers of the same shape, for floats.  The
@@ -71,7 +71,7 @@ def resample(
 
 
 def _taken(graph: Operations, x: Tensor, axis: int, index: Array, name: str | None) -> Tensor:
-    """The elements at known positions: a slice or a repetition where they are one, else a gather."""
+    """Returns the elements at known positions: a slice or a repetition where they are one, else a gather."""
     size, count = x.shape[axis], len(index)
     step = int(index[1]) - int(index[0]) if count > 1 else 1
     if count and step and np.array_equal(index, index[0] + step * np.arange(count)):
@@ -112,7 +112,7 @@ def interpolation(
     cubic: float = -0.75,
     exclude_outside: bool = False,
 ) -> tuple[Array, Array]:
-    """(index, weights) of the elements around positions on an axis of some size, for `resample`.
+    """Returns (index, weights) of the elements around positions on an axis of some size, for `resample`.
 
     positions (new,), in elements of the axis -> both (new, taps).  mode is linear or cubic (Keys 1981, whose
     coefficient is ``cubic``).  scale, below 1, widens the filter as for an image that shrinks by it, against aliasing.
@@ -153,7 +153,7 @@ def interpolate(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """An image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
+    """Returns an image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
 
     mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
     elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
@@ -206,7 +206,8 @@ def grid_sample(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """An image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C, positions...).
+    """Returns an image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C,
+    positions...).
 
     The last dimension of grid has a place along each spatial dimension, the last one first, from -1 to 1: from edge to
     edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
@@ -250,8 +251,8 @@ def grid_sample(
 def around(
     graph: Operations, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """(index, weight) of the elements around coordinates of a dimension, weights None where they are all 1: for mode
-    and padding as `grid_sample` has them.
+    """Returns (index, weight) of the elements around coordinates of a dimension, weights None where they are all 1:
+    for mode and padding as `grid_sample` has them.
     """
     weights: list[Tensor | None] = [None]
     if mode == "nearest":
@@ -275,7 +276,7 @@ def around(
 
 
 def _filter(graph: Operations, distance: Tensor, mode: str, a: float = -0.75) -> Tensor:
-    """The weight of an element at a distance: `interpolation`'s, of a tensor."""
+    """Returns the weight of an element at a distance: `interpolation`'s, of a tensor."""
     if mode == "linear":
         return graph.sub(1.0, distance)
     square = graph.mul(distance, distance)

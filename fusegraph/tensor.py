@@ -21,8 +21,8 @@ _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
 
 def check_name(what: str, name: object) -> str:
-    """A name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( ) , + @ #
-    -``.
+    """Returns a name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( )
+    , + @ # -``.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise GraphError(
@@ -33,8 +33,8 @@ def check_name(what: str, name: object) -> str:
 
 
 def _operator(op: str, truth: str | None = None, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """A method for an operator of two operands; booleans are combined by the op of truth values, if there is one: masks
-    are recognised by it.
+    """Returns a method for an operator of two operands; booleans are combined by the op of truth values, if there is
+    one: masks are recognised by it.
     """
 
     def method(self: Tensor, other: Any) -> Tensor:
@@ -145,18 +145,21 @@ class Tensor:
     __iter__ = None  # indexing would make one, of a slice an element
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with arrays (see
+        """Returns basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with
+        arrays (see
         `Graph.gather`).  Raises AttributeValueError for other keys, ShapeError for integers out of range and too many.
         """
         return _index(self, key)
 
     def reshape(self, *shape: Any) -> Tensor:
-        """`Graph.reshape`, of a shape or of so many sizes."""
+        """Returns `Graph.reshape`, of a shape or of so many sizes."""
         given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
         return self._op("reshape", self, shape=given)
 
     def transpose(self, *perm: Any) -> Tensor:
-        """`Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are reversed."""
+        """Returns `Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are
+        reversed.
+        """
         given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
         return self._op("transpose", self, perm=given)
 
@@ -167,7 +170,7 @@ class Tensor:
 
 
 def _index(x: Tensor, key: Any) -> Tensor:
-    """A slice of the tensor, reshaped."""
+    """Returns a slice of the tensor, reshaped."""
     keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
     used = sum(one is not None and one is not Ellipsis for one in keys)
     if used > x.rank:
@@ -202,7 +205,7 @@ def _index(x: Tensor, key: Any) -> Tensor:
 
 
 def _key(x: Tensor, one: Any) -> Any:
-    """An index as None, ``...``, an int or a slice of ints."""
+    """Returns an index as None, ``...``, an int or a slice of ints."""
     try:
         if isinstance(one, slice):
             return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
@@ -214,7 +217,7 @@ def _key(x: Tensor, one: Any) -> Any:
 
 
 def _is_truth(operand: Any) -> bool:
-    """Whether an operand of an operator is boolean."""
+    """Returns true if an operand of an operator is boolean."""
     if isinstance(operand, Tensor):
         return operand.dtype.is_bool
     return isinstance(operand, bool | np.bool_) or (isinstance(operand, np.ndarray) and operand.dtype == np.bool_)

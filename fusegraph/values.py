@@ -30,7 +30,7 @@ class Unfit(Exception):
 
 
 def integer(value: Any) -> int:
-    """An integer of at most 64 bits, from anything with ``__index__`` but truth values."""
+    """Returns an integer of at most 64 bits, from anything with ``__index__`` but truth values."""
     if type(value) is not int:
         if isinstance(value, (bool, np.bool_)) or not hasattr(type(value), "__index__"):
             raise Unfit("an integer")
@@ -41,14 +41,14 @@ def integer(value: Any) -> int:
 
 
 def position(value: Any) -> int:
-    """An integer; one beyond 64 bits as the greatest or least of these, for where slices begin and end."""
+    """Returns an integer; one beyond 64 bits as the greatest or least of these, for where slices begin and end."""
     if type(value) is int and not -_LONGEST <= value < _LONGEST:
         return _LONGEST - 1 if value > 0 else -_LONGEST
     return integer(value)
 
 
 def number(value: Any) -> float | int:
-    """A number that is not NaN: an integer of at most 64 bits, or a float."""
+    """Returns a number that is not NaN: an integer of at most 64 bits, or a float."""
     if isinstance(value, (bool, np.bool_)):
         raise Unfit("a number")
     if hasattr(type(value), "__index__"):
@@ -60,7 +60,7 @@ def number(value: Any) -> float | int:
 
 
 def _is_extended(value: Any) -> bool:
-    """Whether a value is a number of ml_dtypes: NumPy scalars that are no `np.floating`."""
+    """Returns true if a value is a number of ml_dtypes: NumPy scalars that are no `np.floating`."""
     return isinstance(value, np.generic) and value.dtype.kind == "V" and hasattr(value, "__float__")
 
 
@@ -72,7 +72,7 @@ def _real(value: Any) -> float:
 
 
 def any_number(value: Any) -> float | int | bool:
-    """A number, NaN among them, or a truth value."""
+    """Returns a number, NaN among them, or a truth value."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, (float, np.floating)) and value != value:
@@ -81,21 +81,21 @@ def any_number(value: Any) -> float | int | bool:
 
 
 def flag(value: Any) -> bool:
-    """True or False."""
+    """Returns True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise Unfit("True or False")
     return bool(value)
 
 
 def word(value: Any) -> str:
-    """A text."""
+    """Returns a text."""
     if not isinstance(value, str):
         raise Unfit("a text")
     return str(value)
 
 
 def dtype(value: Any) -> DType:
-    """A dtype.  Raises DTypeError, too."""
+    """Returns a dtype.  Raises DTypeError, too."""
     try:
         return as_dtype(value)
     except DTypeError:
@@ -105,7 +105,7 @@ def dtype(value: Any) -> DType:
 
 
 def array(value: Any) -> np.ndarray[Any, Any]:
-    """Numbers, as a NumPy array."""
+    """Returns numbers, as a NumPy array."""
     found: np.ndarray[Any, Any] = _asked(lambda: np.asarray(value), "an array of numbers")
     if found.dtype.kind not in "biuf":
         raise Unfit("an array of numbers")
@@ -113,7 +113,7 @@ def array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def optional(kind: Kind) -> Kind:
-    """None, or a value of a kind."""
+    """Returns None, or a value of a kind."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -127,7 +127,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def several(kind: Kind) -> Kind:
-    """A sequence of values of a kind, as a tuple."""
+    """Returns a sequence of values of a kind, as a tuple."""
 
     def check(value: Any) -> tuple[Any, ...]:
         wanted = f"a sequence, each entry {_name(kind)}"
@@ -145,7 +145,7 @@ def several(kind: Kind) -> Kind:
 
 
 def one_or_several(kind: Kind) -> Kind:
-    """A value of a kind, or a sequence of such values."""
+    """Returns a value of a kind, or a sequence of such values."""
     many = several(kind)
 
     def check(value: Any) -> Any:
@@ -163,7 +163,7 @@ def one_or_several(kind: Kind) -> Kind:
 
 
 def plain(value: Any, depth: int = 3) -> Any:
-    """Any of these, where nothing is declared."""
+    """Returns any of these, where nothing is declared."""
     if value is None or isinstance(value, DType):
         return value
     for kind in (flag, number, word, dtype):
@@ -177,7 +177,7 @@ def plain(value: Any, depth: int = 3) -> Any:
 
 
 def _name(kind: Kind) -> str:
-    """What the values of a kind are called: what it says of one that is none."""
+    """Returns what the values of a kind are called: what it says of one that is none."""
     try:
         kind(object())
     except Unfit as wanted:
@@ -188,7 +188,7 @@ def _name(kind: Kind) -> str:
 
 
 def _asked(question: Callable[[], Any], wanted: str) -> Any:
-    """What an object answers; Unfit if it raises something."""
+    """Returns what an object answers; Unfit if it raises something."""
     try:
         return question()
     except Exception:

@@ -35,7 +35,7 @@ def attention(
     weigh: Tensor | None = None,
     modify: Callable[[Tensor, int, int], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result, and of each query the logarithm of the sum of exponentials, the largest score and the sum.
+    """Returns the result, and of each query the logarithm of the sum of exponentials, the largest score and the sum.
 
     lengths: (queries, keys) of each batch; left: keys must be after query - left, right: and not after query + right,
     counted from the ends if at the bottom; allowed and weigh, (B, H, Sq, Skv): which keys may be met, and what
@@ -85,7 +85,7 @@ def attention(
 
 
 def gradients(loss: Tensor, wanted: Sequence[Tensor], *operands: Tensor, **how: Any) -> list[Tensor]:
-    """Those of `attention` by some tensors among its arguments, which require one."""
+    """Returns those of `attention` by some tensors among its arguments, which require one."""
     out = attention(*operands, **how)[0]
     if not out.requires_grad:  # there is no query
         return [torch.zeros_like(x) for x in wanted]

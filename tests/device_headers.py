@@ -20,7 +20,9 @@ _LIBRARY: dict[str, str | None] = {}
 
 @cache
 def _definitions() -> dict[str, set[str]]:
-    """Functions, types and namespaces of the device library, and the headers that have them; no static members."""
+    """Returns functions, types and namespaces of the device library, and the headers that have them; no static
+    members.
+    """
     found: dict[str, set[str]] = {}
     for path in HEADER_FOLDER.glob("*.cuh"):
         for names in _DEFINITION.findall(_COMMENT.sub("", path.read_text("utf-8"))):
@@ -29,7 +31,7 @@ def _definitions() -> dict[str, set[str]]:
 
 
 def missing_headers(code: str) -> dict[str, list[str]]:
-    """What a kernel uses of the device library and does not include, with the headers that have it."""
+    """Returns what a kernel uses of the device library and does not include, with the headers that have it."""
     included, defined = headers_of(code, _LIBRARY).keys(), _definitions()
     used = dict.fromkeys(_USE.findall(_COMMENT.sub("", code)))
     own = (

@@ -46,7 +46,9 @@ def leave_out_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def executables(
     graphs: Sequence[fg.Graph], *, fusion: bool = True, arch: str | None = None, **options: Any
 ) -> list[CpuExecutable]:
-    """CPU executables of several graphs, their kernels built by one call of the host compiler.  options: `Options`."""
+    """Returns CPU executables of several graphs, their kernels built by one call of the host compiler.  options:
+    `Options`.
+    """
     order: Order = "late" if arch == "sm_90a" else "forward"  # where warpgroups work together one warp may be late
     if arch is not None:
         options["target"] = target(arch)
@@ -65,7 +67,9 @@ def check_all(
     arch: str | None = None,
     **options: Any,
 ) -> list[CheckResult]:
-    """Every graph's kernels on the CPU against the reference, built together; raises AssertionError for those wrong."""
+    """Returns every graph's kernels on the CPU against the reference, built together; raises AssertionError for
+    those wrong.
+    """
     strict = bool(options.get("strict"))
     made = executables(graphs, fusion=fusion, arch=arch, **options)
     results = [check_executable(e, inputs(e.graph), strict=strict) for e in made]
@@ -81,7 +85,7 @@ def check_on_gpu(
     fusion: bool = True,
     **options: Any,
 ) -> list[CheckResult]:
-    """`check_all` on the first GPU."""
+    """Returns `check_all` on the first GPU."""
     made = gpu_executables(graphs, fusion=fusion, **options)
     results = [check_executable(e, inputs(e.graph), strict=bool(options.get("strict"))) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
@@ -90,7 +94,7 @@ def check_on_gpu(
 
 
 def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **options: Any) -> list[CudaExecutable]:
-    """CUDA executables of several graphs, their kernels compiled in parallel."""
+    """Returns CUDA executables of several graphs, their kernels compiled in parallel."""
     here = driver.properties(0).target
     compile_for(here.arch.name, graphs, fusion=fusion, target=here, **options)
     return [CudaExecutable(g, Options(**options), fusion=fusion) for g in graphs]
@@ -99,8 +103,8 @@ def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **option
 def compile_for(
     arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, choose: Chooser | None = None, **options: Any
 ) -> list[nvrtc.CompiledKernel]:
-    """All kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the schedules that
-    ``choose`` takes, by default the target's.
+    """Returns all kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the
+    schedules that ``choose`` takes, by default the target's.
     """
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion, choose=choose).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
@@ -108,7 +112,7 @@ def compile_for(
 
 
 def quick(first: T, *others: T) -> list[Any]:
-    """Parameters of a test, all but the first left to the slow tier."""
+    """Returns parameters of a test, all but the first left to the slow tier."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
 
 
@@ -117,7 +121,7 @@ QUICK_ARCHS = quick("sm_90a", "sm_80", "sm_120")
 
 
 def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
-    """What of the items is compiled for an architecture: a third, different ones for each of `ARCHS`.
+    """Returns what of the items is compiled for an architecture: a third, different ones for each of `ARCHS`.
 
     For sources that do not depend on the architecture: each of them is compiled, and some of each kind everywhere.
     ``shift`` changes which, where several lists are much alike.
@@ -126,13 +130,13 @@ def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:
-    """Share of output elements for which the error analysis lets anything pass."""
+    """Returns share of output elements for which the error analysis lets anything pass."""
     undecided = sum(o.undecided for r in results for o in r.outputs)
     return undecided / max(sum(t.size for g in graphs for t in g.outputs), 1)
 
 
 def show(graph: fg.Graph) -> str:
-    """A graph's tensors and nodes, one a line."""
+    """Returns a graph's tensors and nodes, one a line."""
     tensors = [f"  {t!r}{' constant' if t.is_constant else ''}" for t in graph.tensors.values()]
     nodes = [f"  {n!r} {dict(n.attributes)}" for n in graph.nodes]
     return "\n".join([repr(graph), *tensors, *nodes])

@@ -110,7 +110,9 @@ MORE: dict[str, Callable[[], Any]] = {
 
 
 def fault(call: Callable[[Any], object], make: Callable[[], Any]) -> str | None:
-    """What is wrong with how a call takes a value: an error that is not ours, or no answer in time; None if nothing."""
+    """Returns what is wrong with how a call takes a value: an error that is not ours, or no answer in time; None if
+    nothing.
+    """
     try:
         with _deadline():
             call(make())

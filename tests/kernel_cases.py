@@ -46,7 +46,7 @@ class Case:
 
 
 def executable(case: Case) -> CpuExecutable:
-    """The case's Executable, not yet built, with its schedule."""
+    """Returns the case's Executable, not yet built, with its schedule."""
     options = replace(case.options, target=target(case.arch)) if case.arch else case.options
     made = CpuExecutable(case.graph, options, fusion=case.fusion, lazy=True)
     assert made.plan is not None
@@ -54,7 +54,7 @@ def executable(case: Case) -> CpuExecutable:
         kernels = []
         for kernel in made.plan.kernels:
             spec = kernel.group.lowered.spec
-            if kernel.group.family in ("contraction", "window", "winograd"):
+            if kernel.group.family in ("contraction", "direct_convolution", "winograd"):
                 spec = replace(spec, name=kernel.name)
                 kernel = replace(kernel, source=rendered(spec, case.schedule(spec)))
             kernels.append(kernel)
@@ -64,7 +64,7 @@ def executable(case: Case) -> CpuExecutable:
 
 
 def rendered(spec: Any, schedule: Any) -> KernelSource:
-    """The kernel of a spec with a schedule of its own."""
+    """Returns the kernel of a spec with a schedule of its own."""
     return codegen.render(spec, schedule)
 
 
@@ -100,7 +100,9 @@ def check_cases(cases: Iterable[Case | Graph], *, guard: bool = False) -> list[C
 
 
 def run_guarded(exe: CpuExecutable, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The outputs, and what the Executable does to memory that is not its own or leaves unwritten of what is."""
+    """Returns the outputs, and what the Executable does to memory that is not its own or leaves unwritten of what
+    is.
+    """
     outputs: dict[str, Any] = {}
     found = []
     for flush in ("end", "start"):
@@ -125,14 +127,14 @@ def run_guarded(exe: CpuExecutable, given: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _untouched(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """An array in a tensor's layout with every byte, gaps included, at the pattern."""
+    """Returns an array in a tensor's layout with every byte, gaps included, at the pattern."""
     size = tensor.dtype.itemsize
     base = np.full(max(extent(tensor.shape, tensor.strides), 1) * size, PATTERN, np.uint8)
     return np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=tuple(s * size for s in tensor.strides))
 
 
 def describe(graph: Graph) -> str:
-    """Inputs, ops and attributes of a graph in one line."""
+    """Returns inputs, ops and attributes of a graph in one line."""
     inputs = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}/{list(t.strides)}" for t in graph.inputs)
     nodes = "; ".join(
         f"{n.name} = {n.op.name}({', '.join(t.name for t in n.inputs)}"

@@ -22,7 +22,7 @@ def tensor(name, array):
 
 
 def model(nodes, inputs, outputs, initializers=(), opset=21, functions=(), opsets=()):
-    """A model of nodes given as (operator, inputs, outputs, attributes)."""
+    """Returns a model of nodes given as (operator, inputs, outputs, attributes)."""
     made = [
         node
         if isinstance(node, onnx.NodeProto)
@@ -45,7 +45,7 @@ def error(proto, kind=ModelError, **options):
 
 
 def one(operator, *shapes, attributes=None, opset=21, element=F, inputs="abcdef", outputs="y"):
-    """A model of one node."""
+    """Returns a model of one node."""
     names = inputs[: len(shapes)]
     return model(
         [(operator, " ".join(names), outputs, attributes or {})],
@@ -75,7 +75,7 @@ def expected(x, proto):
 
 
 def save(proto, folder, name="net.onnx"):
-    """The path of a file of a model, or of these bytes."""
+    """Returns the path of a file of a model, or of these bytes."""
     path = folder / name
     path.write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
     return str(path)

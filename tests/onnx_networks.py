@@ -40,7 +40,9 @@ class Writer:
 
 
 def convolutional(dtype: Any = np.float32, channels: int = 16, size: int = 24, classes: int = 10) -> ModelProto:
-    """A residual block, and one with depthwise convolution, squeeze and excitation; images (batch, 3, size, size)."""
+    """Returns a residual block, and one with depthwise convolution, squeeze and excitation; images (batch, 3, size,
+    size).
+    """
     g = Writer(dtype)
 
     def normal(x: str, count: int) -> str:
@@ -66,7 +68,7 @@ def convolutional(dtype: Any = np.float32, channels: int = 16, size: int = 24, c
 
 
 def transformer(dtype: Any = np.float32, width: int = 64, heads: int = 4, length: int = 32) -> ModelProto:
-    """A block of GPT-2: sequences (batch, length, width), of which the shapes are computed as exporters do."""
+    """Returns a block of GPT-2: sequences (batch, length, width), of which the shapes are computed as exporters do."""
     g = Writer(dtype)
 
     def linear(x: str, inner: int, out: int) -> str:

@@ -52,7 +52,7 @@ class Outcome:
 
 
 def cases() -> list[Any]:
-    """All node tests, with their data."""
+    """Returns all node tests, with their data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: list[Any] = load_model_tests(kind="node")
@@ -64,13 +64,15 @@ def array(value: Any) -> Any:
 
 
 def strict(model: onnx.ModelProto) -> bool:
-    """Whether each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as ours."""
+    """Returns true if each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as
+    ours.
+    """
     every = (*model.graph.input, *model.graph.output)
     return all(value.type.tensor_type.elem_type not in _HALVES for value in every)
 
 
 def run(tests: list[Any], engine: str = "reference") -> Outcome:
-    """Every test within its own tolerance.  What the importer has nothing for is skipped; nothing else is."""
+    """Returns every test within its own tolerance.  What the importer has nothing for is skipped; nothing else is."""
     outcome = Outcome()
     for first in range(0, len(tests), TOGETHER):
         ready: dict[str, Any] = {}
@@ -94,14 +96,14 @@ def run(tests: list[Any], engine: str = "reference") -> Outcome:
 
 
 def inputs(test: Any) -> dict[str, Any]:
-    """The inputs of a test by name."""
+    """Returns the inputs of a test by name."""
     (data,) = test.data_sets
     names = (v.name for v in test.model.graph.input)
     return {name: array(x) for name, x in zip(names, data[0])}
 
 
 def _prepared(test: Any, engine: str) -> tuple[Model, Executable]:
-    """The model of a test and what runs it; kernels are not built yet."""
+    """Returns the model of a test and what runs it; kernels are not built yet."""
     rounded = strict(test.model)
     model = Backend.prepare(test.model, engine="reference").model(inputs(test))
     if engine == "cpu":
@@ -135,7 +137,7 @@ def floats(x: Any) -> bool:
 
 
 def exactly(model: onnx.ModelProto, given: dict[str, Any]) -> list[Any]:
-    """What ONNX's evaluator makes of a model in which all floats are of 64 bits."""
+    """Returns what ONNX's evaluator makes of a model in which all floats are of 64 bits."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     for message in messages(wide):
@@ -151,7 +153,7 @@ def exactly(model: onnx.ModelProto, given: dict[str, Any]) -> list[Any]:
 
 
 def messages(message: Message) -> Iterator[Message]:
-    """A protocol buffer and all those in it."""
+    """Yields a protocol buffer and all those in it."""
     yield message
     for what, value in message.ListFields():
         if what.type == FieldDescriptor.TYPE_MESSAGE:
@@ -160,7 +162,8 @@ def messages(message: Message) -> Iterator[Message]:
 
 
 def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """What docs/onnx.md says of a run on several engines: numbers, each test that is skipped counted under its first
+    """Returns what docs/onnx.md says of a run on several engines: numbers, each test that is skipped counted under
+    its first
     reason.  What is skipped is the same on all of them: the importer decides.
     """
     first, *others = outcomes.values()

@@ -169,12 +169,12 @@ class GraphAuthor(NodeAuthor):
             self.define(f"{gradients}[{n}]")
 
     def whole(self, shape: tuple[int, ...], most: int) -> str:
-        """A constant of integers that are not negative."""
+        """Returns a constant of integers that are not negative."""
         seed = self.draw.integer(0, 9)
         return self.define(f"g.constant(np.random.default_rng({seed}).integers(0, {most + 1}, {shape}), dtype='int32')")
 
     def scale(self, usual: float) -> str:
-        """The number that tensors of 8-bit floats are multiplied with: a usual one, or any."""
+        """Returns the number that tensors of 8-bit floats are multiplied with: a usual one, or any."""
         if self.chance(30):
             return self.input((1, 1, 1, 1), "float32")
         return self.define(f"g.constant(np.full((1, 1, 1, 1), {usual}), dtype='float32')")
@@ -339,21 +339,21 @@ class GraphAuthor(NodeAuthor):
         w = self.input((filters, channels // groups, *taps), dtype)
         self.gate(self.define(f"g.conv_fprop({x}, {w}, {how})"), w)
 
-    def gate(self, product: str, factor: str) -> None:
-        """Sometimes the same product with another second factor, and a node that takes both."""
+    def gate(self, product: str, operand: str) -> None:
+        """Sometimes the same product with another operand B, and a node that takes both."""
         if not self.chance(15):
             return
         expression = self.lines[-1].split(" = ", 1)[1]
-        declared = next(line for line in self.lines if line.startswith(f"{factor} = "))
+        declared = next(line for line in self.lines if line.startswith(f"{operand} = "))
         other = self.define(f"g.tensor('factor{len(self.names)}', {declared.split(', ', 1)[1]}")
-        self.consumed |= {product, other, factor}
-        both = self.define(re.sub(rf"\b{factor}\b", other, expression))
+        self.consumed |= {product, other, operand}
+        both = self.define(re.sub(rf"\b{operand}\b", other, expression))
         self.consumed.add(both)
         first, second = self.number(product), self.number(both)
         self.define(f"g.{self.draw.pick(('mul', 'mul', 'add', 'max', 'min'))}({first}, {second})")
 
     def backward(self, loss: str, per_group: int, groups: int, taps: Sequence[int], how: str, dtype: str) -> bool:
-        """A transposed convolution of a tensor, if the padding leaves a result that is not too large."""
+        """Returns a transposed convolution of a tensor, if the padding leaves a result that is not too large."""
         filters, *positions = self.tensor(loss).shape[1:]
         keys: dict[str, Any] = eval(f"dict({how})")
         smallest = smallest_sizes(positions, taps, keys["stride"], keys["padding"], keys["dilation"])

@@ -110,7 +110,7 @@ class NodeAuthor:
     # ---- operands
 
     def broadcastable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape that broadcasts to a shape: itself, with dimensions of 1, or without its first."""
+        """Returns a shape that broadcasts to a shape: itself, with dimensions of 1, or without its first."""
         kind = self.draw.pick(("same", "same", "ones", "short", "both"))
         result = list(shape)
         if kind in ("ones", "both"):
@@ -127,7 +127,9 @@ class NodeAuthor:
         return self.define(f"g.tensor({name!r}, {shape}, {dtype!r}{self.layout(shape)})")
 
     def layout(self, shape: tuple[int, ...], *, repeats: bool = True) -> str:
-        """``, layout=...`` or ``, strides=...``: packed in some order, with gaps, or repeating along a dimension."""
+        """Returns ``, layout=...`` or ``, strides=...``: packed in some order, with gaps, or repeating along a
+        dimension.
+        """
         rank = len(shape)
         kind = self.draw.pick(("plain", "plain", "plain", "plain", "permuted", "padded", "repeated", "channels_last"))
         if kind == "channels_last" and rank >= 3:
@@ -150,7 +152,7 @@ class NodeAuthor:
         return f", strides={tuple(strides)}"
 
     def any(self) -> str:
-        """Some tensor, more likely a recent one."""
+        """Returns some tensor, more likely a recent one."""
         if self.chance(60):
             name = self.names[-1]
         else:
@@ -159,7 +161,7 @@ class NodeAuthor:
         return name
 
     def fitting(self, shape: tuple[int, ...]) -> str:
-        """A tensor that broadcasts with a shape without making it much larger, else a new one."""
+        """Returns a tensor that broadcasts with a shape without making it much larger, else a new one."""
         fits = []
         for name in self.names:
             try:
@@ -182,13 +184,13 @@ class NodeAuthor:
         return self.define(f"g.constant(np.random.default_rng({seed}).integers(-4, 5, {shape}) / 4, dtype={dtype!r})")
 
     def real(self, name: str) -> str:
-        """The tensor, cast to a float if it is none."""
+        """Returns the tensor, cast to a float if it is none."""
         if self.tensor(name).dtype.is_float:
             return name
         return self.define(f"g.cast({name}, {self.draw.pick(FLOATS[:3])!r})")
 
     def number(self, name: str) -> str:
-        """The tensor, cast to a number if it is bool."""
+        """Returns the tensor, cast to a number if it is bool."""
         if not self.tensor(name).dtype.is_bool:
             return name
         return self.define(f"g.cast({name}, {self.draw.pick(('float32', 'int32', 'int8'))!r})")

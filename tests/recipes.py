@@ -57,13 +57,13 @@ THEMES = ("pointwise", "matmul", "conv", "rows", "pool")
 
 
 def seeded(seed: int, *, themes: Sequence[str] = THEMES) -> Recipe:
-    """The random graph of a seed."""
+    """Returns the random graph of a seed."""
     return draw_recipe(Seeded(seed), themes)
 
 
 @st.composite
 def recipes(draw: Callable[..., Any], themes: Sequence[str] = THEMES) -> Recipe:
-    """Random graphs for hypothesis."""
+    """Returns random graphs for hypothesis."""
     return draw_recipe(Drawn(draw), themes)
 
 
@@ -76,7 +76,7 @@ class WrongGraph(AssertionError):
 
 
 def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
-    """The recipes' graphs on the CPU engine against the reference, built together.
+    """Returns the recipes' graphs on the CPU engine against the reference, built together.
 
     Raises WrongGraph for the first that is wrong or does not get that far.
     """
@@ -97,7 +97,7 @@ def _check(given: Sequence[Recipe]) -> list[CheckResult]:
 
 
 def failure(recipe: Recipe) -> str | None:
-    """What is wrong with a recipe's graph on the CPU engine; None if nothing is."""
+    """Returns what is wrong with a recipe's graph on the CPU engine; None if nothing is."""
     try:
         (result,) = _check([recipe])
     except FusegraphError as error:
@@ -106,7 +106,7 @@ def failure(recipe: Recipe) -> str | None:
 
 
 def smaller(recipe: Recipe, *, attempts: int = 200) -> Recipe:
-    """A recipe with fewer lines and simpler ones that fails in the same way."""
+    """Returns a recipe with fewer lines and simpler ones that fails in the same way."""
     kind = (failure(recipe) or "").split()[0]
     progress = True
     while progress:
@@ -126,7 +126,7 @@ def smaller(recipe: Recipe, *, attempts: int = 200) -> Recipe:
 
 
 def _simpler(recipe: Recipe) -> Iterator[Recipe]:
-    """Recipes one step simpler: without a line, an operand in place of a node, without an argument."""
+    """Yields recipes one step simpler: without a line, an operand in place of a node, without an argument."""
     lines = recipe.lines
     for k in reversed(range(1, len(lines))):
         defined, _, expression = lines[k].partition(" = ")

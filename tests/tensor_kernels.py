@@ -29,12 +29,12 @@ PAIRS = [(name, name) for name in ("bfloat16", "float16", "tf32")] + [
 
 
 def result_of(a: str) -> tuple[str, np.dtype[Any]]:
-    """C type and dtype of a product's result."""
+    """Returns C type and dtype of a product's result."""
     return ("int32", np.dtype(np.int32)) if "int" in a else ("float", np.dtype(np.float32))
 
 
 def integers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Small integers, of which every product and sum is exact in any type; large ones for integer types."""
+    """Returns small integers, of which every product and sum is exact in any type; large ones for integer types."""
     if "int" in name:
         info = np.iinfo(TYPES[name])
         return rng.integers(info.min, info.max, shape, endpoint=True).astype(TYPES[name])
@@ -42,7 +42,9 @@ def integers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Arr
 
 
 def product(a: Array, b: Array, d: Array) -> Array:
-    """d + a b^T, of [M, K], [N, K] and [M, N], exact in float64 (integers in int64, which wrap around into int32)."""
+    """Returns d + a b^T, of [M, K], [N, K] and [M, N], exact in float64 (integers in int64, which wrap around into
+    int32).
+    """
     wide = np.int64 if d.dtype.kind == "i" else np.float64
     return np.asarray(d.astype(wide) + a.astype(wide) @ b.astype(wide).T)
 
@@ -55,7 +57,7 @@ def kernel(name: str, code: str, threads: int = 32, shared: int = 0, grid: int =
 
 
 def mma_kernel(a: str, b: str) -> KernelSource:
-    """d [16, 8] += a [16, 32 bytes] b [8, 32 bytes]^T, with fragments read as mma.cuh says."""
+    """Returns d [16, 8] += a [16, 32 bytes] b [8, 32 bytes]^T, with fragments read as mma.cuh says."""
     code = """#include "mma.cuh"
 extern "C" __global__ void NAME(const unsigned char* a, const unsigned char* b, RESULT* d) {
   const int g = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -96,7 +98,7 @@ extern "C" __global__ void NAME(const uint16* x, const uint32* registers, const 
 
 
 def matrices_expected(count: int, transposed: bool, store: bool, x: Array, registers: Array, places: Array) -> Array:
-    """What matrices_kernel gives: [32, count, 2], or [32, 8] for stores."""
+    """Returns what matrices_kernel gives: [32, count, 2], or [32, 8] for stores."""
     lane = np.arange(32)
     result = x.copy() if store else np.zeros((32, count, 2), np.uint16)
     halves = registers.view(np.uint16).reshape(32, count, 2)
@@ -144,7 +146,7 @@ extern "C" __global__ void NAME(const unsigned char* x, unsigned char* y, int va
 
 
 def copies_expected(x: Array, valid: int) -> Array:
-    """What COPIES gives for x of 2 * 896 bytes."""
+    """Returns what COPIES gives for x of 2 * 896 bytes."""
     y = x.reshape(2, 896).copy()
     y[:, :512].reshape(2, 32, 16)[:, :, min(valid, 16) :] = 0
     y[:, 512:768].reshape(2, 32, 8)[:, :, min(valid, 8) :] = 0
@@ -152,7 +154,7 @@ def copies_expected(x: Array, valid: int) -> Array:
 
 
 def tile_kernel(by_columns: bool) -> KernelSource:
-    """d [16, 16] = a [16, 64] b, bfloat16, in one warp: cp.async, ldmatrix from swizzled rows, mma.
+    """Returns d [16, 16] = a [16, 64] b, bfloat16, in one warp: cp.async, ldmatrix from swizzled rows, mma.
 
     b is [16, 64] (columns) or, loaded transposed, [64, 16].
     """
@@ -224,7 +226,7 @@ class Placed:
 
 
 def place(layout: Layout, tile: Array) -> Placed:
-    """The image of a tile [rows, K], element by element as PTX's "canonical layouts" say."""
+    """Returns the image of a tile [rows, K], element by element as PTX's "canonical layouts" say."""
     rows, inner = tile.shape
     size, depth = tile.dtype.itemsize, 32 // tile.dtype.itemsize
     row, k = np.indices(tile.shape)

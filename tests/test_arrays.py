@@ -74,7 +74,7 @@ def test_numpy_readonly_and_lifetime():
 
 
 def packed(dtype: str) -> np.ndarray[Any, Any]:
-    """A float32 field behind one byte: strides of 5 bytes."""
+    """Returns a float32 field behind one byte: strides of 5 bytes."""
     return np.zeros(6, np.dtype([("a", "i1"), ("b", dtype)], align=False))["b"]
 
 

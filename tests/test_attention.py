@@ -46,7 +46,7 @@ def made(
     extra: Extra | None = None,
     **attributes: Any,
 ) -> fg.Graph:
-    """An sdpa of tensors in a layout; extra makes further operands."""
+    """Returns an sdpa of tensors in a layout; extra makes further operands."""
     g = fg.Graph(name, io_dtype=dtype)
     keys = keys or rows
 
@@ -166,7 +166,7 @@ def test_queries_of_nan(arch: str) -> None:
 
 @pytest.mark.slow
 def test_layouts_and_dtypes() -> None:
-    """Whatever lies badly for the copy engine, or is no 16-bit float, has another form."""
+    """Whatever lies badly for TMA, or is no 16-bit float, has another form."""
     graphs = [made(name=f"lies {k}", layout=k, rows=33, keys=40) for k in ("BSHD", "gaps", "turned")]
     graphs += [made(name=dtype, dtype=dtype, rows=33, keys=40, **CAUSAL) for dtype in ("float32", "float64")]
     graphs.append(made(name="deep", rows=17, keys=33, depth=300, width=20))
@@ -293,7 +293,7 @@ def test_keys_are_cut_where_queries_are_few() -> None:
 def written_out(
     g: fg.Graph, *, score: Callable[[fg.Graph, fg.Tensor], fg.Tensor] | None = None, keys: int = 40
 ) -> tuple[fg.Tensor, fg.Tensor]:
-    """Attention as a user writes it: its probabilities, and the result."""
+    """Returns attention as a user writes it: its probabilities, and the result."""
     q, k, v = (g.tensor(name, (2, 3, n, 32)) for name, n in (("q", 33), ("k", keys), ("v", keys)))
     s = (q @ k.transpose(0, 1, 3, 2)) * 0.25
     p = g.softmax(score(g, s) if score else s)
@@ -301,7 +301,7 @@ def written_out(
 
 
 def documents(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Keys of the same document that come before, with a bias that depends on how long before."""
+    """Returns keys of the same document that come before, with a bias that depends on how long before."""
     i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
     document = g.tensor("document", (40,), "int32")
     same = g.cmp_eq(g.slice(document, (0,), (33,)).reshape(33, 1), document)
@@ -433,7 +433,7 @@ def test_alibi_slopes() -> None:
 
 
 def golden_graphs() -> dict[str, tuple[fg.Graph, str]]:
-    """Graphs by name of their golden file, and the architecture of the kernel."""
+    """Returns graphs by name of their golden file, and the architecture of the kernel."""
     causal = {"rows": 2048, "depth": 128, "heads": 16, "shared": 4, **CAUSAL}
     return {
         "attention_hopper": (made(name="causal attention", **causal), "sm_90a"),

@@ -40,8 +40,8 @@ def made(
     results: int = 5,
     **attributes: Any,
 ) -> fg.Graph:
-    """The gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of sdpa", or
-    "of both" if the gradients have it as well.
+    """Returns the gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of
+    sdpa", or "of both" if the gradients have it as well.
     """
     g = fg.Graph(name, io_dtype=dtype)
     keys, width = rows if keys is None else keys, depth if width is None else width
@@ -182,7 +182,7 @@ def test_registers() -> None:
         name = f"d{depth}s{shared}"
         graph = made(name=name, rows=4096, heads=16, shared=shared, depth=depth, forward=False, **CAUSAL)
         kernels = [k for k in plan(graph, choose=chosen).kernels if k.group.family == "attention_backward"]
-        form = "Wgmma" if depth > 128 else "Joined"
+        form = "Wgmma" if depth > 128 else "Fused"
         assert all(type(k.choice.schedule).__name__ == f"AttentionBackward{form}Schedule" for k in kernels)
         sources += [k.source for k in kernels]
     for source, compiled in zip(sources, nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache()), strict=True):

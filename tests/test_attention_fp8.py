@@ -103,7 +103,7 @@ def test_values_are_laid_out_where_it_pays() -> None:
     assert "pointwise" not in families(**{**large, "rows": 64})
 
 
-def test_a_factor_of_all_probabilities_is_one_of_the_results() -> None:
+def test_an_operand_of_all_probabilities_is_one_of_the_results() -> None:
     (kernel,) = plan(built()).kernels
     spec = kernel.group.lowered.spec
     assert spec.weight is None

@@ -42,7 +42,9 @@ def test_ranges_are_bounds_that_depend_on_data() -> None:
 
 
 def intervals_of_data(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Keys between a query's first and last, whose numbers (of 64 bits, and with the position) are no larger."""
+    """Returns keys between a query's first and last, whose numbers (of 64 bits, and with the position) are no
+    larger.
+    """
     rows, keys = s.shape[-2:]
     i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
     first, reach = (g.tensor(name, (rows, 1), dtype) for name, dtype in (("first", "int32"), ("reach", "int8")))
@@ -92,7 +94,7 @@ def test_tiles_that_data_rule_out_are_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 def wrapping(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Keys met by comparisons of small integers, which wrap around."""
+    """Returns keys met by comparisons of small integers, which wrap around."""
     rows = s.shape[-2]
     i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
     reach = g.tensor("reach", (rows, 1), "uint8")

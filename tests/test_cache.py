@@ -36,7 +36,7 @@ def entry(folder: Path, key: str) -> Path:
 
 
 def fresh(folder: Path, limit: int | None = None) -> DiskCache:
-    """A cache as another process would see the folder: with nothing in memory."""
+    """Returns a cache as another process would see the folder: with nothing in memory."""
     return DiskCache(folder, limit)
 
 

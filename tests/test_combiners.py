@@ -80,7 +80,7 @@ def test_torch_has_every_mode() -> None:
 
 
 def compared(tree: ast.Module) -> Iterator[ast.Compare]:
-    """Comparisons of what holds a mode or a combiner with the name of one."""
+    """Yields comparisons of what holds a mode or a combiner with the name of one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]

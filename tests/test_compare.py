@@ -283,7 +283,7 @@ def test_slack_is_for_floats_only():
     assert check.wrong == 1
 
 
-def test_a_librarys_attention_may_round_the_factors_of_its_gradients():
+def test_a_librarys_attention_may_round_the_operands_of_its_gradients():
     """Probabilities and gradients of products in bfloat16, as cuDNN multiplies them; but not less exact than that."""
     graph = fg.Graph("gradients", io_dtype="bfloat16")
     given = [*(graph.tensor(name, (1, 2, 40, 16)) for name in ("q", "k", "v", "o", "loss"))]

@@ -27,7 +27,7 @@ MOST, TRIES = 2.6, 3
 
 
 def kernel(name: str) -> KernelSource:
-    """The kernel of a workload that holds its contraction, as on Hopper."""
+    """Returns the kernel of a workload that holds its contraction, as on Hopper."""
     workload = next(w for suite in ("tensor-core", "models") for w in SUITES[suite]() if w.name == name)
     graph = workload.graph()
     assert graph is not None
@@ -36,7 +36,7 @@ def kernel(name: str) -> KernelSource:
 
 
 def seconds(source: KernelSource) -> float:
-    """What compiling takes of this thread's time: others want the processor, too."""
+    """Returns what compiling takes of this thread's time: others want the processor, too."""
     began = time.thread_time()
     (compiled,) = nvrtc.compile_kernels([source], "sm_90a", jobs=1)
     assert not compiled.spill_bytes

@@ -68,7 +68,7 @@ def convolution(
 
 
 def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a packed tensor whose last two dimensions lie the other way round."""
+    """Returns strides of a packed tensor whose last two dimensions lie the other way round."""
     order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
     strides, step = [0] * len(shape), 1
     for d in reversed(order):
@@ -77,7 +77,7 @@ def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tiles(itype: str = "int32", wide: bool = False) -> list[Callable[[ContractionSpec], SimtSchedule]]:
-    """Every tile as a schedule, whatever the problem."""
+    """Returns every tile as a schedule, whatever the problem."""
     return [lambda _, t=t: SimtSchedule(*t, itype) for t in TILES if not (wide and t[3] * t[4] > 32)]
 
 
@@ -413,7 +413,7 @@ def test_misaligned_pointers():
 
 
 def _shifted(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy whose address is a multiple of the element's size and no more."""
+    """Returns a copy whose address is a multiple of the element's size and no more."""
     base = np.empty(array.size + 1, array.dtype)
     start = 0 if base.ctypes.data % (2 * array.itemsize) else 1
     copy = base[start : start + array.size].reshape(array.shape)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from kernel_cases import Case, check_cases
 from test_contraction import matmul
-from test_contraction_wgmma import hopper, image, in_turn, shape
+from test_contraction_wgmma import hopper, image, in_pingpong, shape
 
 import fusegraph as fg
 
 
 def odd(m: int, n: int, k: int, dtype: Any = "bfloat16", second: Any = None, **more: Any) -> Case:
-    """A product whose factors have tensor maps, while the rows of its result have any length."""
+    """Returns a product whose operands have tensor maps, while the rows of its result have any length."""
     return matmul((m, k), (k, n), dtype, second, b_strides=(1, k), **more)
 
 
@@ -62,8 +62,8 @@ def test_rows_that_begin_anywhere():
 @pytest.mark.slow
 def test_rows_of_every_dtype_and_length():
     cases = [hopper(odd(70, 77, 24, epilogue=biased), shape(1, 64)), hopper(odd(9, 70, 16, epilogue=two_outputs))]
-    cases += [hopper(odd(200, 333, 72, "float16", epilogue=residual), in_turn(), blocks=1, turns=True)]
-    cases += [hopper(odd(3, 5, 16, epilogue=residual)), hopper(odd(150, 77, 2048, epilogue=residual), shape(split=2))]
+    cases += [hopper(odd(200, 333, 72, "float16", epilogue=residual), in_pingpong(), blocks=1, pingpong=True)]
+    cases += [hopper(odd(3, 5, 16, epilogue=residual)), hopper(odd(150, 77, 2048, epilogue=residual), shape(split_k=2))]
     cases += [hopper(odd(67, n, 16)) for n in (3, 7, 33, 65)]
     cases += [
         hopper(odd(131, 45, 32, "float8_e4m3", epilogue=stored(dtype)))
@@ -71,8 +71,8 @@ def test_rows_of_every_dtype_and_length():
     ]
     cases += [hopper(odd(65, 45, 32, "int8", epilogue=stored(dtype))) for dtype in ("int8", "int32")]
     cases.append(hopper(odd(65, 48, 16, epilogue=stored("bfloat16", (51, 1)))))
-    cases += [hopper(odd(300, 147, 72, epilogue=two_outputs), in_turn(64), blocks=2, turns=True)]
-    cases += [hopper(odd(130, 77, 2048, epilogue=biased), shape(split=2))]
+    cases += [hopper(odd(300, 147, 72, epilogue=two_outputs), in_pingpong(64), blocks=2, pingpong=True)]
+    cases += [hopper(odd(130, 77, 2048, epilogue=biased), shape(split_k=2))]
     carried(cases)
 
 
@@ -82,7 +82,7 @@ def test_images_of_an_odd_number_of_pixels():
     cases = [
         hopper(image((5, 64, 7, 7), (40, 64, 3, 3), padding=1, epilogue=nchw)),
         hopper(image((9, 64, 5, 3), (33, 64, 1, 1), epilogue=nchw), shape(3)),
-        hopper(image((1, 64, 9, 9), (72, 64, 1, 1), "float16", epilogue=nchw), in_turn(), blocks=1, turns=True),
+        hopper(image((1, 64, 9, 9), (72, 64, 1, 1), "float16", epilogue=nchw), in_pingpong(), blocks=1, pingpong=True),
     ]
     for exe in check_cases(cases, guard=True):
         assert "load_results<1" in exe.plan.kernels[0].source.code

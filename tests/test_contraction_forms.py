@@ -22,7 +22,7 @@ HOPPER, AMPERE = target("sm_90a"), target("sm_80")
 
 
 def first(made: ContractionSpec, arch: Any = HOPPER) -> list[Any]:
-    """What the autotuner times at most."""
+    """Returns what the autotuner times at most."""
     found = schedules(made, arch)
     assert len(set(found)) == len(found)
     return list(found[:12])
@@ -33,14 +33,14 @@ def test_candidates_are_of_every_form_that_is_not_hopeless():
     assert {type(s) for s in small} == {WgmmaSchedule, MmaSchedule, SimtSchedule}
     large = first(spec(matmul((4096, 4096), (4096, 4096), "bfloat16")))
     assert {type(s) for s in large} == {WgmmaSchedule, MmaSchedule}
-    assert {s.turns for s in large if isinstance(s, WgmmaSchedule)} == {False, True}
+    assert {s.pingpong for s in large if isinstance(s, WgmmaSchedule)} == {False, True}
     exact = first(spec(matmul((4096, 4096), (4096, 4096), "float32")))
     assert {type(s) for s in exact} == {SimtSchedule}
 
 
 def test_candidates_are_of_every_way_to_bring_tiles():
     deep = first(spec(matmul((512, 4096), (4096, 512), "bfloat16")))
-    assert {s.split > 1 for s in deep if isinstance(s, WgmmaSchedule)} == {False, True}
+    assert {s.split_k > 1 for s in deep if isinstance(s, WgmmaSchedule)} == {False, True}
     layout = {"layout": "channels_last", "filters": "channels_last"}
     few = first(spec(convolution((8, 40, 28, 28), (64, 40, 5, 5), "bfloat16", **layout)))
     assert {s.gather for s in few if isinstance(s, WgmmaSchedule)} == {False, True}
@@ -72,11 +72,11 @@ def dequantised(m: int, n: int, k: int) -> fg.Graph:
 @pytest.mark.slow
 def test_few_rows_change_places_with_computed_columns(monkeypatch: pytest.MonkeyPatch):
     """The weights become the rows of tiles, and the blocks of a cluster share tiles of 16 columns."""
-    assert plan(dequantised(16, 4096, 4096)).kernels[0].group.lowered.spec.rows == (4096,)
+    assert plan(dequantised(16, 4096, 4096)).kernels[0].group.lowered.spec.m == (4096,)
     monkeypatch.setattr("fusegraph.lowering.contraction.FEW_ROWS", 0)
     cases = []
-    for m, n, k, split in ((1, 136, 1024, 2), (7, 200, 1040, 4)):
-        assert spec(Case(dequantised(m, n, k))).rows == (n,)
-        pick = lambda s, split=split: s.computes and s.split == split  # noqa: E731
+    for m, n, k, split_k in ((1, 136, 1024, 2), (7, 200, 1040, 4)):
+        assert spec(Case(dequantised(m, n, k))).m == (n,)
+        pick = lambda s, split_k=split_k: s.computes and s.split_k == split_k  # noqa: E731
         cases.append(hopper(Case(dequantised(m, n, k), "contraction"), pick))
     check_cases(cases, guard=True)

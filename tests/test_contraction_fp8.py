@@ -35,7 +35,7 @@ def test_sums_of_fp8_are_added_up_in_float32():
 @pytest.mark.slow
 def test_sums_of_fp8_in_every_form():
     cases = [hopper(eights(k, "float32"), shape(groups)) for k in (16, 144, 272) for groups in (1, 2, 3)]
-    cases += [hopper(eights(2048, "float32", 32), shape(split=2)), hopper(eights(400, "float32", special=0.01))]
+    cases += [hopper(eights(2048, "float32", 32), shape(split_k=2)), hopper(eights(400, "float32", special=0.01))]
     wide = matmul((300, 160), (160, 400), "float8_e5m2", b_strides=(1, 160), result="bfloat16", epilogue=everything)
     cases += [hopper(wide, shape(2, 192)), hopper(wide, shape(3, 128), blocks=2), hopper(wide, shape(1), blocks=3)]
     nhwc = image((2, 32, 9, 9), (48, 32, 3, 3), "float8_e4m3", result="float16", padding=1)

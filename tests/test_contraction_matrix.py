@@ -54,13 +54,13 @@ def matmul(a: tuple[int, ...], b: tuple[int, ...], dtype: Any, second: Any = Non
 
 
 def convolution(op: str, x: tuple[int, ...], w: tuple[int, ...], types: tuple[str, str], **more: Any) -> fg.Graph:
-    """``op`` of an image and a filter of these shapes (or of what comes back of the result), of two types."""
+    """Returns ``op`` of an image and a filter of these shapes (or of what comes back of the result), of two types."""
     layout, graph, forward = more.pop("layout", "channels_last"), fg.Graph(op), fg.Graph("forward")
     y = forward.conv_fprop(forward.tensor("x", x), forward.tensor("w", w), **more).shape
     shapes = {"conv_fprop": (x, w), "conv_dgrad": (y, w), "conv_wgrad": (x, y)}[op]
     last = {"conv_fprop": (), "conv_dgrad": (x[2:],), "conv_wgrad": (w[2:],)}[op]
-    factors = [graph.tensor(n, s, d, layout=layout) for n, s, d in zip("ab", shapes, types)]
-    graph.output(getattr(graph, op)(*factors, *last, **more), name="y")
+    operands = [graph.tensor(n, s, d, layout=layout) for n, s, d in zip("ab", shapes, types)]
+    graph.output(getattr(graph, op)(*operands, *last, **more), name="y")
     return graph
 
 

@@ -32,12 +32,12 @@ Chooser = Callable[[ContractionSpec], MmaSchedule]
 
 @pytest.fixture(autouse=True)
 def as_given(monkeypatch: pytest.MonkeyPatch, contractions_in_one_piece: None) -> None:
-    """Contractions stay as they are: copies of their factors would take the cases from this form."""
+    """Contractions stay as they are: copies of their operands would take the cases from this form."""
     leave_out_pass(monkeypatch, "operand layouts")
 
 
 def best(arch: str = "sm_80", **wanted: Any) -> Chooser:
-    """The first schedule that has all the fields given."""
+    """Returns the first schedule that has all the fields given."""
 
     def choose(spec: ContractionSpec) -> MmaSchedule:
         every = schedules(spec, named(arch))
@@ -117,21 +117,21 @@ def test_ragged_sizes_and_all_transpositions(sizes):
 def test_split_reductions_add_up_the_blocks_of_a_cluster():
     shapes = [(70, 100, 1000, 2), (128, 64, 1024, 4), (64, 64, 777, 2)]
     cases = [
-        matmul((m, k), (k, n), dtype, schedule=best("sm_90a", split=split), label=f"{m} {n} {k} {split} {dtype}")
-        for (m, n, k, split), dtype in itertools.product(shapes, ("bfloat16", "int8"))
+        matmul((m, k), (k, n), dtype, schedule=best("sm_90a", split_k=split_k), label=f"{m} {n} {k} {split_k} {dtype}")
+        for (m, n, k, split_k), dtype in itertools.product(shapes, ("bfloat16", "int8"))
     ]
     made = check_cases(cases)
     assert takes_mma(made)
     assert [e.plan.kernels[0].source.cluster[0] for e in made] == [2, 2, 4, 4, 2, 2]
     with pytest.raises(StopIteration):  # before Hopper no blocks share a tile
-        best("sm_80", split=2)(spec_of(cases[0].graph))
+        best("sm_80", split_k=2)(spec_of(cases[0].graph))
 
 
 # ---- types
 
 
 def layouts(a: str, b: str) -> list[Case]:
-    """A product in the layouts that come to shared memory in different ways."""
+    """Returns a product in the layouts that come to shared memory in different ways."""
     cases = []
     for m, n, k in ((40, 24, 80), (19, 10, 37)):
         for over_a, over_b in itertools.product((None, transposed, "apart"), repeat=2):
@@ -275,7 +275,7 @@ def test_far_apart():
 
 
 def replace_strides(graph: fg.Graph) -> fg.Graph:
-    """The same inputs, packed."""
+    """Returns the same inputs, packed."""
     packed = fg.Graph("packed")
     for tensor in graph.inputs:
         packed.tensor(tensor.name, tensor.shape, tensor.dtype)
@@ -346,7 +346,7 @@ def test_epilogues(staged):
             if (a == (40, 16) or name in ("batch", "several", "backwards", "gaps", "indexed")) and (
                 len(a) == 3 or name != "batch"
             ):
-                s = best(stages=2, inner=64 if number % 2 else 32, **wanted)
+                s = best(stages=2, tile_k=64 if number % 2 else 32, **wanted)
                 cases.append(matmul(a, b, "bfloat16", epilogue=epilogue, schedule=s, label=f"{name} {a} {wanted}"))
     made = check_cases(cases, guard=True)
     assert takes_mma(made)
@@ -356,8 +356,10 @@ def test_epilogues(staged):
 def test_results_of_columns_are_staged_by_columns():
     made = check_cases(
         [
-            convolution((1, 32, 8, 16), (64, 32, 1, 1), "bfloat16", case={"schedule": best(rows=64, cols=64)}),
-            convolution((2, 16, 5, 5), (64, 16, 3, 3), "float16", padding=1, case={"schedule": best(rows=64, cols=64)}),
+            convolution((1, 32, 8, 16), (64, 32, 1, 1), "bfloat16", case={"schedule": best(tile_m=64, tile_n=64)}),
+            convolution(
+                (2, 16, 5, 5), (64, 16, 3, 3), "float16", padding=1, case={"schedule": best(tile_m=64, tile_n=64)}
+            ),
         ],
         guard=True,
     )
@@ -392,7 +394,7 @@ def test_more_random_problems_and_schedules(start):
 
 
 def drawn(seeds: Sequence[int]) -> list[Case]:
-    """Convolutions with any of their schedules."""
+    """Returns convolutions with any of their schedules."""
     cases = []
     for seed in seeds:
         r = random.Random(seed)
@@ -405,7 +407,7 @@ def drawn(seeds: Sequence[int]) -> list[Case]:
             if not isinstance(spec, ContractionSpec):
                 return codegen.best_schedule(spec)
             every = schedules(spec, named(r.choice(["sm_80", "sm_90a"])))
-            return r.choice([s for s in every if s.rows * s.cols <= 64 * 64])
+            return r.choice([s for s in every if s.tile_m * s.tile_n <= 64 * 64])
 
         cases.append(
             convolution(

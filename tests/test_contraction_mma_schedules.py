@@ -20,7 +20,7 @@ from codegen.contraction import mma as contraction_mma
 from codegen.contraction.mma_schedule import MmaSchedule, schedules, shared_bytes
 from codegen.declined import Declined
 from codegen.target import target as named
-from codegen.ways import ways
+from codegen.tile_path import tile_paths
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
@@ -50,8 +50,8 @@ def test_impossible_schedules_are_refused():
         MmaSchedule(128, 256, 64, 1, 2, 3)
     with pytest.raises(ValueError, match="at least 2 stages"):
         MmaSchedule(64, 64, 64, 2, 2, 1)
-    with pytest.raises(ValueError, match="split"):
-        MmaSchedule(64, 64, 64, 2, 2, 3, split=4)
+    with pytest.raises(ValueError, match="split_k"):
+        MmaSchedule(64, 64, 64, 2, 2, 3, split_k=4)
     spec = spec_of(matmul((512, 64), (64, 64), "int8").graph)  # columns lie across: a thread for each of the 256
     with pytest.raises(Declined, match="cannot fill"):
         contraction_mma.render(spec, MmaSchedule(64, 256, 64, 1, 4, 2))
@@ -70,10 +70,10 @@ def test_schedules_fit_the_architecture(arch):
         found = schedules(spec, target)
         assert len(set(found)) == len(found)
         for s in found:
-            assert shared_bytes(ways(spec, s.widen), s) <= target.arch.shared_bytes_per_block
+            assert shared_bytes(tile_paths(spec, s.widen), s) <= target.arch.shared_bytes_per_block
             assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
     large = schedules(spec_of(matmul((4096, 4096), (4096, 4096), "bfloat16").graph), target)[0]
-    assert large.rows * large.cols >= 64 * 64
+    assert large.tile_m * large.tile_n >= 64 * 64
     fast = spec_of(matmul((64, 64), (64, 64), "float8_e4m3", compute="fast_float_for_fp8").graph)
     assert {s.widen for s in schedules(fast, target)} == {not target.arch.has_fp8_mma}
     assert {s.widen for s in schedules(replace(fast, fast_fp8=False), target)} == {True}

@@ -1,4 +1,4 @@
-"""The Hopper form of the contraction family: operands of the epilogue that come by the copy engine."""
+"""The Hopper form of the contraction family: operands of the epilogue that come by TMA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kernel_cases import Case
 from test_contraction import matmul
-from test_contraction_wgmma import hopper, image, in_turn, passes, shape
+from test_contraction_wgmma import hopper, image, in_pingpong, passes, shape
 
 import fusegraph as fg
 from codegen import render, schedules, target
@@ -47,32 +47,36 @@ def sums(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def brought(case: Case) -> int:
-    """How many operands come by the copy engine."""
+    """Returns how many operands come by TMA."""
     made = plan(case.graph, choose=by_cost_model(HOPPER))
     spec = next(k for k in made.kernels if k.group.family == "contraction").group.lowered.spec
     schedule: Any = case.schedule(spec) if case.schedule else schedules(spec, HOPPER)[0]
     assert isinstance(schedule, WgmmaSchedule)
-    found = len(Layout(spec, schedule.factors(spec), schedule).operand_maps)
+    found = len(Layout(spec, schedule.operand_tiles(spec), schedule).operand_maps)
     assert bool(found) == ("shared.operands" in render(spec, schedule).code)
     return found
 
 
-def test_a_residual_comes_by_the_copy_engine():
+def test_a_residual_comes_by_tma():
     several = {"blocks": 2, "stages": 2}
     cases = [
         hopper(matmul((70, 64), (64, 72), "bfloat16", epilogue=residual), shape(groups=1, cols=64), **several),
-        hopper(matmul((150, 64), (64, 200), "float16", epilogue=residual), in_turn(64), turns=True, **several),
+        hopper(matmul((150, 64), (64, 200), "float16", epilogue=residual), in_pingpong(64), pingpong=True, **several),
     ]
     assert [brought(c) for c in cases] == [1, 1]
     passes(cases)
 
 
 @pytest.mark.slow
-def test_operands_by_the_copy_engine():
+def test_operands_by_tma():
     several = {"blocks": 3, "stages": 2}
     cases = [
-        hopper(matmul((320, 192), (192, 256), "bfloat16", epilogue=residual), in_turn(128), turns=True, **several),
-        hopper(matmul((300, 128), (128, 320), "float16", epilogue=two), shape(groups=2, cols=128, split=1), **several),
+        hopper(
+            matmul((320, 192), (192, 256), "bfloat16", epilogue=residual), in_pingpong(128), pingpong=True, **several
+        ),
+        hopper(
+            matmul((300, 128), (128, 320), "float16", epilogue=two), shape(groups=2, cols=128, split_k=1), **several
+        ),
         hopper(matmul((300, 128), (128, 512), "bfloat16", epilogue=residual), shape(2, 256, 1), **several),
         hopper(matmul((70, 1024), (1024, 96), "bfloat16", epilogue=residual), shape(1, 96, 3)),
         hopper(matmul((70, 640), (640, 72), "float16", epilogue=two), shape(1, 64, 2)),
@@ -104,7 +108,7 @@ def test_others_are_read_by_the_threads():
     assert [brought(c) for c in cases] == [0] * len(cases)
 
 
-def test_buffers_leave_stages_to_the_factors():
+def test_buffers_leave_stages_to_the_operands():
     """Two outputs as wide as the tile and their operands would leave no room for three stages."""
-    case = hopper(matmul((256, 512), (512, 512), "bfloat16", epilogue=two), shape(groups=2, cols=256, split=1))
+    case = hopper(matmul((256, 512), (512, 512), "bfloat16", epilogue=two), shape(groups=2, cols=256, split_k=1))
     assert brought(case) == 0

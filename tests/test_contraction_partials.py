@@ -32,7 +32,7 @@ ROWS, COLUMNS = ("add", "max"), ("min", "norm1")
 def reduced(
     *wanted: tuple[Any, str], store: bool = True, keepdims: bool = True, act: str = "relu", bias: bool = True
 ) -> Any:
-    """An epilogue: bias and activation, reductions of it along axes, and itself if it is stored."""
+    """Returns an epilogue: bias and activation, reductions of it along axes, and itself if it is stored."""
 
     def epilogue(graph: fg.Graph, y: fg.Tensor) -> None:
         if bias:
@@ -47,7 +47,7 @@ def reduced(
 
 
 def makes_parts(count: int) -> Any:
-    """A check that one kernel has the contraction and makes parts of so many reductions."""
+    """Returns a check that one kernel has the contraction and makes parts of so many reductions."""
 
     def check(made: Any) -> None:
         first = made.plan.kernels[0].group.lowered.spec
@@ -183,7 +183,7 @@ def gradient(which: str) -> fg.Graph:
 
 @pytest.mark.slow
 def test_batches_clusters_products_and_persistent_blocks():
-    wgmma = form("wgmma", lambda s: s.split == 2)
+    wgmma = form("wgmma", lambda s: s.split_k == 2)
     batched = reduced((1, "add"), (2, "max"), bias=False)
     cases = [
         matmul((136, 2072), (2072, 128), "bfloat16", epilogue=four, check=makes_parts(4), **wgmma),
@@ -221,7 +221,7 @@ def test_parts_do_not_depend_on_the_schedule():
     case = matmul((200, 72), (72, 136), "bfloat16", epilogue=reduced((0, "add"), (1, "add")))
     found = []
     for groups, cols in ((1, 64), (3, 192)):
-        how = form("wgmma", lambda s, g=groups, c=cols: (s.groups, s.cols) == (g, c))
+        how = form("wgmma", lambda s, g=groups, c=cols: (s.groups, s.tile_n) == (g, c))
         exe = executable(replace(case, **how))
         found.append(run(exe, random_inputs(case.graph, 1)))
     for name in ("add 0", "add 1"):

@@ -1,4 +1,4 @@
-"""Contractions with several second factors, such as SwiGLU: one kernel in every form, and which graphs have one."""
+"""Contractions with several operands B, such as SwiGLU: one kernel in every form, and which graphs have one."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ def products(
     lead: tuple[int, ...] = (),
     **case: Any,
 ) -> Case:
-    """``count`` products of one matrix; ``across``: the first factor is stored across the reduction, ``along``: the
+    """Returns ``count`` products of one matrix; ``across``: operand A is stored across the reduction, ``along``: the
     second ones along it.
     """
     graph = fg.Graph("products")
     a_shape, b_shape = (*lead, m, k), (*lead, k, n)
     x = graph.tensor("x", a_shape, dtype, strides=transposed(a_shape) if across else None)
     strides = transposed(b_shape) if along else None
-    factors = [graph.tensor(f"w{d}", b_shape, second or dtype, strides=strides) for d in range(count)]
-    epilogue(graph, *(graph.matmul(x, w) for w in factors))
+    operands = [graph.tensor(f"w{d}", b_shape, second or dtype, strides=strides) for d in range(count)]
+    epilogue(graph, *(graph.matmul(x, w) for w in operands))
     return Case(graph, "contraction", check=lambda made: one_kernel(made.plan), **case)
 
 
 def convolutions(
     x: tuple[int, ...], w: tuple[int, ...], dtype: str, *, case: dict[str, Any] | None = None, **attributes: Any
 ) -> Case:
-    """A gated convolution with the channels of all factors next to each other."""
+    """Returns a gated convolution with the channels of all operands next to each other."""
     graph = fg.Graph("gated")
     image = graph.tensor("x", x, dtype, layout="channels_last")
     gate, up = (
@@ -92,7 +92,7 @@ def one_kernel(made: Any) -> None:
 def form(
     name: str, pick: Callable[[Any], bool] = lambda _: True, any_of: random.Random | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """A case's fields: run with the first schedule (or any) of "mma" or "wgmma" that a predicate takes."""
+    """Returns a case's fields: run with the first schedule (or any) of "mma" or "wgmma" that a predicate takes."""
     module = {"mma": contraction_mma_schedule, "wgmma": contraction_wgmma_schedule}[name]
 
     def schedule(spec: ContractionSpec) -> Any:
@@ -153,7 +153,7 @@ def test_mma():
     cases = [
         products(136, 72, 40, "bfloat16", **form("mma")),
         products(70, 33, 24, "float16", along=True, count=3, epilogue=everything, **form("mma")),
-        products(64, 64, 520, "int8", epilogue=ungated, **form("mma", lambda s: s.split > 1)),
+        products(64, 64, 520, "int8", epilogue=ungated, **form("mma", lambda s: s.split_k > 1)),
     ]
     made = check_cases(cases, guard=True)
     assert all("mma<" in kernel.source.code for exe in made for kernel in exe.plan.kernels)
@@ -194,9 +194,9 @@ def test_wgmma_schedules():
         cases.append(products(m, n, k, "bfloat16", **kind, **form("wgmma", any_of=r, blocks=5)))
     deep = 64 * 16 + 24
     cases += [
-        products(136, 128, deep, "bfloat16", **form("wgmma", lambda s: s.split == 3)),
+        products(136, 128, deep, "bfloat16", **form("wgmma", lambda s: s.split_k == 3)),
         products(
-            136, 128, deep, "float16", along=True, count=3, epilogue=ungated, **form("wgmma", lambda s: s.split == 2)
+            136, 128, deep, "float16", along=True, count=3, epilogue=ungated, **form("wgmma", lambda s: s.split_k == 2)
         ),
         products(72, 48, 144, "float8_e4m3", along=True, **form("wgmma")),
         products(72, 48, 144, "int8", along=True, epilogue=ungated, **form("wgmma")),

@@ -79,7 +79,7 @@ def test_small_problems_take_small_tiles():
     def tile(m: int, n: int, k: int = 512) -> tuple[int, int]:
         case = matmul((m, k), (k, n))
         s = schedules(executable(case).plan.kernels[0].group.lowered.spec)[0]
-        return s.rows, s.cols
+        return s.tile_m, s.tile_n
 
     assert tile(4096, 4096) == (128, 128)
     assert tile(32, 32) == (32, 32)

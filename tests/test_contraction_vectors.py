@@ -1,4 +1,4 @@
-"""The simt form of a contraction where a factor is fetched four neighbours at a time, and the schedules for plain
+"""The simt form of a contraction where an operand is fetched four neighbours at a time, and the schedules for plain
 products.
 """
 
@@ -27,7 +27,7 @@ HOPPER = target("sm_90a")
 
 
 def turned(a: Shape, b: Shape, dtype: str = "float32", **how: Any) -> Case:
-    """A product whose second factor lies along the reduction, as weights of linear layers do."""
+    """Returns a product whose operand B lies along the reduction, as weights of linear layers do."""
     return matmul(a, b, dtype, b_strides=transposed(b), **how)
 
 

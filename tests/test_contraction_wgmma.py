@@ -1,4 +1,4 @@
-"""The Hopper form of the contraction family: its kernels run on the CPU, wgmma, copy engine and clusters included."""
+"""The Hopper form of the contraction family: its kernels run on the CPU, wgmma, TMA and clusters included."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codegen import render, schedules, target
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
-from codegen.tiles import factors, gathered
+from codegen.tiles import gathered, operand_tiles
 from fusegraph.lowering.base import Options
 from fusegraph.runtime import nvrtc
 
@@ -26,7 +26,7 @@ Pick = Callable[[WgmmaSchedule], bool]
 
 
 def hopper(case: Case, pick: Pick | None = None, pick_any: random.Random | None = None, **fields: Any) -> Case:
-    """The case with the first wgmma schedule that a predicate takes, or any, some of its fields changed."""
+    """Returns the case with the first wgmma schedule that a predicate takes, or any, some of its fields changed."""
 
     def schedule(spec: Any) -> WgmmaSchedule:
         every = contraction_wgmma_schedule.schedules(spec, HOPPER)
@@ -41,16 +41,16 @@ def passes(cases: Iterable[Case], **more: Any) -> None:
     check_cases(cases, **more)
 
 
-def shape(groups: int = 0, cols: int = 0, split: int = 0, gather: bool | None = None) -> Pick:
-    """Schedules with what is given (0 and None: any)."""
+def shape(groups: int = 0, cols: int = 0, split_k: int = 0, gather: bool | None = None) -> Pick:
+    """Returns schedules with what is given (0 and None: any)."""
     return lambda s: (
-        groups in (0, s.groups) and cols in (0, s.cols) and split in (0, s.split) and gather in (None, s.gather)
+        groups in (0, s.groups) and cols in (0, s.tile_n) and split_k in (0, s.split_k) and gather in (None, s.gather)
     )
 
 
-def in_turn(cols: int = 0) -> Pick:
-    """Schedules whose consumers may as well take turns."""
-    return lambda s: s.groups == 2 and s.split == 1 and not s.gather and s.cols <= 160 and cols in (0, s.cols)
+def in_pingpong(cols: int = 0) -> Pick:
+    """Returns schedules whose consumers may as well ping-pong."""
+    return lambda s: s.groups == 2 and s.split_k == 1 and not s.gather and s.tile_n <= 160 and cols in (0, s.tile_n)
 
 
 def bias(graph: fg.Graph, y: fg.Tensor) -> None:
@@ -63,7 +63,7 @@ def channel_bias(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def image(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = "bfloat16", second: Any = None, **more: Any) -> Case:
-    """A convolution with the channels of both factors next to each other."""
+    """Returns a convolution with the channels of both operands next to each other."""
     return convolution(x, w, dtype, second, layout="channels_last", filters="channels_last", **more)
 
 
@@ -147,14 +147,15 @@ def test_blocks_go_through_several_tiles():
 @pytest.mark.slow
 def test_consumers_take_turns():
     """Each multiplies while the other runs the epilogue; the last turns may have no tile."""
-    turns: dict[str, Any] = {"turns": True}
+    pingpong: dict[str, Any] = {"pingpong": True}
     ragged = matmul((300, 200), (200, 200), "bfloat16", epilogue=everything)
-    cases = [hopper(ragged, in_turn(64), blocks=blocks, **turns) for blocks in (1, 3, 11, 12)]
+    cases = [hopper(ragged, in_pingpong(64), blocks=blocks, **pingpong) for blocks in (1, 3, 11, 12)]
     cases += [
-        hopper(matmul((520, k), (k, 72), "float16", epilogue=bias), in_turn(), blocks=2, **turns) for k in (8, 64)
+        hopper(matmul((520, k), (k, 72), "float16", epilogue=bias), in_pingpong(), blocks=2, **pingpong)
+        for k in (8, 64)
     ]
     cases += [
-        hopper(case, in_turn(), blocks=blocks, **turns)
+        hopper(case, in_pingpong(), blocks=blocks, **pingpong)
         for case, blocks in (
             (matmul((264, 72), (72, 136), "bfloat16", a_strides=(1, 264), b_strides=(1, 72), epilogue=bias), 2),
             (matmul((3, 136, 72), (3, 72, 40), "bfloat16"), 2),
@@ -170,13 +171,13 @@ def test_consumers_take_turns():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", [2, 3, 5, 8])
-def test_clusters_share_the_reduction(split):
-    deep = matmul((100, 64 * 4 * split + 24), (64 * 4 * split + 24, 128), "bfloat16", epilogue=bias)
+@pytest.mark.parametrize("split_k", [2, 3, 5, 8])
+def test_clusters_share_the_reduction(split_k):
+    deep = matmul((100, 64 * 4 * split_k + 24), (64 * 4 * split_k + 24, 128), "bfloat16", epilogue=bias)
     filtered = image((2, 64, 9, 9), (128, 64, 3, 3), padding=1, epilogue=channel_bias)
-    cases = [hopper(deep, shape(split=split))]
-    if split == 2:
-        cases += [hopper(filtered, shape(split=split)), hopper(deep, shape(split=split, groups=1))]
+    cases = [hopper(deep, shape(split_k=split_k))]
+    if split_k == 2:
+        cases += [hopper(filtered, shape(split_k=split_k)), hopper(deep, shape(split_k=split_k, groups=1))]
     passes(cases)
 
 
@@ -264,7 +265,7 @@ def test_backward_to_the_filter():
         wgrad((1, 128, 8, 8), 64, (3, 3), "channels_last", padding=1, groups=2),
         wgrad((8, 64, 16, 16), 64, (3, 3), "channels_last", padding=1),
     ]
-    others = [hopper(cases[-1], shape(split=2)), hopper(cases[0], shape(groups=3))]
+    others = [hopper(cases[-1], shape(split_k=2)), hopper(cases[0], shape(groups=3))]
     passes([*(hopper(case) for case in cases), *others])
 
 
@@ -352,7 +353,7 @@ def test_infinities_and_nan_stay_where_they_belong():
 
 
 def anything(r: random.Random) -> Case:
-    """A random problem that wgmma takes, with a random schedule."""
+    """Returns a random problem that wgmma takes, with a random schedule."""
     kind, eight = r.choice(["matmul", "image", "image", "dgrad", "wgrad"]), lambda most: 8 * r.randint(1, most)
     dtype, then = r.choice(["bfloat16", "float16"]), r.choice([plain, channel_bias])
     taps, dilation = r.choice([1, 2, 3]), r.choice([1, 1, 2])
@@ -385,7 +386,7 @@ def anything(r: random.Random) -> Case:
         )
     blocks = r.choice([1, 2, 3, 132])
     if r.random() < 0.2:
-        return hopper(case, in_turn(), blocks=blocks, pick_any=r, turns=True)
+        return hopper(case, in_pingpong(), blocks=blocks, pick_any=r, pingpong=True)
     return hopper(case, blocks=blocks, pick_any=r)
 
 
@@ -409,7 +410,7 @@ def spec(case: Case) -> Any:
         (matmul((64, 64), (64, 64), "bfloat16", "float64"), "tensor cores do not multiply"),
         (matmul((64, 65), (65, 64), "bfloat16"), "multiples of 16 bytes"),
         (matmul((64, 64), (64, 64), "bfloat16", a_strides=(128, 2)), "contiguous neither"),
-        (matmul((64, 64), (64, 64), "int8"), "only 16-bit factors"),
+        (matmul((64, 64), (64, 64), "int8"), "only 16-bit operands"),
         (matmul((64, 64), (64, 64), "bfloat16", options=Options(alignment=2)), "multiple of 16 bytes"),
         (convolution((1, 64, 9, 9), (64, 64, 3, 3), "bfloat16"), "contiguous neither|multiples of 16 bytes"),
     ],
@@ -427,7 +428,7 @@ def test_only_on_hopper():
 
 def test_few_channels_share_a_stage():
     few = image((1, 8, 9, 9), (64, 8, 3, 3))
-    reduction = factors(spec(few)).reduction
+    reduction = operand_tiles(spec(few)).reduction
     assert (reduction.panel, reduction.per_stage, reduction.stages) == (8, 8, 2)
     assert gathered(spec(few)).reduction.channels == 72
 
@@ -460,8 +461,8 @@ def test_compiles_without_spills():
     for number, case in enumerate(cases):
         made = spec(case)
         every = schedules(made, HOPPER)
-        turning = [s for s in every if isinstance(s, WgmmaSchedule) and s.turns]
-        for n, s in enumerate([*every[:4], *turning[:2]]):
+        with_pingpong = [s for s in every if isinstance(s, WgmmaSchedule) and s.pingpong]
+        for n, s in enumerate([*every[:4], *with_pingpong[:2]]):
             sources.append(render(replace(made, name=f"case{number}_{n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, "sm_90a", jobs=2):
         assert compiled.spill_bytes == 0, compiled

@@ -21,7 +21,7 @@ FLOATS = (dt.float64, dt.float32, *NARROW)
 
 
 def all_values(dtype: dt.DType) -> np.ndarray:
-    """Every bit pattern of a type of 16 bits or fewer."""
+    """Returns every bit pattern of a type of 16 bits or fewer."""
     count = 1 << (8 * dtype.itemsize)
     return np.arange(count, dtype=f"u{dtype.itemsize}").view(dtype.numpy)
 
@@ -32,7 +32,9 @@ def finite_values(dtype: dt.DType) -> np.ndarray:
 
 
 def sample(dtype: dt.DType) -> np.ndarray:
-    """Values that exercise a conversion: every one of 16 bits or fewer, else ties, limits, specials and random bits."""
+    """Returns values that exercise a conversion: every one of 16 bits or fewer, else ties, limits, specials and
+    random bits.
+    """
     rng = np.random.default_rng(dtype.itemsize)
     if dtype.is_bool:
         return np.array([False, True])
@@ -60,7 +62,9 @@ def sample(dtype: dt.DType) -> np.ndarray:
 
 
 def nearest_even(x: float, grid: np.ndarray) -> float:
-    """The nearest of the sorted numbers; a tie goes to the one at an even position (`grid` has 0 at an even one)."""
+    """Returns the nearest of the sorted numbers; a tie goes to the one at an even position (`grid` has 0 at an even
+    one).
+    """
     upper = int(np.searchsorted(grid, x))
     if upper == 0 or upper == len(grid):
         return float(grid[min(upper, len(grid) - 1)])
@@ -184,7 +188,7 @@ def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def same(result: np.ndarray, expected: np.ndarray, target: dt.DType) -> np.ndarray:
-    """Where stored values are those of a reference array, the sign of zero included."""
+    """Returns where stored values are those of a reference array, the sign of zero included."""
     if not target.is_float:
         return np.asarray(result == expected)
     seen = to_reference(result, target)

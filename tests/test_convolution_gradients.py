@@ -62,7 +62,7 @@ def test_both_are_adjoint_to_the_convolution():
 
 
 def _drawn(r: random.Random, most: int = 9) -> tuple[Any, Any, Any, dict[str, Any]] | None:
-    """Shapes of image, filter and loss, and attributes; None if the filter does not fit."""
+    """Returns shapes of image, filter and loss, and attributes; None if the filter does not fit."""
     rank = r.choice((1, 1, 2, 2, 3))
     groups = r.choice((1, 1, 2, 3))
     channels, filters = groups * r.choice((1, 2, 5)), groups * r.choice((1, 3, 4))
@@ -238,7 +238,7 @@ def gradient(
     case: dict[str, Any] | None = None,
     **how: Any,
 ) -> Case:
-    """The gradient ("dgrad" or "wgrad") of a convolution of an image with a filter, by their shapes."""
+    """Returns the gradient ("dgrad" or "wgrad") of a convolution of an image with a filter, by their shapes."""
     ghost = fg.Graph("forward")
     loss_shape = ghost.conv_fprop(ghost.tensor("x", image), ghost.tensor("w", filters), **how).shape
     g = fg.Graph(kind)
@@ -411,11 +411,11 @@ def _random_case(r: random.Random, image: Any, filters: Any, how: dict[str, Any]
     return gradient(r.choice(KINDS), image, filters, dtype, epilogue=finish, **layouts, **how)
 
 
-def test_few_channels_go_to_the_window_family():
+def test_few_channels_go_to_direct_convolution():
     """With a stride of 1 the gradient of a depthwise convolution is one, too."""
     cases = [
         gradient("dgrad", (2, 8, 20, 21), (8, 1, 3, 3), dtype, groups=8, padding=1, layout=layout, mode=mode,
-                 case={"family": "window"})
+                 case={"family": "direct_convolution"})
         for dtype, layout, mode in (
             ("float32", "contiguous", "convolution"),
             ("bfloat16", "channels_last", "convolution"),
@@ -427,7 +427,7 @@ def test_few_channels_go_to_the_window_family():
     strided = gradient("dgrad", (2, 8, 20, 21), (8, 1, 3, 3), groups=8, padding=1, stride=2)
     beyond = gradient("dgrad", (2, 8, 20, 21), (8, 1, 3, 3), groups=8, padding=3)
     made = check_cases([*cases, strided, beyond], guard=True)
-    assert [families(e) for e in made] == [["window"]] * 5 + [["contraction"]] * 2
+    assert [families(e) for e in made] == [["direct_convolution"]] * 5 + [["contraction"]] * 2
 
 
 def test_torch_agrees():

@@ -1,4 +1,4 @@
-"""Gradients of strided convolutions on Hopper: phases whose taps are walked one by one by the copy engine."""
+"""Gradients of strided convolutions on Hopper: phases whose taps are walked one by one by TMA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on_wgmma(made: CpuExecutable) -> None:
 
 
 def phased(image: tuple[int, ...], filters: tuple[int, ...], *, special: float = 0.0, **how: Any) -> Case:
-    """The gradient of a convolution's input in channels last, as sm_90a runs it."""
+    """Returns the gradient of a convolution's input in channels last, as sm_90a runs it."""
     how = {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last", **how}
     return gradient("dgrad", image, filters, case={"arch": "sm_90a", "check": on_wgmma, "special": special}, **how)
 
@@ -80,7 +80,7 @@ def spec_of(image: tuple[int, ...], filters: tuple[int, ...], **how: Any) -> Con
     [
         ({"stride": 2, "dilation": 2}, "no tap ever lies"),
         ({"stride": 2, "other": "contiguous"}, "neither along the reduction nor across it"),
-        ({"stride": 2, "dtype": "int8"}, "only 16-bit factors"),
+        ({"stride": 2, "dtype": "int8"}, "only 16-bit operands"),
     ],
 )
 def test_what_is_left_to_the_other_forms(how, reason):
@@ -92,7 +92,7 @@ def test_what_is_left_to_the_other_forms(how, reason):
 
 def test_no_cluster_shares_a_phase():
     """Phases have different numbers of stages: a tile is one block's, however few tiles there are."""
-    assert {s.split for s in schedules(spec_of((1, 64, 14, 14), (512, 64, 3, 3), stride=2, padding=1), HOPPER)} == {1}
+    assert {s.split_k for s in schedules(spec_of((1, 64, 14, 14), (512, 64, 3, 3), stride=2, padding=1), HOPPER)} == {1}
 
 
 def test_golden_source():

@@ -55,7 +55,7 @@ class Variant:
         return self.op.infer(self.types, self.attributes).dtype
 
     def statement(self) -> str:
-        """``y[i] = expression;`` for operands ``operand[i]``."""
+        """Returns ``y[i] = expression;`` for operands ``operand[i]``."""
         fields = {k: literal(v, self.dtype.compute) for k, v in self.attributes.items() if isinstance(v, (int, float))}
         fields |= {k: f"{k}[i]" for k in self.op.operands}
         fields["compute"] = self.dtype.compute
@@ -89,7 +89,7 @@ VARIANTS = list(variants())
 def build(
     folder: Path, name: str, *flags: str, headers: Path = HEADERS, chosen: Sequence[Variant] = VARIANTS
 ) -> ctypes.CDLL:
-    """Variants compiled for the host: ``symbol(operands..., y, count)``."""
+    """Returns variants compiled for the host: ``symbol(operands..., y, count)``."""
     lines = ['#include "math.cuh"']
     for v in chosen:
         loop = f"for (int64 i = 0; i < n; i++) {v.statement()}"
@@ -116,7 +116,9 @@ def host_approximate(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def operands(variant: Variant) -> list[np.ndarray]:
-    """Operand values: specials, ordinary and extreme magnitudes of both signs; all pairs of the interesting ones."""
+    """Returns operand values: specials, ordinary and extreme magnitudes of both signs; all pairs of the interesting
+    ones.
+    """
     dtype, rng = variant.dtype, np.random.default_rng(1)
     arity = len(variant.op.operands)
     if dtype.is_bool:
@@ -158,7 +160,7 @@ def reference(variant: Variant, arrays: list[np.ndarray]) -> np.ndarray:
 def ulps(
     variant: Variant, arrays: list[np.ndarray], result: np.ndarray, expected: np.ndarray, approximate: bool
 ) -> np.ndarray:
-    """Error in units in the last place; 0 where both are NaN or the same infinity, infinite where only one is.
+    """Returns error in units in the last place; 0 where both are NaN or the same infinity, infinite where only one is.
 
     If approximate, in units of 2**-23 of the value.  Of subnormal results only that they are tiny is asked: approximate
     functions flush them to zero.
@@ -190,7 +192,7 @@ def failure(
     approximate: bool,
     expected: np.ndarray | None = None,
 ) -> list[str]:
-    """What is wrong with a result, nothing or one line.
+    """Returns what is wrong with a result, nothing or one line.
 
     Approximate results are within 2**-15 of the value, an eighth of what rounding to float16 may change.
     """
@@ -252,7 +254,7 @@ ERRORS = [
 
 
 def inexact_headers(folder: Path) -> Path:
-    """The device headers with errors, given by global variables, in what is exact on the host."""
+    """Returns the device headers with errors, given by global variables, in what is exact on the host."""
     found = set()
     for path in HEADERS.glob("*.cuh"):
         text = path.read_text()
@@ -282,7 +284,7 @@ def inexact_headers(folder: Path) -> Path:
 
 
 def sweep(variant: Variant, stride: int) -> list[np.ndarray]:
-    """Every ``stride``-th float32 but NaN as the last operand, 1 for the loss of a gradient."""
+    """Returns every ``stride``-th float32 but NaN as the last operand, 1 for the loss of a gradient."""
     values = np.arange(0, 2**32, stride, dtype=np.uint64).astype(np.uint32).view(np.float32)
     values = values[~np.isnan(values)]
     return [np.ones_like(values)] * (len(variant.op.operands) - 1) + [values]
@@ -327,7 +329,7 @@ def test_zero_keeps_its_sign(host: ctypes.CDLL, host_approximate: ctypes.CDLL, n
 
 
 def nvrtc_compile(source: str, *options: str) -> tuple[str, bytes]:
-    """PTX and machine code (empty for a virtual architecture); the headers are given by name, in memory."""
+    """Returns PTX and machine code (empty for a virtual architecture); the headers are given by name, in memory."""
     from cuda.bindings import nvrtc
 
     headers = {path.name: path.read_bytes() for path in HEADERS.glob("*.cuh")}
@@ -364,7 +366,7 @@ def conversion(a: dt.DType, b: dt.DType) -> str:
 
 
 def entry(ptx: str, symbol: str) -> str:
-    """The body of a kernel in PTX."""
+    """Returns the body of a kernel in PTX."""
     match = re.search(rf"\.entry {symbol}\(.*?\n}}", ptx, re.DOTALL)
     assert match is not None, symbol
     return match[0]

@@ -110,7 +110,7 @@ def test_product(module: CpuModule, case: Wgmma) -> None:
 
 
 def test_rounded_sums(module: CpuModule) -> None:
-    """Random factors: within the bound of a float sum of any order."""
+    """Random operands: within the bound of a float sum of any order."""
     case = WGMMA[3]
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((n, case.inner)).astype("bfloat16") for n in (64, case.columns))
@@ -131,7 +131,7 @@ def test_pipeline(module: CpuModule, order: str) -> None:
 
 
 def small_problem() -> tuple[Array, Array]:
-    """Image and result of MISUSES."""
+    """Returns image and result of MISUSES."""
     a, b, d = Wgmma("bfloat16", "bfloat16", 8).operands(np.random.default_rng(3))
     return np.concatenate([place(Layout(), a).image, place(Layout(), b).image]), product(a, b, d * 0)
 

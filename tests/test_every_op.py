@@ -24,13 +24,13 @@ QUICK = {"float32", "bfloat16", "int8", "bool"}
 
 
 def kinds(name: str) -> set[str]:
-    """The classes of operand dtype an op takes."""
+    """Returns the classes of operand dtype an op takes."""
     op = POINTWISE[name]
     return set(op.cuda) if op.reads_values else {"float", "int", "bool"}
 
 
 def graph_of(name: str, dtype: dt.DType) -> fg.Graph:
-    """The op applied to the same operands once for each of its cases."""
+    """Returns the op applied to the same operands once for each of its cases."""
     op = POINTWISE[name]
     g = fg.Graph(f"{name} {dtype}")
     operands = [g.tensor(key, SHAPE, dt.bool_ if key in op.masks else dtype) for key in op.operands]

@@ -21,7 +21,7 @@ from codegen import render, schedule_data, schedule_from_data, schedule_text, sc
 from codegen.families import FAMILIES, FORMS, family_of, form_of
 from codegen.family import Form, Schedule
 from codegen.spec import KernelSpec
-from fusegraph.passes import join_gradients
+from fusegraph.passes import fuse_gradients
 from fusegraph.plan import by_cost_model, plan
 
 ROOT = Path(codegen.__file__).parents[1]
@@ -29,7 +29,7 @@ ARCHS = ("sm_75", "sm_80", "sm_90a")
 
 
 def subclasses(of: type) -> set[type]:
-    """The classes of codegen's modules, all of which are imported."""
+    """Returns the classes of codegen's modules, all of which are imported."""
     for module in pkgutil.walk_packages(codegen.__path__, "codegen."):
         importlib.import_module(module.name)
     found: set[type] = set()
@@ -58,7 +58,7 @@ def test_every_schedule_is_a_forms() -> None:
 
 
 def graphs() -> Iterator[fg.Graph]:
-    """Graphs that together have kernels of all forms on one architecture or another."""
+    """Yields graphs that together have kernels of all forms on one architecture or another."""
     g = fg.Graph("pointwise")
     x = g.tensor("x", (64, 100))
     g.output(g.relu(x), name="y")
@@ -94,7 +94,7 @@ def rendered() -> dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]:
     """Specifications and schedules of every form."""
     found: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(join_gradients, "LEAST_KEYS", 1)
+        patch.setattr(fuse_gradients, "LEAST_KEYS", 1)
         for graph in graphs():
             for name in ARCHS:
                 arch = target(name)
@@ -141,7 +141,7 @@ def test_schedules_of_other_families_are_refused(
 
 
 def asked(function: ast.AST) -> set[str]:
-    """The classes of specifications and schedules that a function asks a value for, by isinstance or match."""
+    """Returns the classes of specifications and schedules that a function asks a value for, by isinstance or match."""
     calls = (n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
     nodes: list[ast.AST] = [arg for n in calls if n.func.id in ("isinstance", "issubclass") for arg in n.args[1:]]
     nodes += [n.cls for n in ast.walk(function) if isinstance(n, ast.MatchClass)]

@@ -16,12 +16,12 @@ HALVES = (dt.float16, dt.bfloat16)
 
 
 def every(dtype: dt.DType) -> Any:
-    """Every bit pattern of a dtype, in rows of 16."""
+    """Returns every bit pattern of a dtype, in rows of 16."""
     return np.arange(1 << dtype.bits).astype(f"u{dtype.itemsize}").view(dtype.numpy).reshape(-1, 16)
 
 
 def wide(dtype: dt.DType) -> Any:
-    """float32 numbers at, beside and halfway between all of a dtype's, and what is too large."""
+    """Returns float32 numbers at, beside and halfway between all of a dtype's, and what is too large."""
     with np.errstate(all="ignore"):
         x = every(dtype).astype(np.float32).ravel()
         x = np.unique(x[np.isfinite(x)])
@@ -41,7 +41,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """The results of a graph on the cpu engine, checked against the reference."""
+    """Returns the results of a graph on the cpu engine, checked against the reference."""
     g = fg.Graph("eight")
     for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
         g.output(made)

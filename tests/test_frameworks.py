@@ -50,7 +50,7 @@ def tensors(torch: Any) -> list[Any]:
 
 
 def addresses(reader: frameworks.Reader, arrays: Sequence[Any]) -> tuple[int, ...] | None:
-    """What a reader says, checked against torch."""
+    """Returns what a reader says, checked against torch."""
     found = reader(arrays, 0)
     assert found is None or found == tuple(x.data_ptr() for x in arrays)
     return found

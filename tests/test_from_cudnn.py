@@ -50,7 +50,7 @@ def empty(tensor: fg.Tensor) -> np.ndarray[Any, Any]:
 
 
 def execute(graph: CudnnGraph, pack: Mapping[Any, Any], engine: str = "reference") -> list[np.ndarray[Any, Any]]:
-    """The outputs of a graph that is given its inputs, in order."""
+    """Returns the outputs of a graph that is given its inputs, in order."""
     outs = {t: empty(t) for t in graph.outputs}
     graph.build(engine=engine)
     graph.execute({**pack, **outs})
@@ -86,7 +86,7 @@ def returned(graph: fg.Graph) -> None:
             pack[uid] = laid_out(x.astype(told_here.dtype.numpy).reshape(told_here.shape), told_here)
     read.build(engine="reference")
     read.execute(pack)
-    # What is multiplied is rounded to the other factor's dtype: one step of the largest products.
+    # What is multiplied is rounded to the other operand's dtype: one step of the largest products.
     rounded = [n for n in graph.nodes if n.kind is Kind.CONTRACTION and any(map(graph.producer, n.inputs))]
     for tensor, uid in told.uids.items():
         assert read.uids[uid].name == tensor.name
@@ -366,8 +366,8 @@ def test_results_have_the_types_they_were_told():
         (None, "HALF", "float32"),
     ],
 )
-def test_what_is_computed_in_front_of_a_product_is_rounded_for_tensor_cores(virtual, other, meant):
-    """To the 16 bits of the other factor; a float32 in memory is multiplied as it is."""
+def test_the_prologue_of_a_product_is_rounded_for_tensor_cores(virtual, other, meant):
+    """To the 16 bits of the other operand; a float32 in memory is multiplied as it is."""
     g = pygraph()
     a = g.tensor([1, 8, 16], name="a")
     a = a if virtual is None else g.relu(a).set_data_type(getattr(DATA, virtual))

@@ -29,7 +29,9 @@ SCALE = 0.25
 
 
 def operands(g: Any, dtype: Any, keys: tuple[str, ...], heads: tuple[int, int, int]) -> tuple[dict[str, Any], Any, Any]:
-    """Queries, keys, values and scales of a graph: the tensors, the arrays for them, and the numbers that they mean."""
+    """Returns queries, keys, values and scales of a graph: the tensors, the arrays for them, and the numbers that
+    they mean.
+    """
     how: dict[str, Any] = {"attn_scale": SCALE}
     arrays, means = dict[Any, Any](), {}
     for n, (name, h, s, d) in enumerate(zip("qkv", heads, (6, 11, 11), (16, 16, 8))):
@@ -43,7 +45,7 @@ def operands(g: Any, dtype: Any, keys: tuple[str, ...], heads: tuple[int, int, i
 
 
 def outputs(made: Any, arrays: dict[Any, Any], dtypes: list[Any]) -> list[Any]:
-    """Arrays for the outputs of a node, which are marked; those of one number have a shape of one."""
+    """Returns arrays for the outputs of a node, which are marked; those of one number have a shape of one."""
     for t, dtype in zip(made, dtypes):
         if t is not None:
             t.set_output(True).set_data_type(KINDS.get(dtype, DATA.FLOAT))

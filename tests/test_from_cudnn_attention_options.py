@@ -75,7 +75,7 @@ class Case:
         self.mask = (torch.rand(batch, self.h, rows, keys, generator=make) < 0.7).to(own["dtype"])
 
     def operands(self, g: Any, arrays: dict[Any, Any], paged: bool) -> dict[str, Any]:
-        """The keywords of sdpa and sdpa_backward; arrays are filled."""
+        """Returns the keywords of sdpa and sdpa_backward; arrays are filled."""
 
         def given(name: str, x: Any, kind: Any = None) -> Any:
             made = g.tensor(list(x.shape), list(x.stride()), name=name, **({} if kind is None else {"data_type": kind}))
@@ -123,7 +123,7 @@ class Case:
         return how
 
     def meaning(self, dump: Any = None) -> dict[str, Any]:
-        """The keywords of the oracle."""
+        """Returns the keywords of the oracle."""
         weigh = dump / 0.7 if self.dropped == "drawn" else self.mask * 1.25 if self.dropped == "mask" else None
         return {
             "scale": SCALE,

@@ -45,14 +45,14 @@ class Ragged:
         return torch.as_strided(self.array[int(self.offsets[b]) :], size, self.strides[1:]) if n else torch.empty(size)
 
     def padded(self) -> Any:
-        """What lies there, with zeros."""
+        """Returns what lies there, with zeros."""
         found = torch.zeros(self.shape, dtype=self.memory.dtype)
         for b, n in enumerate(self.lengths):
             found[b, :, :n] = self._of(b, n)
         return found
 
     def untouched(self) -> bool:
-        """Whether all that belongs to no sequence is still NaN; ends by making all of it so."""
+        """Returns true if all that belongs to no sequence is still NaN; ends by making all of it so."""
         for b, n in enumerate(self.lengths):
             self._of(b, n).fill_(NAN)
         return bool(torch.isnan(self.memory.float()).all())
@@ -86,7 +86,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 
 def run(engine: str, lengths: list[tuple[int, int]], heads: tuple[int, int] = (4, 2), padded: bool = True, **gaps: Any):
-    """Forward and backward of ragged tensors that differ in how they lie, against the oracle."""
+    """Returns forward and backward of ragged tensors that differ in how they lie, against the oracle."""
     (h, h_k), batch, depth = heads, len(lengths), 8
     rows, keys = (max(1, *(pair[n] for pair in lengths)) for n in range(2))
     q_n, k_n = ([pair[n] for pair in lengths] for n in range(2))

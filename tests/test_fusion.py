@@ -59,12 +59,12 @@ def test_matmul_bias_gelu_is_one_kernel():
     assert len(group.nodes) == 3
 
 
-def test_depthwise_with_activation_is_one_window_kernel():
+def test_depthwise_with_activation_is_one_direct_convolution():
     graph = fg.Graph("depthwise")
     y = graph.conv_fprop(graph.tensor("x", (1, 32, 9, 9)), graph.tensor("w", (32, 1, 3, 3)), padding=1)
     graph.output(graph.swish(y), name="y")
     (group,) = partition_of(graph).groups
-    assert group.family == "window"
+    assert group.family == "direct_convolution"
 
 
 def test_conv_relu_conv_is_two_kernels_with_relu_in_the_first():

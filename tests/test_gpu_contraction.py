@@ -38,7 +38,7 @@ class Collected(Exception):
 
 
 def collected(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """The cases that the tests of a module check."""
+    """Returns the cases that the tests of a module check."""
     found: list[Case] = []
 
     def collect(cases: Iterable[Case | Graph], **_: Any) -> None:
@@ -59,7 +59,7 @@ def collected(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Case]
 
 
 def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """What a test is parametrized with, but for what is marked as slow; nothing for those that take fixtures."""
+    """Yields what a test is parametrized with, but for what is marked as slow; nothing for those that take fixtures."""
     marks = [m for m in getattr(test, "pytestmark", []) if m.name == "parametrize"]
     if not marks:
         if not inspect.signature(test).parameters:
@@ -73,7 +73,7 @@ def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 
 
 def mma_first(spec: Any, arch: Target) -> Any:
-    """The best schedule on mma.sync, or of another form where that takes none."""
+    """Returns the best schedule on mma.sync, or of another form where that takes none."""
     if isinstance(spec, ContractionSpec):
         with contextlib.suppress(Declined):
             return mma_schedule.schedules(spec, arch)[0]
@@ -81,7 +81,7 @@ def mma_first(spec: Any, arch: Target) -> Any:
 
 
 def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> list[CudaExecutable]:
-    """The cases' Executables, with their schedules or what ``otherwise`` chooses, compiled in parallel."""
+    """Returns the cases' Executables, with their schedules or what ``otherwise`` chooses, compiled in parallel."""
     mine = threading.local()
 
     def choosers(here: Target, *_: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from codegen.window.spec import WindowSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
@@ -22,7 +22,7 @@ def _needs(gib: float) -> None:
 
 
 def _filled(shape: tuple[int, ...], dtype: str, byte: int) -> DeviceArray:
-    """An array whose bytes are all ``byte``."""
+    """Returns an array whose bytes are all ``byte``."""
     array = DeviceArray.empty(shape, dtype)
     driver.memset(array.pointer, byte, array.nbytes)
     return array
@@ -77,7 +77,7 @@ def test_matmul_of_more_than_4_gib_elements():
 
 @pytest.mark.parametrize("channels", [4, 8])
 def test_convolution_of_more_than_4_gib_elements(channels):
-    """A window kernel (4 channels) and a contraction (8): ones everywhere, so that results count taps inside."""
+    """A direct convolution (4 channels) and a contraction (8): ones everywhere, so that results count taps inside."""
     height, width = 2**16 // channels * 2 + 1, 2**15
     _needs(channels * height * width / 2**30)
     graph = fg.Graph("huge", io_dtype="int8")
@@ -86,7 +86,7 @@ def test_convolution_of_more_than_4_gib_elements(channels):
     graph.output(y, name="y")
     executable = graph.compile("cuda")
     spec = executable.plan.kernels[0].group.lowered.spec
-    assert isinstance(spec, WindowSpec) == (channels == 4)
+    assert isinstance(spec, DirectConvolutionSpec) == (channels == 4)
     assert "int64" in executable.plan.kernels[0].source.code
     image = _filled((1, channels, height, width), "int8", 1)
     seen = width // 16 * 16 - 16  # the last column that a window has its centre on, in the very last row and channel
@@ -97,7 +97,9 @@ def test_convolution_of_more_than_4_gib_elements(channels):
 
 
 def _over_ones(weights: np.ndarray[Any, Any], height: int, width: int, last: int) -> np.ndarray[Any, Any]:
-    """What stride 16 and padding 1 give on ones, with ``last`` under the last window's centre in the last channel."""
+    """Returns what stride 16 and padding 1 give on ones, with ``last`` under the last window's centre in the last
+    channel.
+    """
     assert height % 16 == 1  # so that the last windows reach below the image
     assert width % 16 == 0
     wide = weights.astype(np.int32)

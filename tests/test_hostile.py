@@ -59,7 +59,7 @@ Calls = Iterator[tuple[str, Callable[[Any], object]]]
 
 
 def of_op(op: Op, key: str | int, *, planned: bool) -> Callable[[Any], object]:
-    """A call of an op with a value as one of its attributes, or operands."""
+    """Returns a call of an op with a value as one of its attributes, or operands."""
 
     def call(value: Any) -> None:
         g = fg.Graph("g")
@@ -89,7 +89,7 @@ def of_table(planned: bool) -> Calls:
 
 
 def of_methods(planned: bool) -> Calls:
-    """Methods that are no ops, with a value as one of their arguments."""
+    """Yields methods that are no ops, with a value as one of their arguments."""
     good: dict[str, Any] = {
         "parts": 2, "axes": (), "block": 2, "count": 3, "depth": 3, "size": 5, "dtype": "float32", "axis": 1,
         "equation": "abcd->a", "y": 1.0, "weights": None,
@@ -126,7 +126,7 @@ def of_methods(planned: bool) -> Calls:
 
 
 def of_builder(planned: bool) -> Calls:
-    """The builder itself, and tensors."""
+    """Yields the builder itself, and tensors."""
 
     def made() -> tuple[fg.Graph, fg.Tensor]:
         g = fg.Graph("g")
@@ -167,7 +167,7 @@ def of_builder(planned: bool) -> Calls:
 
 
 def of_functions(_: bool) -> Calls:
-    """Functions of the package, and executables."""
+    """Yields functions of the package, and executables."""
     g = fg.Graph("g")
     g.output(g.relu(g.tensor("x", (2, 3, 4))), name="y")
     executable, x = g.compile("reference"), np.ones((2, 3, 4), np.float32)
@@ -208,7 +208,7 @@ SWEEPS = [of_table, of_methods, of_builder, of_functions]
 
 
 def faults(calls: Calls, values: Mapping[str, Callable[[], Any]]) -> list[str]:
-    """What is wrong, of every call with every value."""
+    """Returns what is wrong, of every call with every value."""
     found = []
     for what, call in calls:
         for name, make in values.items():
@@ -308,7 +308,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answered(arguments: list[str]) -> str | None:
-    """What is wrong with how a command ends: another status than those of success, differences and errors."""
+    """Returns what is wrong with how a command ends: another status than those of success, differences and errors."""
     out, err = io.StringIO(), io.StringIO()
 
     def run(_: Any) -> None:

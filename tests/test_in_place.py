@@ -40,7 +40,7 @@ ORDERS = get_args(host_compiler.Order)
 
 
 def touched(pattern: strides.Pattern, start: int) -> set[int]:
-    """Every byte of an array, one by one."""
+    """Returns every byte of an array, one by one."""
     shape, steps, itemsize = pattern
     places = (sum(i * s for i, s in zip(index, steps)) for index in product(*map(range, shape)))
     return {start + place * itemsize + byte for place in places for byte in range(itemsize)}
@@ -116,7 +116,7 @@ def graph_of(build: Callable[..., Any], *shapes: Sequence[int], dtype: str = "fl
 
 
 def lazily(graph: fg.Graph, arch: str = "sm_80", pick: random.Random | None = None) -> CpuExecutable:
-    """An executable whose kernels are not built yet, with the schedules of the cost model or with any."""
+    """Returns an executable whose kernels are not built yet, with the schedules of the cost model or with any."""
     executable = CpuExecutable(graph, Options(target=target(arch)), lazy=True)
     if pick is not None:
         chosen = plan(graph, choose=lambda spec, _: Choice(pick.choice(list(schedules(spec, target(arch))))))
@@ -137,7 +137,9 @@ def build(cases: Sequence[tuple[CpuExecutable, Pairs]]) -> None:
 
 
 def wrong_in_place(executable: CpuExecutable, pairs: Pairs) -> str | None:
-    """What differs between results in the memory of inputs and in memory of their own, in any order of the threads."""
+    """Returns what differs between results in the memory of inputs and in memory of their own, in any order of the
+    threads.
+    """
     executable.order = "forward"
     given = list(random_inputs(executable.graph, 3).values())
     results = executable(*given)
@@ -156,7 +158,7 @@ def wrong_in_place(executable: CpuExecutable, pairs: Pairs) -> str | None:
 
 
 def _copied(x: Array) -> Array:
-    """A copy with the strides of the array."""
+    """Returns a copy with the strides of the array."""
     raw = np.empty(sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.itemsize + 16, np.uint8)
     start = -raw.ctypes.data % 16
     copy = np.ndarray(x.shape, x.dtype, raw, start, x.strides)
@@ -236,7 +238,7 @@ def test_kernels_that_do_not_allow_it_are_named(graph: fg.Graph, pair: tuple[int
 
 
 def strided(dtype: str, shape: tuple[int, int], pitch: int) -> tuple[fg.Graph, Pairs]:
-    """Rows that begin anywhere."""
+    """Returns rows that begin anywhere."""
     g = fg.Graph("strided", io_dtype=dtype)
     x, w = g.tensor("x", shape, strides=(pitch, 1)), g.tensor("w", shape[1:])
     g.output(g.relu(x * w), name="y", strides=(pitch, 1))
@@ -306,7 +308,7 @@ def test_rows_that_are_read_again() -> None:
 
 
 def candidates(seeds: range) -> list[tuple[fg.Graph, Pairs]]:
-    """Random graphs with an output that may be an input."""
+    """Returns random graphs with an output that may be an input."""
     found = []
     for seed in seeds:
         graph = seeded(seed).build()

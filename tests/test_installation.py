@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 def run(code: str, path: Sequence[Path], *options: str) -> str:
-    """What a program prints that finds modules in these folders first."""
+    """Returns what a program prints that finds modules in these folders first."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     done = subprocess.run(
         [sys.executable, "-P", *options, "-c", code],

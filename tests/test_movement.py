@@ -160,7 +160,7 @@ def test_errors_say_what_is_wrong() -> None:
 
 
 def moved(dtype: str, every: int = 1) -> list[fg.Graph]:
-    """The ops, by themselves and between pointwise ops, of one dtype: all cases, or some."""
+    """Returns the ops, by themselves and between pointwise ops, of one dtype: all cases, or some."""
     graphs = []
     for name in list(CASES)[ALL.index(dtype) % every :: every]:
         build, _ = CASES[name]
@@ -200,7 +200,7 @@ def special(graph: fg.Graph) -> Mapping[str, Any]:
 
 
 def views() -> dict[str, tuple[fg.Graph, int]]:
-    """Graphs with movement between other kernels, and how many kernels they take."""
+    """Returns graphs with movement between other kernels, and how many kernels they take."""
     made: dict[str, tuple[fg.Graph, int]] = {}
 
     def graph(name: str, count: int) -> fg.Graph:
@@ -267,7 +267,7 @@ def views() -> dict[str, tuple[fg.Graph, int]]:
     g.output(g.softmax(x), name="y")
     g.output(x @ g.tensor("w", (8, 3)), name="z")
 
-    g = graph("weights side by side", 1)  # one kernel of two products: their second factors are views alike
+    g = graph("weights side by side", 1)  # one kernel of two products: their operands B are views alike
     x = g.tensor("x", (8, 6))
     gate, up = g.split(g.tensor("w", (6, 24)), 2, axis=1)
     g.output(g.swish(x @ gate) * (x @ up), name="y")
@@ -302,7 +302,7 @@ def test_kernels_between_views(name: str) -> None:
 
 
 def fused() -> list[fg.Graph]:
-    """Movement between pointwise ops: all of it one kernel."""
+    """Returns movement between pointwise ops: all of it one kernel."""
     graphs = []
 
     def graph(name: str, **how: Any) -> fg.Graph:
@@ -378,7 +378,9 @@ def test_strict_movement() -> None:
 
 
 def wide(dtype: str) -> list[fg.Graph]:
-    """Tables that are read in vectors, or nearly: where parts begin and end at multiples of a vector, and where not."""
+    """Returns tables that are read in vectors, or nearly: where parts begin and end at multiples of a vector, and
+    where not.
+    """
     graphs = []
 
     def graph(name: str) -> fg.Graph:
@@ -422,7 +424,7 @@ def test_wide_tables(dtype: str) -> None:
 
 
 def odd() -> list[fg.Graph]:
-    """Zero-size and one-element tensors, and rank 0."""
+    """Returns zero-size and one-element tensors, and rank 0."""
     graphs = []
     for shape in ((0, 4), (4, 0), (1, 1), (1,), ()):
         g = fg.Graph(f"odd {shape}")

@@ -1,4 +1,4 @@
-"""Sources of contraction and window kernels: golden files, and compiled for every architecture, no spills."""
+"""Sources of contraction and direct convolutions: golden files, and compiled for every architecture, no spills."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_golden_source(name: str) -> None:
 
 
 def compiled(sources: Sequence[KernelSource], arch: str) -> list[nvrtc.CompiledKernel]:
-    """The kernels as cubins; raises AssertionError naming those that spill or take more registers than is sane."""
+    """Returns the kernels as cubins; raises AssertionError naming those that spill or take more registers than is
+    sane.
+    """
     kernels = nvrtc.compile_kernels(sources, arch, cache=default_cache())
     wrong = []
     for kernel, source in zip(kernels, sources):
@@ -98,7 +100,7 @@ def product(m: int, n: int, k: int, dtype: str = "float32", *, transposed: bool 
 
 
 def sources(graphs: Sequence[fg.Graph]) -> list[KernelSource]:
-    """Their kernels, each under a name of its own."""
+    """Returns their kernels, each under a name of its own."""
     return [k.source for g in graphs for k in plan(g).kernels]
 
 

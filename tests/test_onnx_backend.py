@@ -37,7 +37,7 @@ def test_the_node_tests_of_onnx() -> None:
 
 
 def smallest() -> list[Any]:
-    """A node test of each operator of the table: the one of the fewest elements."""
+    """Returns a node test of each operator of the table: the one of the fewest elements."""
     chosen: dict[str, Any] = {}
     for test in cases():
         nodes = test.model.graph.node
@@ -84,7 +84,7 @@ WITHOUT = frozenset({"GlobalLpPool"})
 
 
 def size(test: Any) -> int:
-    """Elements of all inputs; ones that are no multiple of a vector first."""
+    """Returns elements of all inputs; ones that are no multiple of a vector first."""
     return sum(x.size for x in inputs(test).values())
 
 

@@ -21,7 +21,7 @@ def test_a_convolutional_network_is_fused() -> None:
     """Batch norms, activations and residual sums are part of the convolutions: 31 nodes in 13 kernels."""
     model = fg.onnx.from_proto(convolutional(), {"batch": 2})
     families = [k.group.family for k in plan(model.graph).kernels]
-    assert Counter(families) == {"contraction": 8, "rows": 3, "pool": 1, "window": 1}
+    assert Counter(families) == {"contraction": 8, "rows": 3, "pool": 1, "direct_convolution": 1}
 
 
 def test_a_transformer_is_fused() -> None:

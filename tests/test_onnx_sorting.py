@@ -108,7 +108,7 @@ def test_non_max_suppression(centred):
 
 
 def run_with(proto, shapes, *inputs):
-    """The results on the cpu engine, and those for values that are known while the graph is built."""
+    """Returns the results on the cpu engine, and those for values that are known while the graph is built."""
     made = built(proto, shapes=shapes)
     results = made.compile("cpu")(*inputs)
     known = Backend.run_model(proto, list(inputs))

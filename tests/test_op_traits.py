@@ -38,13 +38,13 @@ def _is_name(e: ast.AST, variables: bool) -> bool:
 
 
 def _holds_name(e: ast.AST, variables: bool) -> bool:
-    """Whether a value is an op's name, or has some."""
+    """Returns true if a value is an op's name, or has some."""
     inner = () if isinstance(e, (ast.JoinedStr, ast.Call)) else ast.iter_child_nodes(e)
     return _is_name(e, variables) or any(_holds_name(x, variables) for x in inner)
 
 
 def _known_as(tree: ast.AST, variables: bool) -> set[str]:
-    """The variables that are given an op's name, or several."""
+    """Returns the variables that are given an op's name, or several."""
     found = set()
     for n in ast.walk(tree):
         if isinstance(n, (ast.Assign, ast.NamedExpr)):
@@ -56,7 +56,7 @@ def _known_as(tree: ast.AST, variables: bool) -> set[str]:
 
 
 def comparisons(source: str, variables: bool = True) -> Iterator[int]:
-    """The lines that compare an op, or its name, with anything but another node's op or None."""
+    """Yields the lines that compare an op, or its name, with anything but another node's op or None."""
     tree = ast.parse(source)
     scopes = [n for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.FunctionDef))]
     for scope in scopes:
@@ -213,7 +213,7 @@ def _check_between(node, values, k, apart, rng):
 
 @pytest.mark.parametrize("function", ["relu", "sigmoid"])
 def test_a_long_product_of_what_is_computed(function):
-    """The parts of a matrix product are one: of a factor that is computed in front of it, too."""
+    """The parts of a matrix product are one: of an operand that is computed in front of it, too."""
     graph = fg.Graph("long", io_dtype="bfloat16")
     x, w = graph.tensor("x", (64, 65536)), graph.tensor("w", (65536, 64))
     graph.output(graph.matmul(getattr(graph, function)(x), w), name="y")

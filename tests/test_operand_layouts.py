@@ -1,4 +1,4 @@
-"""Factors of contractions laid out for tensor cores: which graphs get copies, and that they compute the same."""
+"""Operands of contractions laid out for tensor cores: which graphs get copies, and that they compute the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOPPER = by_cost_model(target("sm_90a"))
 
 
 def copies_pay(monkeypatch):
-    """Estimates come in pairs, of factors as they are and laid out: the latter take no time."""
+    """Estimates come in pairs, of operands as they are and laid out: the latter take no time."""
     estimates = cycle((1e9, 0.0))
     monkeypatch.setattr(operand_layouts, "cycles", lambda *_: next(estimates))
 
@@ -40,7 +40,7 @@ def convolution(x, w, layout="NHWC", filters="NHWC", dtype="bfloat16", **attribu
 
 
 def block(channels, layout="NHWC", size=(8, 8)):
-    """Two convolutions in a row."""
+    """Returns two convolutions in a row."""
     graph = fg.Graph("block", io_dtype="bfloat16")
     x = graph.tensor("x", (2, channels, *size), layout=layout)
     v, w = (graph.tensor(name, (channels, channels, 3, 3), layout="NHWC") for name in "vw")
@@ -100,7 +100,7 @@ def test_no_copies(graph):
 
 
 def weights(dtype="bfloat16"):
-    """A product and a convolution of constants, which lie as models have them."""
+    """Returns a product and a convolution of constants, which lie as models have them."""
     rng = np.random.default_rng(1)
     graph = fg.Graph("weights", io_dtype=dtype)
     x, a = graph.tensor("x", (2, 64, 9, 9)), graph.tensor("a", (40, 96))

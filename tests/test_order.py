@@ -18,7 +18,7 @@ from fusegraph.runtime import nvrtc
 
 
 def batchnorm_relu(shape: tuple[int, ...], dtype: str = "bfloat16") -> fg.Graph:
-    """Statistics, their parts, and the tensor again."""
+    """Returns statistics, their parts, and the tensor again."""
     g = fg.Graph("batchnorm_relu", io_dtype=dtype)
     x = g.tensor("x", shape, layout="NHWC")
     scale, bias = (g.tensor(name, (1, shape[1], 1, 1)) for name in ("scale", "bias"))
@@ -59,7 +59,7 @@ def test_there_and_back() -> None:
 def test_what_the_next_kernel_begins_with_stays_in_the_cache() -> None:
     """The last of what is read is kept instead only where nobody begins with the last of what is written."""
 
-    def lasting(graph: fg.Graph) -> list[bool]:
+    def evict_last(graph: fg.Graph) -> list[bool]:
         kernels = plan(graph, choose=by_cost_model(target("sm_90a"))).kernels
         return ["evict_last" in k.source.code for k in kernels]
 
@@ -69,12 +69,12 @@ def test_what_the_next_kernel_begins_with_stays_in_the_cache() -> None:
         x = x - g.reduction(g.exp(x), "add", axis)
         x = g.output(x, name=f"x{axis}")
     g.output(x / g.reduction(x, "max", 1), name="y")
-    first, *_, last = lasting(g)
+    first, *_, last = evict_last(g)
     assert not first
     assert last
     g = fg.Graph("alone")
     g.output(g.softmax(g.tensor("x", (8192, 4096))), name="y")
-    assert lasting(g) == [True]
+    assert evict_last(g) == [True]
 
 
 def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overlaps(graph: fg.Graph) -> list[list[str]]:
-    """What each kernel does about those before and after it, before it does anything else."""
+    """Returns what each kernel does about those before and after it, before it does anything else."""
     made = []
     for kernel in plan(graph).kernels:
         body = [line.strip() for line in kernel.source.code.partition("\n{\n")[2].splitlines()]
@@ -136,7 +136,7 @@ def test_what_others_write_is_not_promised_to_stay() -> None:
 
 
 def winograd() -> fg.Graph:
-    """A convolution of four kernels."""
+    """Returns a convolution of four kernels."""
     g = fg.Graph("winograd")
     x, w = g.tensor("x", (8, 64, 28, 28), layout="NHWC"), g.tensor("w", (64, 64, 3, 3), layout="KRSC")
     g.output(g.relu(g.conv_fprop(x, w, padding=1)), name="y")

@@ -19,12 +19,12 @@ SHAPES = ((16,), (1,), (7,), (3, 5), (2, 3, 4), (0, 3), ())
 
 
 def codes(dtype: dt.DType, shape: tuple[int, ...], seed: int = 0) -> Any:
-    """Random bit patterns."""
+    """Returns random bit patterns."""
     return np.random.default_rng(seed).integers(0, 1 << dtype.bits, shape, np.uint8)
 
 
 def decoded(dtype: dt.DType, code: Any) -> Any:
-    """The numbers that patterns stand for, by their definition."""
+    """Returns the numbers that patterns stand for, by their definition."""
     if dtype.is_float:
         table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
         return np.where(code & 8, -table[code & 7], table[code & 7])
@@ -33,7 +33,7 @@ def decoded(dtype: dt.DType, code: Any) -> Any:
 
 
 def packed(dtype: dt.DType, code: Any) -> Any:
-    """The bytes of patterns, one after another in C order, by their definition."""
+    """Returns the bytes of patterns, one after another in C order, by their definition."""
     found = np.zeros(-(-code.size * dtype.bits // 8), np.uint8)
     for k, c in enumerate(code.reshape(-1)):
         found[k * dtype.bits // 8] |= c << k * dtype.bits % 8

@@ -28,7 +28,7 @@ RAGGED = (1, 2, 3, 7, 31, 255, 256, 257, 1023, 1025, 4099)
 
 
 def one(shapes: dict[str, tuple[int, ...]], body: Callable[..., Any], **how: Any) -> fg.Graph:
-    """A graph of one output: body of inputs of these shapes."""
+    """Returns a graph of one output: body of inputs of these shapes."""
     g = fg.Graph("case", **how)
     g.output(body(g, *(g.tensor(name, shape) for name, shape in shapes.items())), name="y")
     return g
@@ -44,7 +44,7 @@ def only_spec(graph: fg.Graph, **options: Any) -> PointwiseSpec:
 
 
 def poison(array: Array) -> Array:
-    """An array of the same layout in which every bit is set: NaN in every float dtype."""
+    """Returns an array of the same layout in which every bit is set: NaN in every float dtype."""
     span = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize if array.size else 0
     filled = np.full(max(span, 1), 0xFF, np.uint8)
     return np.ndarray(array.shape, array.dtype, filled, strides=array.strides)

@@ -38,7 +38,7 @@ def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
 
 
 def run_source(executable: CpuExecutable, module: host_compiler.CpuModule, number: int) -> list[str]:
-    """What is wrong with a kernel of the module, in both orders of threads, on the executable's arguments."""
+    """Returns what is wrong with a kernel of the module, in both orders of threads, on the executable's arguments."""
     graph, (kernel,) = executable.graph, executable.plan.kernels
     inputs = random_inputs(graph, seed=5)
     wrong = []

@@ -42,7 +42,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strides(shape: Shape, order: Sequence[int], pad: int = 0) -> Shape:
-    """Strides of a tensor whose dimensions lie in memory in ``order``, slowest first, ``pad`` elements after a row."""
+    """Returns strides of a tensor whose dimensions lie in memory in ``order``, slowest first, ``pad`` elements after
+    a row.
+    """
     result, step = [0] * len(shape), 1
     for dim in reversed(order):
         result[dim] = step
@@ -51,7 +53,7 @@ def strides(shape: Shape, order: Sequence[int], pad: int = 0) -> Shape:
 
 
 def permuted(shape: Shape, order: Sequence[int], dtype: str = "float32", pad: int = 0) -> fg.Graph:
-    """y = -x, x in another order of dimensions than y."""
+    """Returns y = -x, x in another order of dimensions than y."""
     g = fg.Graph("permuted", io_dtype=dtype)
     x = g.tensor("x", shape, strides=strides(shape, order, pad))
     g.output(g.logical_not(x) if dtype == "bool" else g.neg(x), name="y", strides=strides(shape, range(len(shape))))
@@ -59,7 +61,7 @@ def permuted(shape: Shape, order: Sequence[int], dtype: str = "float32", pad: in
 
 
 def added(shape: Shape, dtype: str = "float32", other: str | None = None) -> fg.Graph:
-    """y = a + b, b transposed."""
+    """Returns y = a + b, b transposed."""
     g = fg.Graph("added", io_dtype=dtype)
     a = g.tensor("a", shape)
     b = g.tensor("b", shape, other or dtype, strides=strides(shape, (*range(len(shape) - 2), -1, -2)))
@@ -75,7 +77,7 @@ def only_spec(graph: fg.Graph, **options: Any) -> PointwiseSpec:
 
 
 def chosen(graph: fg.Graph) -> Tiling:
-    """The tiles that a graph's only kernel takes."""
+    """Returns the tiles that a graph's only kernel takes."""
     spec = only_spec(graph)
     schedule = best_schedule(spec)
     assert isinstance(schedule, TilesSchedule), schedule
@@ -115,7 +117,7 @@ def test_dtypes(small: None) -> None:
 
 
 def combination_cases() -> list[fg.Graph]:
-    """Several operands in either order, among them outputs, broadcasts and indices."""
+    """Returns several operands in either order, among them outputs, broadcasts and indices."""
     graphs = []
     for dtype, layouts in itertools.product(("bf16", "float32"), itertools.product(("NCHW", "NHWC"), repeat=4)):
         g = fg.Graph("images", io_dtype=dtype)
@@ -258,7 +260,7 @@ def test_tiles_suit_every_extent(dtype: str) -> None:
 
 
 def bank_ways(addresses: Sequence[int], width: int) -> int:
-    """How many times the busiest bank is asked for different words by a warp's accesses of ``width`` bytes."""
+    """Returns how many times the busiest bank is asked for different words by a warp's accesses of ``width`` bytes."""
     phase = min(32, 128 // width)  # lanes served at once
     most = 1
     for start in range(0, 32, phase):
@@ -271,7 +273,9 @@ def bank_ways(addresses: Sequence[int], width: int) -> int:
 
 
 def shared_accesses(source: KernelSource) -> Iterator[tuple[str, list[int], int]]:
-    """Every access to shared memory in a kernel's source: its line, the addresses of each warp's lanes, its width."""
+    """Yields every access to shared memory in a kernel's source: its line, the addresses of each warp's lanes, its
+    width.
+    """
     sizes = {"double": 8, "int64": 8, "float": 4, "int32": 4, "float16": 2, "bfloat16": 2}
     tiles = {n: sizes.get(t, 1) for t, n in re.findall(r"__shared__ __align__\(16\) (\w+) (\w+)\[", source.code)}
     values: list[tuple[str, str]] = []

@@ -42,7 +42,7 @@ WINDOWS: tuple[dict[str, Any], ...] = (
 
 
 def forward(shape: tuple[int, ...], dtype: str, how: Mapping[str, Any], **layout: Any) -> fg.Graph:
-    """All that can be made of the same windows."""
+    """Returns all that can be made of the same windows."""
     g = fg.Graph(f"pool {dtype} {how}".replace("{", "(").replace("}", ")").replace("'", ""))
     x = g.tensor("x", shape, dtype, **layout)
     g.output(g.max_pool(x, **how), name="max")
@@ -136,7 +136,7 @@ def test_every_dtype() -> None:
 
 
 def extremes(graph: fg.Graph) -> dict[str, Array]:
-    """Random values, with NaN, infinities, zeros of both signs and the largest numbers among them."""
+    """Returns random values, with NaN, infinities, zeros of both signs and the largest numbers among them."""
     inputs = random_inputs(graph, seed=1, special=0.05)
     rng = np.random.default_rng(2)
     for array in inputs.values():
@@ -319,7 +319,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _others(spec: PoolSpec) -> list[PoolSchedule]:
-    """Schedules that no cost model would choose here, 64-bit offsets among them."""
+    """Returns schedules that no cost model would choose here, 64-bit offsets among them."""
     best = best_schedule(spec)
     assert isinstance(best, PoolSchedule)
     single = replace(best, vector=1, rows=1, cols=1, down=1)

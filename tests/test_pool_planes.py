@@ -19,7 +19,7 @@ from fusegraph.report.check import check_executable, random_inputs
 
 
 def uneven(shape: tuple[int, ...], dtype: str, size: Any) -> fg.Graph:
-    """Windows of different sizes, two folds of each, operands of every kind around them."""
+    """Returns windows of different sizes, two folds of each, operands of every kind around them."""
     g = fg.Graph(f"uneven {dtype} {shape}")
     x, b = g.tensor("x", shape, dtype), g.tensor("b", (*shape[:2], 1, 1), dtype)
     after = g.tensor("after", (*shape[:2], *size), dtype)

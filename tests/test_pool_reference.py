@@ -19,7 +19,7 @@ from fusegraph.report.check import check_executable, run
 
 
 def elements(how: Mapping[str, Any], p: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The elements of the window at a position, by the definition."""
+    """Returns the elements of the window at a position, by the definition."""
     per_axis = []
     for a, size in enumerate(sizes):
         taps, stride, before = (_at(how[k], a) for k in ("window", "stride", "padding"))

@@ -1,4 +1,6 @@
-"""Pointwise nodes in front of a contraction, computed as its tiles are filled: every form of kernel on the CPU."""
+"""Prologues, pointwise nodes in front of a contraction, computed as its tiles are filled: every form of kernel on
+the CPU.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +27,28 @@ from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 
-Front = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
+Prologue = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
 pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
 #: The forms of kernel, and the architecture that each is run for.
 FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
 
 
-# ---- what is in front
+# ---- prologues
 
 
 def vector(graph: fg.Graph, x: fg.Tensor, axis: int, name: str, dtype: str = "float32") -> fg.Tensor:
-    """An input that varies along one axis of a tensor."""
+    """Returns an input that varies along one axis of a tensor."""
     return graph.tensor(name, tuple(n if d == axis % x.rank else 1 for d, n in enumerate(x.shape)), dtype)
 
 
-def affine(axis: int, dtype: str = "float32") -> Front:
-    """relu(x * scale + bias), both varying along an axis, as a batch norm in front of a convolution is."""
+def affine(axis: int, dtype: str = "float32") -> Prologue:
+    """Returns relu(x * scale + bias), both varying along an axis, as a batch norm in front of a convolution is."""
 
-    def front(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
+    def prologue(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
         scale, bias = (vector(graph, x, axis, f"{x.name}_{name}", dtype) for name in ("scale", "bias"))
         return graph.cast(graph.relu(x * scale + bias), x.dtype)
 
-    return front
+    return prologue
 
 
 def residual(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
@@ -54,28 +56,28 @@ def residual(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def apart(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """A second tensor that lies the other way round, and one value for all."""
+    """Returns a second tensor that lies the other way round, and one value for all."""
     other = graph.tensor(f"{x.name}_other", x.shape, x.dtype, strides=transposed(x.shape))
     return graph.cast(x * other + graph.tensor(f"{x.name}_shift", (1,), "float32"), x.dtype)
 
 
 def positions(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Upper triangle: elements at or right of the diagonal."""
+    """Returns upper triangle: elements at or right of the diagonal."""
     row, col = graph.gen_index(x, axis=-2), graph.gen_index(x, axis=-1)
     return graph.binary_select(x, graph.neg(x), graph.cmp_le(row, col))
 
 
 def inverse(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """1 / x: what is 0 beyond the tensor must not become infinite."""
+    """Returns 1 / x: what is 0 beyond the tensor must not become infinite."""
     return graph.cast(graph.reciprocal(graph.abs(x) + 0.5), x.dtype)
 
 
-def to(dtype: str) -> Front:
+def to(dtype: str) -> Prologue:
     return lambda graph, x: graph.cast(x, dtype)
 
 
-def dequantised(axis: int, dtype: str) -> Front:
-    """An integer weight times a scale of its filter or of its channel."""
+def dequantised(axis: int, dtype: str) -> Prologue:
+    """Returns an integer weight times a scale of its filter or of its channel."""
     return lambda graph, x: graph.cast(x * vector(graph, x, axis, f"{x.name}_scale"), dtype)
 
 
@@ -83,7 +85,7 @@ def dequantised(axis: int, dtype: str) -> Front:
 
 
 def form(case: Case, name: str, **wanted: Any) -> Case:
-    """The case in a form of kernel, with the first schedule that has the fields given."""
+    """Returns the case in a form of kernel, with the first schedule that has the fields given."""
     arch = FORMS[name]
 
     def schedule(spec: ContractionSpec) -> Any:
@@ -108,15 +110,15 @@ def product(
     m: int,
     n: int,
     k: int,
-    first: Front | None,
-    second: Front | None = None,
+    first: Prologue | None,
+    second: Prologue | None = None,
     dtypes: tuple[str, str] = ("bfloat16", "bfloat16"),
     *,
     over: tuple[bool, bool] = (False, False),
     batch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     **case: Any,
 ) -> Case:
-    graph = fg.Graph("fronted")
+    graph = fg.Graph("prologue")
     shapes = (*batch[0], m, k), (*batch[1], k, n)
     a, b = (
         graph.tensor(name, shape, dtype, strides=transposed(shape) if turned else None)
@@ -131,15 +133,15 @@ def product(
 def image(
     x: tuple[int, ...],
     w: tuple[int, ...],
-    first: Front | None,
-    second: Front | None = None,
+    first: Prologue | None,
+    second: Prologue | None = None,
     dtypes: tuple[str, str] = ("bfloat16", "bfloat16"),
     *,
     layout: str = "channels_last",
     case: dict[str, Any] | None = None,
     **attributes: Any,
 ) -> Case:
-    graph = fg.Graph("fronted")
+    graph = fg.Graph("prologue")
     source = graph.tensor("x", x, dtypes[0], layout=layout)
     taps = graph.tensor("w", w, dtypes[1], layout=layout)
     y = graph.conv_fprop(
@@ -150,7 +152,7 @@ def image(
 
 
 def products(dtype: str) -> list[Case]:
-    """Products with something in front of one factor or both, in sizes that no tile divides."""
+    """Returns products with a prologue of one operand or both, in sizes that no tile divides."""
     pair = (dtype, dtype)
     cases = [
         product(70, 40, 72, affine(-1), None, pair),
@@ -209,7 +211,7 @@ def images(dtype: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("name", ["wgmma", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simt", "mma"))])
-def test_an_image_is_padded_with_zeros_after_what_is_in_front_of_it(name):
+def test_an_image_is_padded_with_zeros_after_its_prologue(name):
     """With a bias in front, and infinities: relu(bias) and NaN do not leak in from beyond the border."""
     dtype = "float32" if name == "simt" else "bfloat16"
     more = {"case": {"special": 0.01}}
@@ -229,7 +231,7 @@ def test_images(name):
 
 
 def gradients() -> list[Case]:
-    """The gradient of an activation in front of both gradients of the convolution before it."""
+    """Returns the gradient of an activation in front of both gradients of the convolution before it."""
     cases = []
     for x, w, more in (
         ((2, 24, 9, 10), (16, 24, 3, 3), {"padding": 1}),
@@ -283,7 +285,7 @@ def test_types(name):
 
 
 @pytest.mark.slow
-def test_factors_of_two_types_on_hopper():
+def test_operands_of_two_types_on_hopper():
     """Converted by the threads that bring them, without any node in front."""
     cases = []
     for dtypes in (("bfloat16", "int8"), ("float8_e5m2", "float16"), ("float16", "bfloat16")):
@@ -299,19 +301,21 @@ def test_factors_of_two_types_on_hopper():
 def test_schedules():
     """Tiles of every height, both numbers of filling warpgroups, several tiles a block, blocks that share a tile.
 
-    Threads fill the tiles of rows that do not start at multiples of 16 bytes, or of both factors.
+    Threads fill the tiles of rows that do not start at multiples of 16 bytes, or of both operands.
     """
     cases = [
-        form(product(64 * groups + 6, 2 * cols, 132, first, second), "wgmma", groups=groups, cols=cols, fillers=n)
+        form(
+            product(64 * groups + 6, 2 * cols, 132, first, second), "wgmma",
+            groups=groups, tile_n=cols, producer_warpgroups=n)
         for groups, cols, n, first, second in (
             (1, 64, 1, affine(-1), None), (1, 256, 2, affine(-1), None), (1, 64, 2, affine(-1), affine(-1)),
             (2, 192, 2, affine(-1), None), (2, 256, 1, affine(-1), None), (3, 128, 1, inverse, None),
         )
     ]  # fmt: skip
     deep = product(66, 64, 1044, affine(-1))
-    cases += [form(deep, "wgmma", split=split) for split in (2, 3)]
+    cases += [form(deep, "wgmma", split_k=split_k) for split_k in (2, 3)]
     for case in (product(330, 136, 72, affine(-1), residual), product(330, 136, 64, None, affine(-1))):
-        several = form(case, "wgmma", groups=1, cols=64)
+        several = form(case, "wgmma", groups=1, tile_n=64)
         pick = several.schedule
         assert pick is not None
         cases.append(replace(several, schedule=lambda spec, pick=pick: replace(pick(spec), blocks=2)))
@@ -320,7 +324,7 @@ def test_schedules():
 
 
 @pytest.mark.slow
-def test_an_image_still_comes_by_the_copy_engine():
+def test_an_image_still_comes_by_tma():
     """Where the filter is what is computed."""
     case = image((1, 64, 9, 9), (32, 64, 3, 3), None, dequantised(0, "bfloat16"), ("bfloat16", "int8"), padding=1)
     (made,) = check_cases([form(case, "wgmma")])
@@ -336,7 +340,7 @@ def test_nothing_to_multiply():
 
 
 def large(name: str) -> fg.Graph:
-    """Large problems with something in front that one kernel takes."""
+    """Returns large problems with a prologue that one kernel takes."""
     graph = fg.Graph(name, io_dtype="bfloat16")
     if name == "image":
         x, w = (graph.tensor(n, s, layout="NHWC") for n, s in (("x", (64, 256, 56, 56)), ("w", (256, 256, 1, 1))))
@@ -374,8 +378,8 @@ def test_on_the_device(dtype):
 
 
 @pytest.mark.slow
-def test_a_factor_is_rounded_as_if_it_were_stored():
-    """The same bits as with the factor in memory: fusion changes nothing but the traffic."""
+def test_an_operand_is_rounded_as_if_it_were_stored():
+    """The same bits as with the operand in memory: fusion changes nothing but the traffic."""
     case = product(24, 16, 8, affine(-1))
     inputs = {"a": np.linspace(-2, 2, 24 * 8).reshape(24, 8), "b": np.linspace(-1, 1, 8 * 16).reshape(8, 16)}
     inputs |= {"a_scale": np.linspace(0.3, 1.7, 8).reshape(1, 8), "a_bias": np.linspace(-0.1, 0.2, 8).reshape(1, 8)}

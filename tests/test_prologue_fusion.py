@@ -1,4 +1,4 @@
-"""Which pointwise nodes go in front of a contraction, and why others do not."""
+"""Which pointwise nodes become a contraction's prologue, and why others do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 from kernel_cases import Case, check_cases, executable
-from test_prologue import Front, affine, dequantised, gradients, product
+from test_prologue import Prologue, affine, dequantised, gradients, product
 
 import fusegraph as fg
 from codegen import target
@@ -22,7 +22,7 @@ def decision(graph: fg.Graph, consumer: str) -> Decision:
     return next(d for d in plan(graph).partition.decisions if d.consumer == consumer)
 
 
-def test_what_is_in_front_is_fused_last():
+def test_a_prologue_is_fused_last():
     """After what follows a contraction, and after the pointwise nodes among themselves."""
     graph = fg.Graph("chain", io_dtype="bfloat16")
     x = graph.tensor("x", (2, 64, 9, 9), layout="NHWC")
@@ -41,23 +41,23 @@ def test_what_others_need_stays_outside():
     assert len(plan(graph).kernels) == 3
     graph = fg.Graph("twice", io_dtype="bfloat16")
     h = graph.relu(graph.tensor("x", (64, 64)), name="h")
-    graph.output(h @ h + h, name="y")  # both factors and the program: evaluated in three places, in one kernel
+    graph.output(h @ h + h, name="y")  # both operands and the program: evaluated in three places, in one kernel
     check_cases([Case(graph)])
     assert len(plan(graph).kernels) == 1
 
 
 def test_recomputation_that_costs_more_than_it_saves_is_declined():
-    def activated(n: int, op: str = "gelu", front: Front | None = None) -> fg.Graph:
+    def activated(n: int, op: str = "gelu", prologue: Prologue | None = None) -> fg.Graph:
         graph = fg.Graph("wide", io_dtype="bfloat16")
         a = graph.tensor("a", (4096, 4096))
-        front = front or (lambda g, x: getattr(g, op)(x, name="activated"))
-        graph.output(front(graph, a) @ graph.tensor("b", (4096, n)), name="y")
+        prologue = prologue or (lambda g, x: getattr(g, op)(x, name="activated"))
+        graph.output(prologue(graph, a) @ graph.tensor("b", (4096, n)), name="y")
         return graph
 
     assert decision(activated(256), "y").fused
     assert decision(activated(4096, "relu"), "y").fused  # comes with the rounding of what tensor cores multiply
-    assert decision(activated(1024, front=affine(-1)), "y").fused
-    assert not decision(activated(4096, front=affine(-1)), "y").fused
+    assert decision(activated(1024, prologue=affine(-1)), "y").fused
+    assert not decision(activated(4096, prologue=affine(-1)), "y").fused
     declined = decision(activated(4096), "y")
     assert not declined.fused
     assert re.fullmatch(
@@ -93,7 +93,7 @@ def test_refusals_say_why(build, reason):
     assert any(re.search(reason, d.reason) for d in declined), declined
 
 
-def test_factors_of_fewer_dimensions():
+def test_operands_of_fewer_dimensions():
     graph = fg.Graph("short", io_dtype="bfloat16")
     row = graph.tensor("row", (16,)) * graph.tensor("one", (1, 1))
     graph.output(row @ graph.relu(graph.tensor("w", (16, 8))), name="y")

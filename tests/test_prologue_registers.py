@@ -1,4 +1,4 @@
-"""First factors that the consumers of the Hopper kernels compute in registers, on the CPU."""
+"""Operands A that the consumers of the Hopper kernels compute in registers, on the CPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spec_of(case: Case) -> ContractionSpec:
 
 
 def rows_and_columns(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Everything an element can be computed of: a number, a row's, a column's, and a second tensor."""
+    """Returns everything an element can be computed of: a number, a row's, a column's, and a second tensor."""
     shift = graph.tensor("shift", (1,), "float32")
     row, column = vector(graph, x, -2, "of_row"), vector(graph, x, -1, "of_column", x.dtype.name)
     other = graph.tensor("other", x.shape, x.dtype)
@@ -59,12 +59,12 @@ def rows_and_columns(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def reciprocal(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """1 / x: infinite for the zeros that the copy engine brings from beyond the tensor."""
+    """Returns 1 / x: infinite for the zeros that TMA brings from beyond the tensor."""
     return graph.cast(graph.reciprocal(x), x.dtype)
 
 
 def nowhere_zero(case: Case) -> Case:
-    """The case with inputs between 1 and 2."""
+    """Returns the case with inputs between 1 and 2."""
     rng = np.random.default_rng(0)
     given = {t.name: rng.uniform(1, 2, t.shape).astype(t.dtype.numpy) for t in case.graph.inputs}
     arrays = {t.name: np.ndarray(t.shape, t.dtype.numpy, strides=_steps(t)) for t in case.graph.inputs}
@@ -85,7 +85,7 @@ def test_products():
     check_cases([registers(case) for case in cases], guard=True)
 
 
-def test_padding_is_zero_after_what_is_in_front_of_it():
+def test_padding_is_zero_after_its_prologue():
     case = image((2, 16, 9, 10), (24, 16, 3, 3), affine(1), None, BOTH, padding=1, case={"special": 0.01})
     check_cases([registers(case)], guard=True)
 
@@ -119,7 +119,7 @@ def scaled(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def fused(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """A row's element times x, plus a number: one rounding."""
+    """Returns a row's element times x, plus a number: one rounding."""
     return graph.relu(vector(graph, x, -2, "of_row", x.dtype.name) * x + graph.tensor("shift", (1,), x.dtype.name))
 
 
@@ -131,9 +131,9 @@ def larger(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 def test_pairs():
     """Two elements an instruction, NaN and infinity among them, and numbers that only just round."""
     cases = [
-        registers(product(70, 40, 72, front, None, (dtype, dtype), special=special))
+        registers(product(70, 40, 72, prologue, None, (dtype, dtype), special=special))
         for dtype in ("bfloat16", "float16")
-        for front in (affine(-1, dtype), residual, scaled, fused, larger)
+        for prologue in (affine(-1, dtype), residual, scaled, fused, larger)
         for special in (0.0, 0.05)
     ]
     cases.append(registers(image((2, 24, 9, 10), (24, 24, 3, 3), affine(1, "bfloat16"), None, BOTH, padding=1)))
@@ -143,7 +143,7 @@ def test_pairs():
 
 
 @pytest.mark.parametrize(
-    ("front", "dtype", "expected"),
+    ("prologue", "dtype", "expected"),
     [
         (affine(-1, "bfloat16"), "bfloat16", ["Pair<bfloat16>::fma({0}, {1}, {2})", "Pair<bfloat16>::relu({0})"]),
         (residual, "float16", ["{0} + {1}", "Pair<float16>::relu({0})"]),
@@ -156,8 +156,8 @@ def test_pairs():
         (lambda g, x: g.gelu(x), "bfloat16", None),
     ],
 )
-def test_pairs_round_once(front, dtype, expected):
-    program = spec_of(product(64, 64, 64, front, None, (dtype, dtype))).a.program
+def test_pairs_round_once(prologue, dtype, expected):
+    program = spec_of(product(64, 64, 64, prologue, None, (dtype, dtype))).a.program
     assert program is not None
     pairs = packed(program)
     assert (pairs and [i.template for i in pairs.instructions]) == expected
@@ -201,17 +201,17 @@ def test_types():
 
 @pytest.mark.slow
 def test_epilogues():
-    """What follows the product, reductions of it, and several products of one computed factor."""
+    """What follows the product, reductions of it, and several products of one computed operand."""
     cases = []
     for name in ("sums", "gated"):
         graph = fg.Graph(name, io_dtype="bfloat16")
         x, w, v = (graph.tensor(n, s) for n, s in (("x", (130, 72)), ("w", (72, 64)), ("v", (72, 64))))
-        front = affine(-1)(graph, x)
+        prologue = affine(-1)(graph, x)
         if name == "sums":
-            y = graph.output(graph.gelu(front @ w + graph.tensor("bias", (64,))), name="y")
+            y = graph.output(graph.gelu(prologue @ w + graph.tensor("bias", (64,))), name="y")
             graph.output(graph.reduction(y, "add", axes=0), name="sums")
         else:
-            graph.output(graph.swish(front @ w) * (front @ v), name="y")
+            graph.output(graph.swish(prologue @ w) * (prologue @ v), name="y")
         cases.append(Case(graph, arch="sm_90a", schedule=_first, label=name))
     for made in check_cases(cases, guard=True):
         assert made.plan is not None
@@ -226,13 +226,13 @@ def _first(spec: Any) -> WgmmaSchedule:
 def test_schedules():
     """Tiles of every height, blocks that share a tile, several tiles a block."""
     cases = [
-        registers(product(64 * groups + 6, 2 * cols, 136, front, None, BOTH), groups=groups, cols=cols)
-        for groups, cols, front in (
+        registers(product(64 * groups + 6, 2 * cols, 136, prologue, None, BOTH), groups=groups, tile_n=cols)
+        for groups, cols, prologue in (
             (1, 64, affine(-1)), (1, 256, inverse), (2, 192, affine(-1)), (2, 256, residual), (3, 128, affine(-2))
         )
     ]  # fmt: skip
-    cases += [registers(product(66, 64, 1048, affine(-1), None, BOTH), split=split) for split in (2, 3)]
-    several = registers(product(330, 136, 72, rows_and_columns, None, BOTH), groups=1, cols=64)
+    cases += [registers(product(66, 64, 1048, affine(-1), None, BOTH), split_k=split_k) for split_k in (2, 3)]
+    several = registers(product(330, 136, 72, rows_and_columns, None, BOTH), groups=1, tile_n=64)
     pick = several.schedule
     assert pick is not None
     cases.append(replace(several, schedule=lambda spec: replace(pick(spec), blocks=2)))
@@ -258,10 +258,10 @@ def test_refusals_say_why(case, reason):
 @pytest.mark.slow
 def test_compiles_without_spills():
     sources = []
-    for n, front in enumerate((affine(-1), rows_and_columns, lambda g, x: g.gelu(x))):
-        spec = spec_of(product(4096, 256, 4096, front))
+    for n, prologue in enumerate((affine(-1), rows_and_columns, lambda g, x: g.gelu(x))):
+        spec = spec_of(product(4096, 256, 4096, prologue))
         for s in [s for s in contraction_wgmma_schedule.schedules(spec, target("sm_90a")) if s.computes][:2]:
-            sources.append(render(replace(spec, name=f"front{n}_{s.groups}_{s.cols}_kernel"), s))
+            sources.append(render(replace(spec, name=f"prologue{n}_{s.groups}_{s.tile_n}_kernel"), s))
     for compiled in nvrtc.compile_kernels(sources, "sm_90a", jobs=2):
         assert compiled.spill_bytes == 0, compiled
         assert not re.search(r"C75\d\d", compiled.log), compiled.log

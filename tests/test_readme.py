@@ -37,7 +37,7 @@ SOURCES = [file for package in ("fusegraph", "codegen") for file in (ROOT / pack
 
 
 def command(name: str) -> list[str]:
-    """The lines of one of the README's commands."""
+    """Returns the lines of one of the README's commands."""
     found = re.search(rf"<!-- command: {name} -->\n```sh\n(.*?)\n```", README, re.DOTALL)
     assert found is not None, name
     return found[1].splitlines()
@@ -111,7 +111,7 @@ def test_the_page_on_hopper_shows_the_whole_kernel() -> None:
 
 
 def damaged(before: str, after: str) -> CpuExecutable:
-    """A small product whose kernel has a text replaced; consumer 1 has no rows in the last row of tiles."""
+    """Returns a small product whose kernel has a text replaced; consumer 1 has no rows in the last row of tiles."""
     graph = fg.Graph("matmul_bias_gelu", io_dtype="bfloat16")
     x, w = graph.tensor("x", (264, 128)), graph.tensor("w", (128, 256))
     graph.output(graph.gelu(x @ w + graph.tensor("bias", (256,))), name="y")
@@ -119,7 +119,7 @@ def damaged(before: str, after: str) -> CpuExecutable:
     assert made.plan is not None
     (kernel,) = made.plan.kernels
     spec = replace(kernel.group.lowered.spec, name=kernel.name)
-    schedule = WgmmaSchedule(groups=2, cols=64, stages=4, split=1, band=8, blocks=1)
+    schedule = WgmmaSchedule(groups=2, tile_n=64, stages=4, split_k=1, raster_group=8, blocks=1)
     source = render(spec, schedule, HOPPER_ARCH)
     assert before in source.code
     source = replace(source, code=source.code.replace(before, after))

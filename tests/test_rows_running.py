@@ -32,7 +32,7 @@ def masked(g: fg.Graph, x: fg.Tensor) -> Any:
 
 
 def entropy(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Cross-entropy of a target in each row, summed over the row: what is added first is another reduction."""
+    """Returns cross-entropy of a target in each row, summed over the row: what is added first is another reduction."""
     target = g.cmp_eq(g.gen_index(x, axis=1), 7)
     return g.logsumexp(x, -1) - g.reduction(g.binary_select(x, 0.0, target), "add", -1)
 
@@ -52,7 +52,7 @@ def taken_off(g: fg.Graph, x: fg.Tensor, shift: fg.Tensor) -> fg.Tensor:
 
 
 def joint(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Two sums, from whose elements the greater of both maxima is taken off."""
+    """Returns two sums, from whose elements the greater of both maxima is taken off."""
     y = x * -0.5
     most = g.max(g.reduction(x, "max", -1), g.reduction(y, "max", -1))
     return taken_off(g, x, most) + taken_off(g, y, most)
@@ -82,7 +82,7 @@ def looks(graph: fg.Graph, form: str, vector: int) -> int:
 
 
 def special(graph: fg.Graph) -> Mapping[str, Any]:
-    """Rows of every kind: infinities of both signs, alone and among others, NaN, slopes, and large offsets."""
+    """Returns rows of every kind: infinities of both signs, alone and among others, NaN, slopes, and large offsets."""
     inputs = dict(random_inputs(graph))
     (x,) = graph.inputs
     rows = np.array(inputs["x"], np.float64)

@@ -44,7 +44,7 @@ def graph_of(
 
 
 def inputs_of(graph: fg.Graph, seed: int = 0, special: float = 0.0) -> dict[str, Array]:
-    """Few places, so that most are met several times; some are outside."""
+    """Returns few places, so that most are met several times; some are outside."""
     given = random_inputs(graph, seed, special=special)
     (node,) = graph.nodes
     size = node.inputs[0].shape[node.attributes["axis"]]
@@ -54,7 +54,7 @@ def inputs_of(graph: fg.Graph, seed: int = 0, special: float = 0.0) -> dict[str,
 
 
 def one_by_one(x: Array, index: Array, updates: Array, axis: int, reduction: str, include_self: bool) -> Array:
-    """What a scatter means: updates are taken in order, in float64."""
+    """Returns what a scatter means: updates are taken in order, in float64."""
     y = x.astype(np.float64 if x.dtype.kind not in "iub" else x.dtype)
     met = np.zeros(x.shape, np.int64)
     index = np.broadcast_to(index, updates.shape)
@@ -176,7 +176,7 @@ def test_what_memory_it_takes() -> None:
     assert plan(g).memory.size < 4 * (1 << 16) + (1 << 16)
 
 
-def test_what_is_in_front_is_part_of_the_kernels() -> None:
+def test_a_prologue_is_part_of_the_kernels() -> None:
     g = fg.Graph("front")
     x, index, w = g.tensor("x", (50, 8)), g.tensor("index", (90,), "int32"), g.tensor("w", (8, 90))
     g.output(g.relu(g.scatter(x, g.reshape(index + 1, (90, 1)), g.exp(g.transpose(w)), 0, "max")), name="y")

@@ -10,7 +10,7 @@ from graphs import check_all
 
 import fusegraph as fg
 from codegen import best_schedule
-from codegen.anonymous import anonymous
+from codegen.canonical import canonical
 from codegen.cpu import translation_unit
 from fusegraph.passes import recompute
 from fusegraph.plan import Choice, plan
@@ -18,7 +18,7 @@ from fusegraph.report.explain import describe, explain_text
 
 
 def layers(count: int) -> fg.Graph:
-    """Layers of a network, all but the last alike."""
+    """Returns layers of a network, all but the last alike."""
     graph = fg.Graph("layers", io_dtype="float16")
     x = graph.tensor("x", (40, 24))
     for number in range(count):
@@ -67,7 +67,7 @@ def test_explain_tells_whose_code_it_is() -> None:
 
 
 def _two(first: str, second: str) -> fg.Graph:
-    """Two kernels that have nothing to do with each other, between others."""
+    """Returns two kernels that have nothing to do with each other, between others."""
     graph = fg.Graph("two")
     a, b, c, d = (graph.tensor(name, (16, 16)) for name in "abcd")
     scope = {"graph": graph, "a": a, "b": b, "c": c, "d": d}
@@ -118,8 +118,8 @@ def test_specifications_without_names() -> None:
     (other,) = plan(_only("something else")).partition.groups
     spec = group.lowered.spec
     assert spec != other.lowered.spec
-    assert anonymous(spec) == anonymous(other.lowered.spec) == anonymous(anonymous(spec))
-    assert anonymous(spec).program.loads[0].dtype is spec.program.loads[0].dtype
+    assert canonical(spec) == canonical(other.lowered.spec) == canonical(canonical(spec))
+    assert canonical(spec).program.loads[0].dtype is spec.program.loads[0].dtype
 
 
 def _only(name: str) -> fg.Graph:

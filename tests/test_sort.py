@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 def sort_of(
     shape: tuple[int, ...], axis: int = -1, dtype: str = "float32", descending: bool = False, **how: Any
 ) -> fg.Graph:
-    """The elements and where they come from."""
+    """Returns the elements and where they come from."""
     g = fg.Graph(f"sort {shape} {axis} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     g.output(g.sort(x, axis, descending), name="values")
@@ -62,7 +62,9 @@ def around(dtype: str, axis: int, k: int | None = None) -> fg.Graph:
 
 
 def special(graph: fg.Graph) -> dict[str, Array]:
-    """Few different values, zeros of both signs and what is not finite among them: most elements equal others."""
+    """Returns few different values, zeros of both signs and what is not finite among them: most elements equal
+    others.
+    """
     rng, found = np.random.default_rng(len(graph.name)), random_inputs(graph)
     for t in graph.inputs:
         some = np.array([-3, -1, -0.0, 0.0, 1, 2], np.float64)
@@ -76,7 +78,7 @@ def special(graph: fg.Graph) -> dict[str, Array]:
 
 
 def bits(x: Array) -> Array:
-    """What tells zeros of both signs apart, and NaN from others."""
+    """Returns what tells zeros of both signs apart, and NaN from others."""
     if x.dtype.kind in "iub":
         return x
     wide = x.astype(np.float64)
@@ -84,7 +86,9 @@ def bits(x: Array) -> Array:
 
 
 def expected(x: Array, axis: int, descending: bool, keep: int) -> tuple[Array, Array]:
-    """The elements and their positions, written without the table's reference: by Python's sort, which is stable."""
+    """Returns the elements and their positions, written without the table's reference: by Python's sort, which is
+    stable.
+    """
 
     def key(value: Any) -> tuple[bool, Any]:
         missing = bool(value != value)

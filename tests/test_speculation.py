@@ -16,7 +16,7 @@ from codegen.declined import Declined
 from codegen.spec import AttentionSpec, ContractionSpec
 from fusegraph import lowering
 from fusegraph.errors import GraphError
-from fusegraph.lowering.attention_front import fronts_of
+from fusegraph.lowering.attention_prologue import prologues_of
 from fusegraph.lowering.base import Lowered
 from fusegraph.plan import plan
 
@@ -83,10 +83,10 @@ def _declined(graph: fg.Graph) -> set[str]:
     return {d.reason for d in plan(graph).partition.decisions if not d.fused}
 
 
-def test_a_front_is_undone_before_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prologue_is_undone_before_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = _attention(rope=True)
     assert "pointwise" not in _families(graph)
-    _in_lowering(monkeypatch, lowering.attention, lambda n: any(fronts_of(n)))
+    _in_lowering(monkeypatch, lowering.attention, lambda n: any(prologues_of(n)))
     assert {"attention", "pointwise"} <= _families(graph)
     assert any(REASON in reason for reason in _declined(graph))
     check_all([graph])

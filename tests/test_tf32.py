@@ -1,4 +1,4 @@
-"""Products and convolutions of float32 whose factors may be rounded to tf32: who asks for it, and what it allows."""
+"""Products and convolutions of float32 whose operands may be rounded to tf32: who asks for it, and what it allows."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_graph_or_a_node_asks_for_tf32():
 
 
 @pytest.mark.parametrize(("asked", "slack"), [("tf32", True), ("float32", False)])
-def test_factors_may_be_rounded_where_tf32_was_asked_for(asked, slack):
-    """Factors rounded to 10 bits are within the bound of tf32 and far beyond that of float32."""
+def test_operands_may_be_rounded_where_tf32_was_asked_for(asked, slack):
+    """Operands rounded to 10 bits are within the bound of tf32 and far beyond that of float32."""
     g = fg.Graph("rounded", compute_dtype=asked)
     g.output(g.conv_wgrad(g.tensor("x", (2, 4, 12)), g.tensor("loss", (2, 5, 10))), name="dw")
     inputs = random_inputs(g, 1)

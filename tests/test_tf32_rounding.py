@@ -1,4 +1,4 @@
-"""Factors in tf32 are rounded to nearest, whoever brings them: tensor cores alone would cut them off."""
+"""Operands in tf32 are rounded to nearest, whoever brings them: tensor cores alone would cut them off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Chooser = Callable[[Any], Any]
 
 
 def wgmma(**wanted: bool) -> Chooser:
-    """The first schedule of that form that has all of these, or none."""
+    """Returns the first schedule of that form that has all of these, or none."""
 
     def choose(spec: Any) -> Any:
         every = contraction_wgmma_schedule.schedules(spec, named("sm_90a"))
@@ -42,10 +42,10 @@ def mma(spec: Any) -> Any:
     return contraction_mma_schedule.schedules(spec, named("sm_80"))[0]
 
 
-def product(schedule: Chooser, front: bool = False) -> Case:
+def product(schedule: Chooser, prologue: bool = False) -> Case:
     g = fg.Graph("product", compute_dtype="tf32")
     a, b = g.tensor("a", (70, 40)), g.tensor("b", (40, 48), strides=(1, 40))
-    g.output((g.relu(a) if front else a) @ b, name="y")
+    g.output((g.relu(a) if prologue else a) @ b, name="y")
     return Case(g, "contraction", schedule=schedule, arch="sm_90a")
 
 
@@ -57,7 +57,7 @@ def windows(channels: int, schedule: Chooser) -> Case:
 
 
 def given(graph: fg.Graph, number: int) -> dict[str, Any]:
-    """Inputs of ones, but for one of them."""
+    """Returns inputs of ones, but for one of them."""
     arrays = random_inputs(graph, 0)
     for n, tensor in enumerate(graph.inputs):
         np.copyto(arrays[tensor.name], BETWEEN if n == number else 1.0)
@@ -65,12 +65,12 @@ def given(graph: fg.Graph, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_factors_are_rounded():
+def test_operands_are_rounded():
     cases = [
-        product(wgmma(fillers=False)),
-        product(wgmma(fillers=True), front=True),
+        product(wgmma(producer_warpgroups=False)),
+        product(wgmma(producer_warpgroups=True), prologue=True),
         product(mma),
-        windows(32, wgmma(fillers=False)),
+        windows(32, wgmma(producer_warpgroups=False)),
         windows(12, wgmma(gather=False)),
         windows(12, wgmma(gather=True)),
         windows(12, ring_of_two),
@@ -85,7 +85,7 @@ def test_factors_are_rounded():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [0, 1])
-def test_factors_are_rounded_on_a_gpu(number):
+def test_operands_are_rounded_on_a_gpu(number):
     """Cutting them off would be an error of 1.5 times the bound."""
-    cases = [product(mma), product(mma, front=True), windows(3, mma), windows(12, mma), windows(32, mma)]
+    cases = [product(mma), product(mma, prologue=True), windows(3, mma), windows(12, mma), windows(32, mma)]
     check_on_gpu([case.graph for case in cases], inputs=lambda graph: given(graph, number))

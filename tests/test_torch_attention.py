@@ -18,7 +18,9 @@ SCALE = {"scale": 0.4}
 
 
 def with_kernels_of_cuda(q: Any, k: Any, v: Any, bias: Any, seed: Any) -> tuple[list[Any], list[Any]]:
-    """What three kernels make of it: results and statistics, then the gradients of 3 * result + 1 by q, k and v."""
+    """Returns what three kernels make of it: results and statistics, then the gradients of 3 * result + 1 by q, k
+    and v.
+    """
     lengths, causal = (None, None, q.shape[2], k.shape[2]), (0.0, True)
     forward = [
         aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, **SCALE)[:2],

@@ -16,7 +16,7 @@ QUICK = {"float32", "bfloat16", "int64", "bool"}
 
 
 def compiled(function: Any, *inputs: Any) -> Any:
-    """What a function gives; all of it is fusegraph's."""
+    """Returns what a function gives; all of it is fusegraph's."""
     torch._dynamo.reset()
     fusegraph.torch.report(clear=True)
     result = torch.compile(function, backend="fusegraph")(*inputs)
@@ -30,7 +30,9 @@ def check(function: Any, *inputs: Any) -> None:
 
 
 def some(dtype: str, *shape: int) -> Any:
-    """Few different values, so that many are equal, with NaN, infinities and zeros of both signs where there are."""
+    """Returns few different values, so that many are equal, with NaN, infinities and zeros of both signs where there
+    are.
+    """
     torch.manual_seed(sum(shape))
     kind = getattr(torch, dtype)
     values = [0.0, 1, 2, 3, 4] if not kind.is_floating_point else [-0.0, 0, 1, -2, torch.nan, torch.inf, -torch.inf]

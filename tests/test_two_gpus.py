@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 
 def current() -> int:
-    """The context that is current in this thread."""
+    """Returns the context that is current in this thread."""
     return int(driver.call("cuCtxGetCurrent", doing="read the current context"))
 
 
@@ -42,7 +42,7 @@ def the_first_stays_current() -> Iterator[None]:
 
 
 def softmax() -> fg.Graph:
-    """Rows that clusters of blocks reduce."""
+    """Returns rows that clusters of blocks reduce."""
     graph = fg.Graph("softmax", io_dtype="float16")
     graph.output(graph.softmax(graph.tensor("x", (4, 65536))), name="y")
     return graph
@@ -55,7 +55,7 @@ def constants() -> fg.Graph:
 
 
 def gradients() -> fg.Graph:
-    """Sums in memory that are zero before their kernel."""
+    """Returns sums in memory that are zero before their kernel."""
     graph = fg.Graph("gradients", io_dtype="bfloat16")
     q, k, v, o, loss = (graph.tensor(name, (1, 2, 512, 64)) for name in ("q", "k", "v", "o", "dO"))
     stats = graph.tensor("stats", (1, 2, 512, 1), "float32")
@@ -67,7 +67,7 @@ def gradients() -> fg.Graph:
 GRAPHS: dict[str, Callable[[], fg.Graph]] = {
     "workspace": network,
     "several outputs": pointwise,
-    "copy engine": lambda: product((256, 512), (512, 256), "bfloat16"),
+    "TMA": lambda: product((256, 512), (512, 256), "bfloat16"),
     "clusters": softmax,
     "constants": constants,
     "zeroed": gradients,

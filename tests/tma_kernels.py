@@ -1,4 +1,4 @@
-"""Kernels that use the copy engine, with what NumPy says they must give: run on the CPU by test_device_tma.py.
+"""Kernels that use TMA, with what NumPy says they must give: run on the CPU by test_device_tma.py.
 
 A Case is one kernel with its arrays; ``expected`` are the arrays after the launch, bit for bit.  The model here is
 written from the definition of tiled and im2col loads, not from the CPU's implementation.
@@ -35,7 +35,7 @@ class Case:
 
 
 def describe(array: Array, box: Sequence[int], swizzle: int = 0, argument: int = 0, **fields: Any) -> TensorMap:
-    """The map of an array of 2 to 5 dimensions; ``box`` and the fields are innermost first, as in TensorMap."""
+    """Returns the map of an array of 2 to 5 dimensions; ``box`` and the fields are innermost first, as in TensorMap."""
     return TensorMap(
         argument=argument,
         element=dtypes.BY_NUMPY[array.dtype].ctype,
@@ -49,13 +49,15 @@ def describe(array: Array, box: Sequence[int], swizzle: int = 0, argument: int =
 
 
 def sample(shape: Sequence[int], dtype: Any, seed: int = 0) -> Array:
-    """Random finite numbers, no two bytes rows alike."""
+    """Returns random finite numbers, no two bytes rows alike."""
     values = np.random.default_rng(seed).integers(-100, 100, tuple(shape))
     return values.astype(dtype)
 
 
 def swizzle_bytes(dense: Array, span: int, start: int = 0) -> Array:
-    """Bytes of a dense box where the swizzle of ``span`` bytes puts them, for a box at shared address ``start``."""
+    """Returns bytes of a dense box where the swizzle of ``span`` bytes puts them, for a box at shared address
+    ``start``.
+    """
     address = np.arange(start, start + dense.size)
     mask = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[span]
     moved = np.empty_like(dense)
@@ -64,13 +66,13 @@ def swizzle_bytes(dense: Array, span: int, start: int = 0) -> Array:
 
 
 def _take(array: Array, index: Sequence[int]) -> Any:
-    """An element, 0 outside the array."""
+    """Returns an element, 0 outside the array."""
     inside = all(0 <= i < size for i, size in zip(index, array.shape))
     return array[tuple(index)] if inside else array.dtype.type(0)
 
 
 def in_tf32(values: Array) -> Array:
-    """Floats rounded to 11 significant bits (fewer below the smallest normal number), ties to the even one."""
+    """Returns floats rounded to 11 significant bits (fewer below the smallest normal number), ties to the even one."""
     with np.errstate(over="ignore", invalid="ignore"):
         mantissa, exponent = np.frexp(values.astype(np.float64))
         places = 11 - np.maximum(-125 - exponent, 0)
@@ -80,7 +82,7 @@ def in_tf32(values: Array) -> Array:
 
 
 def tile(array: Array, at: Sequence[int], described: TensorMap) -> Array:
-    """The dense box of a tiled load at coordinates ``at``, innermost first."""
+    """Returns the dense box of a tiled load at coordinates ``at``, innermost first."""
     array = in_tf32(array) if described.element == "tf32" else array
     shape, steps, start = described.box[::-1], described.steps[::-1], tuple(at)[::-1]
     box = np.zeros(shape, array.dtype)
@@ -90,7 +92,7 @@ def tile(array: Array, at: Sequence[int], described: TensorMap) -> Array:
 
 
 def pixels(array: Array, at: Sequence[int], offsets: Sequence[int], described: TensorMap) -> Array:
-    """The dense box (pixels, channels) of an im2col load; coordinates and offsets innermost first."""
+    """Returns the dense box (pixels, channels) of an im2col load; coordinates and offsets innermost first."""
     array = in_tf32(array) if described.element == "tf32" else array
     assert described.lower is not None
     assert described.upper is not None
@@ -170,7 +172,7 @@ def load(name: str, array: Array, described: TensorMap, places: Sequence[Sequenc
 
 
 def multicast(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], blocks: int) -> Case:
-    """Every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
+    """Returns every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
     rank, im2col = len(described.sizes), described.lower is not None
     boxes = [
         pixels(array, place[:rank], place[rank:], described) if im2col else tile(array, place, described)
@@ -232,7 +234,7 @@ extern "C" __global__ void {name}(
 
 
 def store(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], add: bool = False) -> Case:
-    """Stores, or adds, one box a block; boxes must not overlap within the array."""
+    """Returns stores, or adds, one box a block; boxes must not overlap within the array."""
     shape = described.box[::-1]
     boxes = sample((len(places), *shape), array.dtype, seed=1)
     expected = array.copy()
@@ -287,7 +289,7 @@ extern "C" __global__ void bulk(const uint32* __restrict__ x, uint32* __restrict
 
 
 def bulk() -> Case:
-    """A run of bytes there and back."""
+    """Returns a run of bytes there and back."""
     x = np.random.default_rng(2).integers(0, 2**32 - 1, 3 * 252, np.uint32)
     source = KernelSource("bulk", _BULK, (3, 1, 1), (96, 1, 1), 1024, True)
     return Case(source, (x, np.zeros_like(x)), (x, x + 1))
@@ -307,7 +309,7 @@ def _im2col(
     dtype: Any = np.float16,
     blocks: int = 1,
 ) -> Case:
-    """Loads of a convolution of an array (n, [d, [h,]] w, c): every filter tap, from several pixels on.
+    """Returns loads of a convolution of an array (n, [d, [h,]] w, c): every filter tap, from several pixels on.
 
     ``shape`` is the array's; what belongs to spatial dimensions is in its order, outermost first.
     """
@@ -341,7 +343,7 @@ def _im2col(
 
 
 def load_cases() -> Iterator[Case]:
-    """Tiled loads: ranks, swizzles, types, edges, steps."""
+    """Yields tiled loads: ranks, swizzles, types, edges, steps."""
     half = sample((37, 72), np.float16)
     edges = [(0, 0), (8, 3), (-8, -7), (64, 36), (56, -20), (72, 0), (-200, 5), (16, 1000)]
     for swizzle in (0, 32, 64, 128):
@@ -382,7 +384,7 @@ def load_cases() -> Iterator[Case]:
 
 
 def _part(array: Array, described: TensorMap) -> Case:
-    """A map of columns within an array, the last in the middle of 16 bytes."""
+    """Returns a map of columns within an array, the last in the middle of 16 bytes."""
     places = [(0, 0), (104, 10), (-8, -1)]
     view = array[:, 32:150]
     case = load("tile_part", np.ascontiguousarray(view), described, places)
@@ -390,7 +392,7 @@ def _part(array: Array, described: TensorMap) -> Case:
 
 
 def _broadcast(row: Array) -> Case:
-    """A map whose rows are one row: its stride is zero."""
+    """Returns a map whose rows are one row: its stride is zero."""
     rows = np.repeat(row, 20, 0)
     described = replace(describe(rows, (64, 16), 128), strides=(0,))
     case = load("tile_broadcast", rows, described, [(0, 0), (8, 10)])
@@ -398,7 +400,7 @@ def _broadcast(row: Array) -> Case:
 
 
 def im2col_cases() -> Iterator[Case]:
-    """im2col loads: dimensions, strides, dilation, asymmetric padding."""
+    """Yields im2col loads: dimensions, strides, dilation, asymmetric padding."""
     yield _im2col("im2col_2d", (3, 6, 7, 64), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 64, 64, 128)
     yield _im2col("im2col_2d_stride", (3, 9, 8, 72), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 32, 48, 64)
     yield _im2col("im2col_2d_strides", (2, 9, 11, 16), (3, 2), (2, 3), (1, 1), (0, 1), (2, 0), 16, 32, 32)
@@ -416,7 +418,7 @@ def im2col_cases() -> Iterator[Case]:
 
 
 def store_cases() -> Iterator[Case]:
-    """Stores and additions: swizzles, ranks, edges."""
+    """Yields stores and additions: swizzles, ranks, edges."""
     for swizzle in (0, 32, 64, 128):
         array = sample((37, 72), np.float16)
         box = (swizzle // 2 or 40, 8)

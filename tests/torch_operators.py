@@ -423,7 +423,7 @@ NORMS: list[Case] = [
 
 
 def _of_newer_names(x: torch.Tensor, c: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-    """Batch normalisation by the operators that are for all of torch's libraries, and their gradient."""
+    """Returns batch normalisation by the operators that are for all of torch's libraries, and their gradient."""
     x = x.transpose(1, 3).contiguous()
     results = []
     for training, forward in ((True, aten._batch_norm_with_update_functional), (False, aten._batch_norm_no_update)):

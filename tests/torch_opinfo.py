@@ -79,7 +79,7 @@ class Case:
         return [x for x in tree_leaves(self.op(first, *args, **kwargs)) if isinstance(x, torch.Tensor)]
 
     def draws(self) -> bool:
-        """Whether random numbers are drawn, which are others in another dtype."""
+        """Returns true if random numbers are drawn, which are others in another dtype."""
         targets = (n.target for f in self.programs for n in f.module.graph.nodes)
         return any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets)
 
@@ -110,7 +110,7 @@ class _Function:
 
 
 def cases(op: Any, dtype: Any, count: int, seed: int) -> Iterator[Case]:
-    """Some of an operator's inputs, chosen by a seed; those whose tensors are small, and lie in memory."""
+    """Yields some of an operator's inputs, chosen by a seed; those whose tensors are small, and lie in memory."""
     learns = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     torch.manual_seed(seed)
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=learns))
@@ -125,7 +125,7 @@ def cases(op: Any, dtype: Any, count: int, seed: int) -> Iterator[Case]:
 
 
 def _run(function: Callable[..., list[Any]], tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Results, and gradients of what has any for cotangents that are always the same."""
+    """Returns results, and gradients of what has any for cotangents that are always the same."""
     torch.manual_seed(42)  # as some of the operators, which are functions of torch's tests, do themselves when traced
     results = function(*tensors)
     ends = [x for x in results if x.requires_grad]
@@ -182,8 +182,10 @@ def _compile(case: Case, made: list[CpuExecutable]) -> None:
 
 
 def _difference(got: Any, eager: Any, exact: Any, scale: float) -> str:
-    """What is wrong with a result, "" if nothing is: it may be as far from the exact one as eager's, some times over,
-    and some units in the last place, of itself and of the largest result or of a number that it is a sum of."""
+    """Returns what is wrong with a result, "" if nothing is: it may be as far from the exact one as eager's, some
+    times over, and some units in the last place, of itself and of the largest result or of a number that it is a sum
+    of.
+    """
     if got is None or eager is None:
         return "" if got is eager else f"{type(got).__name__}, in eager {type(eager).__name__}"
     if (got.dtype, got.shape) != (eager.dtype, eager.shape):
@@ -205,7 +207,7 @@ def _difference(got: Any, eager: Any, exact: Any, scale: float) -> str:
 
 
 def _plain(x: Any) -> Any:
-    """A tensor's elements as numbers of a type that torch computes with."""
+    """Returns a tensor's elements as numbers of a type that torch computes with."""
     x = x.to_dense() if x.layout is not torch.strided else x
     if x.is_complex():
         return torch.view_as_real(x.to(torch.complex128).resolve_conj())
@@ -219,7 +221,7 @@ def _shown(got: Any, wanted: Any, bad: Any) -> str:
 
 
 def _compare(case: Case) -> str:
-    """What is wrong with a case's results and gradients."""
+    """Returns what is wrong with a case's results and gradients."""
     assert case.compiled is not None
     results, gradients = _run(case.compiled, case.tensors)
     eager = _run(case.call, case.tensors)
@@ -276,7 +278,7 @@ def check(every: Sequence[Case]) -> Iterator[Outcome]:
 
 
 def selection(part: int, parts: int, dtypes: Sequence[Any], count: int, seed: int, only: str = "") -> Iterator[Any]:
-    """(operator, dtype) of one part of the database; count 0 takes one dtype and one sample an operator."""
+    """Yields (operator, dtype) of one part of the database; count 0 takes one dtype and one sample an operator."""
     for number, op in enumerate(op_db):
         if number % parts != part or not re.search(only, op.name):
             continue
@@ -287,7 +289,7 @@ def selection(part: int, parts: int, dtypes: Sequence[Any], count: int, seed: in
 
 
 def run(part: int, parts: int, dtypes: Sequence[Any] = DTYPES, count: int = 0, seed: int = 0, only: str = "") -> Any:
-    """The outcomes of one part of the database."""
+    """Yields the outcomes of one part of the database."""
     waiting: list[Case] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

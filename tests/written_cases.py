@@ -208,7 +208,7 @@ CALLS: dict[str, list[Build]] = {
 
 
 def graph_of(build: Build, dtype: str, name: str = "case") -> fg.Graph:
-    """A case's graph; its results are the outputs."""
+    """Returns a case's graph; its results are the outputs."""
     g = fg.Graph(name, io_dtype=dtype, compute_dtype="float64" if dtype == "float64" else "float32")
     made = build(g)
     for n, t in enumerate([made] if isinstance(made, fg.Tensor) else made):
@@ -217,5 +217,5 @@ def graph_of(build: Build, dtype: str, name: str = "case") -> fg.Graph:
 
 
 def graphs(cases: dict[str, list[Build]], dtype: str) -> list[fg.Graph]:
-    """Those of all cases in a dtype."""
+    """Returns those of all cases in a dtype."""
     return [graph_of(b, dtype, f"{name} {n} {dtype}") for name, builds in cases.items() for n, b in enumerate(builds)]

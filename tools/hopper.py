@@ -17,7 +17,7 @@ from fusegraph.plan import Choice, plan
 HOPPER = Path(__file__).resolve().parent.parent / "codegen" / "HOPPER.md"
 
 #: Of the kernels that the page shows.
-SCHEDULE = WgmmaSchedule(groups=2, cols=256, stages=4, split=1, band=8, blocks=132)
+SCHEDULE = WgmmaSchedule(groups=2, tile_n=256, stages=4, split_k=1, raster_group=8, blocks=132)
 
 #: How the parts begin into which the page cuts the first kernel: with the first such line after the part before began.
 PARTS = {
@@ -32,7 +32,7 @@ PARTS = {
 
 
 def page_graph(text: str) -> Graph:
-    """The graph in the page's Python block."""
+    """Returns the graph in the page's Python block."""
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(block, HOPPER.name, "exec"), names)
@@ -41,16 +41,16 @@ def page_graph(text: str) -> Graph:
 
 
 def convolution() -> Graph:
-    """The convolution whose windows the page shows."""
+    """Returns the convolution whose windows the page shows."""
     graph = Graph("conv", io_dtype="bfloat16")
     x, w = graph.tensor("x", (64, 256, 56, 56), layout="NHWC"), graph.tensor("w", (256, 256, 3, 3), layout="KRSC")
     graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y")
     return graph
 
 
-def fronted() -> Graph:
-    """The product whose first factor is computed."""
-    graph = Graph("fronted", io_dtype="bfloat16")
+def has_prologue() -> Graph:
+    """Returns the product whose operand A is computed."""
+    graph = Graph("prologue", io_dtype="bfloat16")
     x, w = graph.tensor("x", (4096, 4096)), graph.tensor("w", (4096, 256))
     scale, bias = (graph.tensor(name, (4096,), "float32") for name in ("scale", "bias"))
     graph.output(graph.cast(graph.relu(x * scale + bias), "bfloat16") @ w, name="y")
@@ -58,13 +58,13 @@ def fronted() -> Graph:
 
 
 def hopper(graph: Graph, *, computes: bool = False) -> str:
-    """The CUDA C of a graph's only kernel with `SCHEDULE`."""
+    """Returns the CUDA C of a graph's only kernel with `SCHEDULE`."""
     (only,) = plan(graph, choose=lambda *_: Choice(replace(SCHEDULE, computes=computes))).kernels
     return only.source.code
 
 
 def parts(code: str) -> dict[str, str]:
-    """The text of a kernel cut into `PARTS`, nothing left out.  ValueError if one is not there."""
+    """Returns the text of a kernel cut into `PARTS`, nothing left out.  ValueError if one is not there."""
     starts = [0]
     for name, first in PARTS.items():
         match = re.compile(rf"^ *{re.escape(first)}", re.MULTILINE).search(code, starts[-1] + (len(starts) > 1))
@@ -75,7 +75,9 @@ def parts(code: str) -> dict[str, str]:
 
 
 def excerpt(code: str, first: str, last: str) -> str:
-    """The lines from the one that begins with ``first`` to the next one that begins with ``last``, as a code block."""
+    """Returns the lines from the one that begins with ``first`` to the next one that begins with ``last``, as a code
+    block.
+    """
     match = re.search(rf"^ *{re.escape(first)}(?s:.*?)^ *{re.escape(last)}.*?\n", code, re.MULTILINE)
     if match is None:
         raise ValueError(f"a kernel of {HOPPER.name} has no lines from {first!r} to {last!r}")
@@ -87,8 +89,8 @@ def _cuda(text: str) -> str:
 
 
 def hopper_makers(text: str) -> Mapping[str, Callable[[], str]]:
-    """What makes the sections of codegen/HOPPER.md, by their names."""
+    """Returns what makes the sections of codegen/HOPPER.md, by their names."""
     cut = parts(hopper(page_graph(text)))
     windows = partial(excerpt, hopper(convolution()), "const int t0", "tma_load(shared.b")
-    fragments = partial(excerpt, hopper(fronted(), computes=True), "for (int kk = 0", "previous = stage.index")
+    fragments = partial(excerpt, hopper(has_prologue(), computes=True), "for (int kk = 0", "previous = stage.index")
     return {**{name: partial(_cuda, cut[name]) for name in cut}, "windows": windows, "fragments": fragments}

@@ -32,7 +32,9 @@ text { fill: #e6edf3 }
 
 
 def overview(suites: Mapping[str, tuple[float, float, float, str]], subtitle: str) -> str:
-    """The picture of suites by name, each with its geometric mean, worst and best ratio, and its rows and peers."""
+    """Returns the picture of suites by name, each with its geometric mean, worst and best ratio, and its rows and
+    peers.
+    """
     least = min([0.7, *(worst for _, worst, *_ in suites.values())])
     most = max([2.0, *(best for _, _, best, _ in suites.values())])
     left, width = _MARGIN + _NAMES, _MARGIN + _NAMES + _BARS + _TEXT

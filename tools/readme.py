@@ -46,14 +46,14 @@ _SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->\n)", 
 
 
 def kernel() -> str:
-    """The CUDA C of examples/sigmoid_fma.py."""
+    """Returns the CUDA C of examples/sigmoid_fma.py."""
     graph = runpy.run_path(str(ROOT / "examples" / "sigmoid_fma.py"))["graph"]
     (only,) = plan(graph).kernels
     return f"```cuda\n{only.source.code.rstrip()}\n```\n"
 
 
 def explain() -> str:
-    """What ``fusegraph explain examples/conv_bias_relu.py --target sm_90a`` prints where nothing was tuned."""
+    """Returns what ``fusegraph explain examples/conv_bias_relu.py --target sm_90a`` prints where nothing was tuned."""
     from fusegraph.cli import main
 
     command = ["explain", "examples/conv_bias_relu.py", "--target", "sm_90a"]
@@ -72,13 +72,13 @@ def explain() -> str:
 
 
 def dtypes() -> str:
-    """The names of all dtypes, and of those that are packed."""
+    """Returns the names of all dtypes, and of those that are packed."""
     return "".join(f"- {what}: {', '.join(f'`{dtype}`' for dtype in names)}.\n"
                    for what, names in (("computed with", ALL), ("packed, moved and cast", PACKED)))  # fmt: skip
 
 
 def targets() -> str:
-    """The table of `codegen.target`: the figures of every machine, and where they are from."""
+    """Returns the table of `codegen.target`: the figures of every machine, and where they are from."""
     heads = ("target", "device", "arch", "SMs", "L2 MiB", "GB/s", "MHz", "mma", "wgmma", "fma", "figures")
     lines = [_cells(heads), _cells("---" for _ in heads)]
     for t in TARGETS.values():
@@ -88,7 +88,7 @@ def targets() -> str:
 
 
 def ops() -> str:
-    """The op table, group by group: how each op is called, and the first sentence of what it computes."""
+    """Returns the op table, group by group: how each op is called, and the first sentence of what it computes."""
     heads = (f"### {title[0].upper()}{title[1:]}\n\n| op | result |\n| --- | --- |\n" for title, _ in _groups())
     rows = (
         "".join(f"{_cells([_op(op), _sentence(getattr(Graph, op.name))])}\n" for op in group) for _, group in _groups()
@@ -97,7 +97,9 @@ def ops() -> str:
 
 
 def functions() -> str:
-    """The methods of Graph that write several nodes: how each is called, and the first sentence of what it computes."""
+    """Returns the methods of Graph that write several nodes: how each is called, and the first sentence of what it
+    computes.
+    """
     lines = ["| function | result |", "| --- | --- |"]
     for name, method in sorted(METHODS.items()):
         if name not in TABLE:
@@ -108,7 +110,7 @@ def functions() -> str:
 
 
 def _sentence(method: Callable[..., Any]) -> str:
-    """The first sentence of a docstring; what Markdown would take for marks is escaped."""
+    """Returns the first sentence of a docstring; what Markdown would take for marks is escaped."""
     paragraph = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].splitlines())
     parts = re.split(r"(?<=\.)  ", paragraph)[0].replace("``", "`").split("`")
     parts[::2] = [re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
@@ -124,7 +126,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
     yield "movement", [op for op in TABLE.values() if op.kind in (Kind.MOVEMENT, Kind.SCATTER)]
     yield "reductions", [op for op in TABLE.values() if op.kind in (Kind.REDUCTION, Kind.SCAN)]
     yield "sorting", [op for op in TABLE.values() if op.kind is Kind.SORT]
-    windows = [op for op in TABLE.values() if op.kind is Kind.WINDOW]
+    windows = [op for op in TABLE.values() if op.kind is Kind.POOLING]
     yield "pooling", [op for op in windows if "backward" not in op.name]
     yield "gradients of pooling", [op for op in windows if "backward" in op.name]
     yield "made of others", [op for op in TABLE.values() if op.kind is Kind.COMPOSITE]
@@ -136,7 +138,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
 
 
 def _op(op: Op) -> str:
-    """Name and attributes of an op; its operands only where there are several kinds of them."""
+    """Returns name and attributes of an op; its operands only where there are several kinds of them."""
     method: Any = getattr(Graph, op.name)
     parameters = list(inspect.signature(method).parameters.values())[1:]
     shown = [p for p in parameters if p.name != "name"]
@@ -151,7 +153,7 @@ def _op(op: Op) -> str:
 
 
 def onnx() -> str:
-    """What tests/onnx_node_tests.json says: passed and failed on each engine, skipped by reason."""
+    """Returns what tests/onnx_node_tests.json says: passed and failed on each engine, skipped by reason."""
     found = json.loads((ROOT / "tests" / "onnx_node_tests.json").read_text("utf-8"))
     engines, skipped = found["engines"], found["skipped"]
     columns = [{"cpu": "kernels (`cpu`)", "reference": "NumPy (`reference`)"}[name] for name in engines]
@@ -169,7 +171,7 @@ def onnx() -> str:
 
 
 def cudnn_tests() -> str:
-    """What tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
+    """Returns what tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
     found = json.loads((ROOT / "tests" / "cudnn_frontend_tests.json").read_text("utf-8"))
     columns = ("passed", "failed", "graphs", "served", "right")
     files: dict[str, Any] = {name: of for name, of in found["files"].items() if of["graphs"]}
@@ -186,13 +188,15 @@ def cudnn_tests() -> str:
 
 
 def left_to_torch() -> str:
-    """The list of operators that stay torch's, as help(fusegraph.torch) has it."""
+    """Returns the list of operators that stay torch's, as help(fusegraph.torch) has it."""
     text = ast.get_docstring(ast.parse((ROOT / "fusegraph" / "torch.py").read_text("utf-8"))) or ""
     return "\n".join(re.findall(r"^(?:- |  ).*", text[text.index("\n- ") :], re.MULTILINE)).replace("``", "`") + "\n"
 
 
 def torch() -> str:
-    """What benchmarks/results/torch says: kernels and traffic of each model, and times where a GPU was there."""
+    """Returns what benchmarks/results/torch says: kernels and traffic of each model, and times where a GPU was
+    there.
+    """
     found = json.loads((TORCH / "fusion.json").read_text("utf-8"))
     headings = [
         "model, bf16",
@@ -238,7 +242,7 @@ _TORCH_COMMANDS = (
 
 
 def _torch_times(document: Mapping[str, Any]) -> list[str]:
-    """A run's table: for each model and dtype the engines side by side, and those that failed."""
+    """Returns a run's table: for each model and dtype the engines side by side, and those that failed."""
     versions = document["versions"]
     known = "".join(f", {name} {versions[name]}" for name in ("torch", "triton") if versions.get(name))
     lines = [
@@ -265,7 +269,7 @@ def _torch_times(document: Mapping[str, Any]) -> list[str]:
 
 
 def _one_line(text: str, most: int = 100) -> str:
-    """A text for a cell of a table, shortened to fit."""
+    """Returns a text for a cell of a table, shortened to fit."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -274,7 +278,9 @@ def _one_line(text: str, most: int = 100) -> str:
 
 
 def results(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every result file in the order of the names, with its contents.  ValueError for that of a run cut short."""
+    """Yields every result file in the order of the names, with its contents.  ValueError for that of a run cut
+    short.
+    """
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
         if not document["complete"]:
@@ -299,13 +305,13 @@ def _suites() -> dict[str, tuple[float, float, float, str]]:
 
 
 def picture(root: str = "") -> str:
-    """The picture of all runs; ``root`` leads from the page to the repository's root."""
+    """Returns the picture of all runs; ``root`` leads from the page to the repository's root."""
     every = ", ".join(f"{name} {mean:.2f}" for name, (mean, *_) in _suites().items())
     return f"![Speed relative to the fastest peer, by run: {every}]({root}benchmarks/{OVERVIEW})\n"
 
 
 def measurements(root: str = "") -> str:
-    """A table a result file: ours, the fastest peer, the floor.  ``root`` is as for `picture`."""
+    """Returns a table a result file: ours, the fastest peer, the floor.  ``root`` is as for `picture`."""
     sections = [_measured(path, document, root) for path, document in results(RESULTS)]
     return "\n".join(sections) or (
         "Nothing has been measured yet: there are no files in `benchmarks/results`. On a machine with a GPU:\n\n"
@@ -349,7 +355,7 @@ def _measured(path: Path, document: Mapping[str, Any], root: str) -> str:
 
 
 def _call_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What building and calling cost the host, on every engine that ran."""
+    """Returns what building and calling cost the host, on every engine that ran."""
     columns = {
         "build s": ("build_s", ".3f"),
         "from the disk cache s": ("cached_s", ".4f"),
@@ -370,7 +376,7 @@ _LONGEST_REASON = 120
 
 
 def _reason(note: str) -> str:
-    """cuDNN's reason in a few words: of no engine, what is not supported rather than every engine it tried."""
+    """Returns cuDNN's reason in a few words: of no engine, what is not supported rather than every engine it tried."""
     if _NO_PLAN in note:
         return _NO_PLAN
     if _NO_ENGINE in note:
@@ -381,7 +387,7 @@ def _reason(note: str) -> str:
 
 
 def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What cuDNN answers to each graph, and what runs here."""
+    """Returns what cuDNN answers to each graph, and what runs here."""
     told = {row["workload"]: row for row in rows if row["engine"] == "cudnn"}
     headings = ["graph", "cuDNN's answer", "kernels here", "fusegraph us", "floor us", "of the floor"]
     lines = [_cells(headings), _cells(["---", "---", *["---:"] * 4])]
@@ -407,7 +413,7 @@ def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> li
 
 
 def _table_row(standing: Standing, parts: bool) -> str:
-    """One workload: ratio is the peer's time over ours, so more than 1 is faster than every peer."""
+    """Returns one workload: ratio is the peer's time over ours, so more than 1 is faster than every peer."""
     ours, peer, part = standing.ours, standing.peer, standing.part
     cells = [
         standing.workload,
@@ -436,7 +442,7 @@ def _how_to(name: str, options: str) -> str:
 
 
 def pictures(folder: Path) -> dict[Path, str]:
-    """The picture that belongs beside every result file, and that of all of them."""
+    """Returns the picture that belongs beside every result file, and that of all of them."""
     found = {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
     if found:
         devices = sorted({document["device"] for _, document in results(folder)})
@@ -453,7 +459,7 @@ _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
 def readme_makers(_: str, root: str = "") -> Makers:
-    """What makes the sections of README.md and of docs, by their names."""
+    """Returns what makes the sections of README.md and of docs, by their names."""
     makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
     return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
@@ -467,12 +473,12 @@ PAGES: dict[Path, Callable[[str], Makers]] = {
 
 
 def updated(text: str, makers: Makers) -> str:
-    """A page's text with every generated section as it should be."""
+    """Returns a page's text with every generated section as it should be."""
     return _SECTION.sub(lambda m: m[1] + makers[m[2]]() + m[4], text)
 
 
 def pages() -> dict[Path, str]:
-    """The text that every page should have."""
+    """Returns the text that every page should have."""
     return {path: updated(path.read_text(), makers(path.read_text())) for path, makers in PAGES.items()}
 
 

@@ -135,7 +135,7 @@ def main() -> int:
 
 
 def _tree(commit: str | None, folder: Path) -> Path:
-    """The tree of a commit in a folder, or the one that is there."""
+    """Returns the tree of a commit in a folder, or the one that is there."""
     if commit is None:
         return ROOT
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", folder, commit], cwd=ROOT, check=True)
@@ -143,7 +143,7 @@ def _tree(commit: str | None, folder: Path) -> Path:
 
 
 def _listed(tree: Path, archs: Sequence[str], only: str, jobs: int) -> dict[tuple[str, str], Any]:
-    """The kernels of a tree by workload and architecture; an error's text where there are none."""
+    """Returns the kernels of a tree by workload and architecture; an error's text where there are none."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     running = [
         subprocess.Popen(
@@ -206,7 +206,7 @@ def _told(found: Any) -> str:
 
 
 def _difference(x: Kernel, y: Kernel) -> Iterator[str]:
-    """What of launches and sources differs, else of headers."""
+    """Yields what of launches and sources differs, else of headers."""
     texts = [[*(f"{k}: {v}" for k, v in one["launch"].items()), *one["code"].splitlines()] for one in (x, y)]
     lines = [line for line in difflib.unified_diff(*texts, lineterm="", n=1) if not line.startswith(("---", "+++"))]
     yield from lines
@@ -215,13 +215,13 @@ def _difference(x: Kernel, y: Kernel) -> Iterator[str]:
 
 
 def _both(given: tuple[str, Kernel, Kernel]) -> bool:
-    """Whether two kernels have one cubin."""
+    """Returns true if two kernels have one cubin."""
     arch, x, y = given
     return _cubin(arch, x) == _cubin(arch, y)
 
 
 def _cubin(arch: str, kernel: Kernel) -> dict[str, str]:
-    """A kernel's machine code and constants, the kernel being called alike in all, by name of the ELF section.
+    """Returns a kernel's machine code and constants, the kernel being called alike in all, by name of the ELF section.
 
     Symbols and the addresses of variables of headers that nothing uses are none of it.
     """
@@ -248,7 +248,7 @@ def _cubin(arch: str, kernel: Kernel) -> dict[str, str]:
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """The sections of a 64-bit ELF file: names and contents, of those without any their sizes."""
+    """Yields the sections of a 64-bit ELF file: names and contents, of those without any their sizes."""
     (start,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, named = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, start + n * size) for n in range(count)]

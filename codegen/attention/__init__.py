@@ -1,6 +1,6 @@
 """The attention family: softmax(scores of queries and keys) times values, in the fastest form an architecture has.
 
-wgmma  both products by warpgroups, tiles brought by the copy engine (Hopper, `codegen.attention.wgmma`).
+wgmma  both products by warpgroups, tiles brought by TMA (Hopper, `codegen.attention.wgmma`).
 mma    both products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention.mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention.simt`).
 """

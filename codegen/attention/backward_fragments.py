@@ -3,7 +3,7 @@
 C variables: ``s`` the scores of a tile, then the probabilities; ``d`` the products with the loss, then the gradients;
 ``slope``; ``kept``, a bit an element, whether random numbers are large enough; ``factor`` and ``g_factor``, what is
 multiplied; ``row`` the thread's first row in the block's
-tile, which begins at ``r0``, ``lane``, ``unit``; shift and delta, numbers of the thread's rows if those are queries.
+tile, which begins at ``r0``, ``lane``, ``unit``; lse and row_dot, numbers of the thread's rows if those are queries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BITS, KEYS = 32, 20
 
 
 def random_registers(a: AttentionSpec, cols: int) -> int:
-    """Registers of a thread for the bits that say which elements of a tile dropout keeps, and to draw them."""
+    """Returns registers of a thread for the bits that say which elements of a tile dropout keeps, and to draw them."""
     return -(-cols // 2 // BITS) + KEYS if a.weight is not None and random_words(a.weight) is not None else 0
 
 
@@ -47,27 +47,27 @@ class BackwardFragments(BackwardScores):
     def unit(self) -> None:
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
 
-    def shift_of(self, name: str, query: str, exists: str) -> str:
-        """The C expression of the shift of a query, to base 2; one that does not exist has no probabilities."""
-        op = self.whole.shift
+    def lse_of(self, name: str, query: str, exists: str) -> str:
+        """Returns the C expression of the lse of a query, to base 2; one that does not exist has no probabilities."""
+        op = self.whole.lse
         text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.offset(op, query)}]')}"
-        text = f"attention::shift({text})" if self.whole.guarded else text
+        text = f"attention::lse({text})" if self.whole.guarded else text
         return f"{exists} ? {text} : infinity<float>()" if exists else text
 
-    def delta_of(self, name: str, query: str, exists: str) -> str:
-        op = self.whole.delta
+    def row_dot_of(self, name: str, query: str, exists: str) -> str:
+        op = self.whole.row_dot
         text = _as_float(op, f"{name}[{self.offset(op, query)}]")
         return f"{exists} ? {text} : 0.0f" if exists else text
 
-    def row_numbers(self, shift: str, delta: str) -> None:
-        """Writes shift and delta of the thread's rows, which are queries."""
+    def row_numbers(self, lse: str, row_dot: str) -> None:
+        """Writes lse and row_dot of the thread's rows, which are queries."""
         w, spec = self.w, self.whole
-        w.line("float shift[2], delta[2];")
+        w.line("float lse[2], row_dot[2];")
         with w.unrolled("for (int f = 0; f < 2; ++f)"):
             w.line(f"const {self.t} m = r0 + row + f * 8;")
             exists = f"m < {spec.rows}" if spec.rows % self.height else ""
-            w.line(f"shift[f] = {self.shift_of(shift, 'm', exists)};")
-            w.line(f"delta[f] = {self.delta_of(delta, 'm', exists)};")
+            w.line(f"lse[f] = {self.lse_of(lse, 'm', exists)};")
+            w.line(f"row_dot[f] = {self.row_dot_of(row_dot, 'm', exists)};")
 
     def literal(self, value: float) -> str:
         return literal(value, "float")
@@ -163,17 +163,17 @@ class BackwardFragments(BackwardScores):
             for line in results:
                 w.line(line)
 
-    def probabilities(self, tile: str, shift: str) -> None:
-        """Makes probabilities of a tile's products; shift is, of columns, a pointer to the numbers of the tile's."""
+    def probabilities(self, tile: str, lse: str) -> None:
+        """Makes probabilities of a tile's products; lse is, of columns, a pointer to the numbers of the tile's."""
         w = self.w
         if not self.trivial:
             w.line(f"scores({tile});")
         if self.whole.queries:
-            line = "s[i] = math::fast_exp2(unit * s[i] - shift[i / 2 % 2]);"
+            line = "s[i] = math::fast_exp2(unit * s[i] - lse[i / 2 % 2]);"
             w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) {line}")
         else:
             with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
-                w.line(f"const auto x = load_shared<2>({shift} + j * 2 + lane % 4 * 2);")
+                w.line(f"const auto x = load_shared<2>({lse} + j * 2 + lane % 4 * 2);")
                 w.unrolled_line("for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);")
         if self.whole.second is None:
             return
@@ -183,16 +183,18 @@ class BackwardFragments(BackwardScores):
             pair = f"attention::pair<{self.element_type}>(weighted[0], weighted[1])"
             self._weigh(tile, "s", f"factor[j / 8][j / 2 % 4 + f] = {pair};")
 
-    def gradients(self, tile: str, delta: str, by_scores: str, factor: str, ready: str = "") -> None:
-        """Makes gradients of the products with the loss, then factors, for which the statement ``ready`` is waited."""
+    def gradients(self, tile: str, row_dot: str, by_scores: str, factor: str, ready: str = "") -> None:
+        """Makes gradients of the products with the loss, then operands A, for which the statement ``ready`` is
+        waited.
+        """
         w, spec = self.w, self.whole
         if self.weight is not None:
             self._weigh(tile, "d", "d[j + f * 2] = weighted[0];", "d[j + f * 2 + 1] = weighted[1];")
         if spec.queries:
-            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);")
+            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - row_dot[i / 2 % 2]);")
         else:
             with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
-                w.line(f"const auto x = load_shared<2>({delta} + j * 2 + lane % 4 * 2);")
+                w.line(f"const auto x = load_shared<2>({row_dot} + j * 2 + lane % 4 * 2);")
                 w.unrolled_line("for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);")
         if spec.by_scores is not None:
             op, a = spec.by_scores, self.spec

@@ -2,7 +2,7 @@
 
 A warp has 16 rows, queries or keys, of a tile that the block keeps in shared memory; the others are copied there in
 tiles (cp.async) while the tile before is multiplied.  Probabilities and gradients stay in registers, which are the
-first factors of the sums as the products before leave them.
+operands A of the sums as the products before leave them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
 
-#: Registers of a thread that scores, gradients, factors and sums may take.
+#: Registers of a thread that scores, gradients, operands and sums may take.
 HELD = 208
 #: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 4 / 15
@@ -58,8 +58,8 @@ def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
 
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardMmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
-    if spec.joined:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if spec.fused:
         return ()
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
@@ -88,7 +88,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(without_places(spec), schedule).render()
 
 
@@ -109,7 +109,7 @@ class _Renderer:
         a = self.a
         self.names, self.w = Names(), Writer()
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
-        self.shift, self.delta = self.arguments[4:]
+        self.lse, self.row_dot = self.arguments[4:]
         top = linear([("r0", 1), ("warp", WARP_ROWS)])
         self.scores = BackwardFragments(self.w, spec, self.names, schedule.height, schedule.cols, top, WARP_ROWS)
         self.written = [self.names.unique(op.name) for op in spec.written]
@@ -150,7 +150,7 @@ class _Renderer:
             for what, rows in self.brought:
                 w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
             if not spec.queries:
-                w.line(f"alignas(16) float shift[{STAGES}][{s.cols}], delta[{STAGES}][{s.cols}];")
+                w.line(f"alignas(16) float lse[{STAGES}][{s.cols}], row_dot[{STAGES}][{s.cols}];")
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -211,7 +211,7 @@ class _Renderer:
         w.line(f"uint32 factor[{s.cols // 16}][4];")
         self.scores.random_state()
         if spec.queries:
-            self.scores.row_numbers(self.shift, self.delta)
+            self.scores.row_numbers(self.lse, self.row_dot)
 
     def _loop(self) -> None:
         """Writes the loop over the tiles of one head."""
@@ -227,9 +227,9 @@ class _Renderer:
                 with w.block(f"for (int i = t; i < {s.cols}; i += {self.threads})"):
                     w.line(f"const {self.scores.t} x = c0 + i;")
                     exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-                    w.line(f"shared.shift[stage][i] = {self.scores.shift_of(self.shift, 'x', exists)};")
+                    w.line(f"shared.lse[stage][i] = {self.scores.lse_of(self.lse, 'x', exists)};")
                     if self.with_loss:
-                        w.line(f"shared.delta[stage][i] = {self.scores.delta_of(self.delta, 'x', exists)};")
+                        w.line(f"shared.row_dot[stage][i] = {self.scores.row_dot_of(self.row_dot, 'x', exists)};")
         w.line("if (first < last) fill(first, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
@@ -240,13 +240,13 @@ class _Renderer:
             w.line("__syncthreads();")
             self.scores.draw("tile")
             self._multiply("s", 0)
-            self.scores.probabilities("tile", "&shared.shift[stage][0]")
+            self.scores.probabilities("tile", "&shared.lse[stage][0]")
             if spec.second is not None:
                 self._sum("by_p", 1)
             if self.with_loss:
                 self._multiply("d", 1)
                 by_scores = self.written[-1] if spec.by_scores is not None else ""
-                self.scores.gradients("tile", "&shared.delta[stage][0]", by_scores, "factor")
+                self.scores.gradients("tile", "&shared.row_dot[stage][0]", by_scores, "factor")
             if spec.first is not None:
                 self._sum("by_s", 0)
             w.line("__syncthreads();  // the tile has been used")
@@ -257,6 +257,6 @@ class _Renderer:
         multiply(self.w, self.element, result, held, other, rows.padded, self.s.cols)
 
     def _sum(self, sums: str, which: int) -> None:
-        """Writes the products of a tile of factors with what was brought."""
+        """Writes the products of a tile of operands A with what was brought."""
         other, rows = self.brought[which]
         add_products(self.w, self.element, sums, "factor", other, self.s.cols, rows.padded)

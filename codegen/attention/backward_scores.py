@@ -19,7 +19,7 @@ INTERVALS = ("low", "high", "begin", "end")
 
 
 def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
-    """The ranges by which each row meets an interval of columns."""
+    """Returns the ranges by which each row meets an interval of columns."""
     a = spec.attention
     own = [a.ranges[n] for n in Ranges.intervals(a, of_queries=not spec.queries)]
     if spec.summed > 1:  # they are looked at once for all heads
@@ -28,7 +28,7 @@ def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """The same with programs whose stores are registers, and with its own ranges alone: if there are no others,
+    """Returns the same with programs whose stores are registers, and with its own ranges alone: if there are no others,
     ``inside`` is where none of them is broken.
     """
     a, own = spec.attention, own_ranges(spec)
@@ -79,7 +79,7 @@ class BackwardScores(Scores):
             (spec.by_scores, (a.rows, a.keys)),
         ]
         places += [extent((*a.batch, *size), op.strides) for op, size in own if op is not None]
-        places += [extent((*a.batch, a.rows), op.strides) for op in (spec.shift, spec.delta)]
+        places += [extent((*a.batch, a.rows), op.strides) for op in (spec.lse, spec.row_dot)]
         places += [extent(a.space, op.strides) for op in a.loads]
         return index_type(*(2 * n for n in places)) == "uint32"
 
@@ -124,7 +124,7 @@ class BackwardScores(Scores):
         ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if ragged else f"r0 + {self.height - 1}"
 
         def most(number: int, sign: int = 1) -> str:
-            """The largest key * j + start of the keys, or what is to be added to it for 0."""
+            """Returns the largest key * j + start of the keys, or what is to be added to it for 0."""
             bound = a.bounds[number]
             terms, constant = self._start(number, bound)
             if bound.key:
@@ -152,8 +152,8 @@ class BackwardScores(Scores):
         w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
-        """The C condition under which no bound and no range is broken by ``group`` rows from ``top`` on and a tile of
-        columns.
+        """Returns the C condition under which no bound and no range is broken by ``group`` rows from ``top`` on and
+        a tile of columns.
         """
         if self.whole.queries:
             bounds = self.inside(top, group, "c0")

@@ -43,8 +43,8 @@ def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
 
 
 def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
-    if spec.joined:
+    """Returns schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
+    if spec.fused:
         return ()
     a = spec.attention
     each = -(-a.depth // LANES) * (spec.first is not None) + -(-a.width // LANES) * (spec.second is not None)
@@ -56,7 +56,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tupl
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(without_places(spec), schedule).render()
 
 
@@ -64,11 +64,11 @@ class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         self.names, self.w = Names(), Writer()
-        q, k, v, loss, self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments)
+        q, k, v, loss, self.lse, self.row_dot = (self.names.unique(op.name) for op in spec.arguments)
         self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
         self.scores = BackwardScores(self.w, spec, self.names, schedule.height, LANES)
         self.written = [self.names.unique(op.name) for op in spec.written]
-        self.arguments = [q, k, v, loss, self.shift, self.delta]
+        self.arguments = [q, k, v, loss, self.lse, self.row_dot]
         self.real = spec.program.real
         self.deep, self.wide = (-(-n // LANES) for n in (self.a.depth, self.a.width))
 
@@ -101,9 +101,9 @@ class _Renderer:
             if there is not None:
                 w.line(f"{real} {name}[{s.rows}][{each}] = {{}};")
         if spec.queries:
-            w.line(f"{real} shift[{s.rows}], delta[{s.rows}];")
+            w.line(f"{real} lse[{s.rows}], row_dot[{s.rows}];")
             with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
-                self._numbers("shift[r]", "delta[r]", "r0 + row + r")
+                self._numbers("lse[r]", "row_dot[r]", "r0 + row + r")
         self.scores.intervals()
         head = f"b{len(a.batch) - 1}"
         with w.block(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
@@ -129,19 +129,19 @@ class _Renderer:
             parameters=tuple(range(passed)),
         )
 
-    def _numbers(self, shift: str, delta: str, query: str) -> None:
+    def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes what is known of a query; one that does not exist has no probabilities."""
         w, spec, real = self.w, self.spec, self.real
         w.line(f"const {self.scores.t} x = {query};")
         unit = literal(log2(e), real)
-        one = converted(spec.shift, f"{self.shift}[{self.scores.offset(spec.shift, 'x')}]", real)
-        other = converted(spec.delta, f"{self.delta}[{self.scores.offset(spec.delta, 'x')}]", real)
-        one = f"attention::shift({unit} * {one})" if spec.guarded else f"{unit} * {one}"
+        one = converted(spec.lse, f"{self.lse}[{self.scores.offset(spec.lse, 'x')}]", real)
+        other = converted(spec.row_dot, f"{self.row_dot}[{self.scores.offset(spec.row_dot, 'x')}]", real)
+        one = f"attention::lse({unit} * {one})" if spec.guarded else f"{unit} * {one}"
         if self.a.rows % (self.s.height if spec.queries else LANES):
             one = f"x < {self.a.rows} ? {one} : infinity<{real}>()"
             other = f"x < {self.a.rows} ? {other} : {real}(0)"
-        w.line(f"{shift} = {one};")
-        w.line(f"{delta} = {other};")
+        w.line(f"{lse} = {one};")
+        w.line(f"{row_dot} = {other};")
 
     def _fill(self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int) -> None:
         w = self.w
@@ -155,9 +155,9 @@ class _Renderer:
     def _tile(self) -> None:
         w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
         if not spec.queries:
-            w.line(f"{real} shift, delta;")
+            w.line(f"{real} lse, row_dot;")
             with w.block(""):
-                self._numbers("shift", "delta", "c0 + lane")
+                self._numbers("lse", "row_dot", "c0 + lane")
         for name, part, elements in (("s", "first", a.depth), ("d", "second", a.width)):
             w.line(f"{real} {name}[{s.rows}] = {{}};")
             with w.block(f"for (int i = 0; i < {elements}; ++i)"):
@@ -166,13 +166,13 @@ class _Renderer:
         with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
             w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
             scores.element("m", "n", "s[r]", inside=False, count=1)
-            shift, delta = ("shift[r]", "delta[r]") if spec.queries else ("shift", "delta")
-            w.line(f"s[r] = math::exp2(unit * score[0] - {shift});")
+            lse, row_dot = ("lse[r]", "row_dot[r]") if spec.queries else ("lse", "row_dot")
+            w.line(f"s[r] = math::exp2(unit * score[0] - {lse});")
             if a.weight is not None:
                 scores.weigh("m", "n", "d[r]", count=1)
-                w.line(f"d[r] = s[r] * (weighted[0] - {delta});")
+                w.line(f"d[r] = s[r] * (weighted[0] - {row_dot});")
             else:
-                w.line(f"d[r] = s[r] * (d[r] - {delta});")
+                w.line(f"d[r] = s[r] * (d[r] - {row_dot});")
             if spec.by_scores is not None:
                 op = spec.by_scores
                 place = f"{self.written[-1]}[{scores.offset(op, 'm', 'n')}]"

@@ -13,7 +13,7 @@ from codegen.spec import AttentionSpec, KernelSpec
 class AttentionBackwardSpec(KernelSpec):
     """Sums over keys of gradients for every query, or over queries for every key.
 
-    With p[i, j] = exp(score[i, j] - shift[i]) and g[i, j] = p[i, j] * (weight(loss[i] . v[j]) - delta[i]):
+    With p[i, j] = exp(score[i, j] - lse[i]) and g[i, j] = p[i, j] * (weight(loss[i] . v[j]) - row_dot[i]):
     over queries  first[i] = factor * sum over j of g[i, j] * slope[i, j] * k[j]; scores[i, j] = g[i, j]
     over keys     first[j] = factor * sum over i of g[i, j] * slope[i, j] * q[i]; second[j] = sum over i of
                   weight(p[i, j]) * loss[i]
@@ -21,12 +21,12 @@ class AttentionBackwardSpec(KernelSpec):
     attention  scores, and the weight if that is not the identity; its ``out`` is the loss.  The program has a second
                store, the slope, unless that is 1.
     over       "queries" or "keys".
-    shift      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
+    lse      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
     by_queries  None, or where the sums over keys go as well, less the factor: float32, strides over batch + (query,
                element of a key), packed.  Only the form that computes all gradients by one kernel has it.
-    order      beside them: int32 in which blocks count (`backward_joined`), one more than there are tiles of queries.
-    guarded    whether p is 0 where the shift is minus infinity, which is the logarithm of no sum.
-    delta      strides over batch + (row,).
+    order      beside them: int32 in which blocks count (`backward_fused`), one more than there are tiles of queries.
+    guarded    whether p is 0 where the lse is minus infinity, which is the logarithm of no sum.
+    row_dot      strides over batch + (row,).
     factor     any number.
     first      strides over batch + (query or key, element of a key); or None.
     second     strides over batch + (key, element of a value); or None.
@@ -36,8 +36,8 @@ class AttentionBackwardSpec(KernelSpec):
 
     attention: AttentionSpec
     over: str
-    shift: Operand
-    delta: Operand
+    lse: Operand
+    row_dot: Operand
     factor: float
     first: Operand | None
     second: Operand | None
@@ -56,7 +56,7 @@ class AttentionBackwardSpec(KernelSpec):
         return self.attention.out
 
     @property
-    def joined(self) -> bool:
+    def fused(self) -> bool:
         """Whether there are sums of queries and of keys."""
         return self.by_queries is not None
 
@@ -81,13 +81,13 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def held(self) -> tuple[Operand, Operand]:
-        """What a block keeps of its rows: factors of the scores and of the products with the loss."""
+        """What a block keeps of its rows: operands of the scores and of the products with the loss."""
         a = self.attention
         return (a.q, a.out) if self.queries else (a.k, a.v)
 
     @property
     def brought(self) -> tuple[Operand, Operand]:
-        """The other factors."""
+        """The other operands."""
         a = self.attention
         return (a.k, a.v) if self.queries else (a.q, a.out)
 
@@ -95,7 +95,7 @@ class AttentionBackwardSpec(KernelSpec):
     def arguments(self) -> tuple[Operand, ...]:
         """What the kernel reads beside the program's loads: its first arguments."""
         a = self.attention
-        return (a.q, a.k, a.v, a.out, self.shift, self.delta)
+        return (a.q, a.k, a.v, a.out, self.lse, self.row_dot)
 
     @property
     def written(self) -> tuple[Operand, ...]:

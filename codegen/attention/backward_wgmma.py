@@ -1,7 +1,7 @@
-"""Attention's gradients on Hopper: all products by warpgroups (wgmma), of tiles that the copy engine brings.
+"""Attention's gradients on Hopper: all products by warpgroups (wgmma), of tiles that TMA brings.
 
 A block keeps a tile of queries, or of keys, and one thread of it brings the others in a ring of stages.  Each consumer,
-a warpgroup, has 64 rows.  Probabilities and gradients stay in registers, which are the first factors of the sums as the
+a warpgroup, has 64 rows.  Probabilities and gradients stay in registers, which are the operands A of the sums as the
 products before leave them: where rows are keys, it is the scores turned that are computed.  While the tensor cores
 multiply a tile, the consumer computes the exponentials of the next one or the gradients of this one.
 """
@@ -41,7 +41,7 @@ class Result:
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return Renderer(without_places(spec), schedule).render()
 
 
@@ -54,7 +54,7 @@ class Renderer(Producer):
         a = self.a
         self.names, self.w = Names(), Writer()
         self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
-        self.shift, self.delta = (self.names.unique(op.name) for op in spec.arguments[4:])
+        self.lse, self.row_dot = (self.names.unique(op.name) for op in spec.arguments[4:])
         top = linear([("r0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
         self.scores = BackwardFragments(self.w, spec, self.names, schedule.height, schedule.cols, top, ROWS)
         sizes = ((a.rows, a.depth), (a.keys, a.depth), (a.keys, a.width), (a.rows, a.width))
@@ -108,7 +108,7 @@ class Renderer(Producer):
         w.line()
         constant = "const __grid_constant__ TensorMap "
         parameters = [constant + name for name in self.maps_of]
-        parameters += [parameter(op, name) for op, name in zip(spec.arguments[4:], (self.shift, self.delta))]
+        parameters += [parameter(op, name) for op, name in zip(spec.arguments[4:], (self.lse, self.row_dot))]
         parameters += self.scores.parameters()
         parameters += [constant + r.name if r.map else parameter(r.op, r.name, written=True) for r in self.results]
         if spec.by_scores is not None:
@@ -137,12 +137,12 @@ class Renderer(Producer):
             parameters=tuple(passed),
         )
 
-    # ---- what a kernel has that does more (`codegen.attention.backward_joined`)
+    # ---- what a kernel has that does more (`codegen.attention.backward_fused`)
 
     more_headers: tuple[str, ...] = ()
 
     def _shapes(self) -> list[int]:
-        """Columns of products."""
+        """Returns columns of products."""
         return [self.s.cols, *(columns(r.elements) for r in self.results)]
 
     def _more_parameters(self) -> list[str]:
@@ -176,7 +176,7 @@ class Renderer(Producer):
         w.line(f"uint32 {', '.join(f'{name}[{s.cols // 16}][4]' for name in dict.fromkeys(factors))};")
         self.scores.random_state()
         if spec.queries:
-            self.scores.row_numbers(self.shift, self.delta)
+            self.scores.row_numbers(self.lse, self.row_dot)
         w.line("barrier_wait(shared.held_full[held.index], held.parity);")
         if self.scores.ranged:
             every = (f"{name} = shared.met[held.index][{n}]" for n, name in enumerate(INTERVALS))
@@ -204,7 +204,7 @@ class Renderer(Producer):
             if self.with_loss:
                 w.line(f"wgmma_wait<{int(spec.second is not None)}>();  // those with the loss are there")
                 w.line("wgmma_hold(d);")
-                ready = "wgmma_wait<0>();  // the factors are no longer needed" if both and not s.apart else ""
+                ready = "wgmma_wait<0>();  // the operands are no longer needed" if both and not s.apart else ""
                 self.scores.gradients("tile", "&shared.numbers[group][place][1][0]", self.by_scores, factors[1], ready)
             if spec.first is not None:
                 self._sum("by_s", factors[1], 0)
@@ -247,7 +247,7 @@ class Renderer(Producer):
         w.line("wgmma_commit();")
 
     def _sum(self, sums: str, factor: str, which: int) -> None:
-        """Writes the products of a tile of factors, which are in registers, with what was brought."""
+        """Writes the products of a tile of operands A, which are in registers, with what was brought."""
         w, s = self.w, self.s
         width = columns(self.a.width if which else self.a.depth)
         w.line("wgmma_fence();")

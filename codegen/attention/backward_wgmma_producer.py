@@ -1,6 +1,6 @@
 """Attention's gradients on Hopper: what a block has in shared memory, and the threads that bring it there.
 
-One thread has the copy engine bring tiles.  The numbers of queries (shifts and deltas) are any tensors' elements: warps
+One thread has TMA bring tiles.  The numbers of queries, lse and row_dot, are any tensors' elements: warps
 beside it bring them by ordinary loads.
 """
 
@@ -22,7 +22,7 @@ class Producer:
     """Writes what lies in shared memory, and what brings it there; the rest is `codegen.attention.backward_wgmma`'s.
 
     held, brought   names of a block's tiles, and of those of the ring, with the number of the argument of each.
-    maps_of     C names of the arguments' tensor maps; shift and delta those of the numbers of queries.
+    maps_of     C names of the arguments' tensor maps; lse and row_dot those of the numbers of queries.
     element     C type of the tiles.
     deep, wide  panels of rows of queries and keys, and of values and losses.
     tiles       of rows of a batch; batches their number.
@@ -40,8 +40,8 @@ class Producer:
     held: list[tuple[str, int]]
     brought: list[tuple[str, int]]
     maps_of: list[str]
-    shift: str
-    delta: str
+    lse: str
+    row_dot: str
     element: str
     deep: int
     wide: int
@@ -52,7 +52,7 @@ class Producer:
     each: bool
     head: str
 
-    # ---- what a kernel has that does more (`codegen.attention.backward_joined`)
+    # ---- what a kernel has that does more (`codegen.attention.backward_fused`)
 
     def _more_shared(self) -> None:
         pass
@@ -77,7 +77,7 @@ class Producer:
             self._more_shared()
             if not spec.queries:
                 places = f"{f'[{s.groups}]' if self.each else ''}[2][{1 + self.with_loss}][{s.cols}]"
-                what = "shift and delta" if self.with_loss else "shift"
+                what = "lse and row_dot" if self.with_loss else "lse"
                 w.line(f"alignas(16) float numbers{places};  // {what} of a tile's queries, and of the next one's")
             if self.scores.ranged:
                 w.line(f"int met[{s.ahead}][{len(INTERVALS)}];  // {', '.join(INTERVALS)} of the rows")
@@ -192,10 +192,11 @@ class Producer:
         """Writes what a warp does for the numbers of a tile."""
         w, s, spec = self.w, self.s, self.spec
         exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
-        text, i = self.scores.shift_of(self.shift, "x", exists), "i"
+        text, i = self.scores.lse_of(self.lse, "x", exists), "i"
         if self.with_loss:
             i = f"i % {s.cols}"
-            text = f"i < {s.cols} ? {f'({text})' if exists else text} : {self.scores.delta_of(self.delta, 'x', exists)}"
+            first = f"({text})" if exists else text
+            text = f"i < {s.cols} ? {first} : {self.scores.row_dot_of(self.row_dot, 'x', exists)}"
         count = s.cols * (1 + self.with_loss)
         # Loads one after the other may take longer than a tile; there are registers for three or four of one kind.
         few, of_one_kind = self.registers[0] < 40, s.cols % 32 == 0

@@ -18,7 +18,7 @@ from codegen.target import Target
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 #: Those of two consumers that hold less than so much.
 FEWER, MOST_WITH_FEWER = (40, 232), 200
-#: Registers of a consumer's thread that scores, gradients, factors and sums may take.
+#: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
 #: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 2 / 5
@@ -32,7 +32,7 @@ class AttentionBackwardWgmmaSchedule(Schedule):
     cols    of a tile that is brought, a multiple of 16 up to 256.
     stages  of the ring of tiles, two or more: a tile is given back when the next one is at work.
     heads   batches whose rows are worked on together.
-    apart   whether the factors of two sums have registers of their own; else one sum is waited for.
+    apart   whether operands A of two sums have registers of their own; else one sum is waited for.
     blocks  of the grid, if there is work for as many.
     ahead   tiles of rows in shared memory: with two, the next one is brought while this one is worked on.
     """
@@ -62,7 +62,7 @@ def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule)
 
 
 def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
-    """Registers of a consumer's thread for scores, gradients, factors and sums."""
+    """Returns registers of a consumer's thread for scores, gradients, operands and sums."""
     a = spec.attention
     first, second = spec.first is not None, spec.second is not None
     sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
@@ -71,7 +71,7 @@ def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> in
 
 
 def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> tuple[int, int]:
-    """Registers of a thread of the producer and of a consumer."""
+    """Returns registers of a thread of the producer and of a consumer."""
     few = registers_held(spec, s.cols, apart=s.apart) <= MOST_WITH_FEWER
     return FEWER if s.groups == 2 and few else REGISTERS[s.groups]
 
@@ -95,8 +95,8 @@ def check(spec: AttentionBackwardSpec, target: Target) -> None:
 
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
-    if spec.joined:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if spec.fused:
         return ()
     check(spec, target)
     a = spec.attention

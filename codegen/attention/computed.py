@@ -51,12 +51,12 @@ class Rows:
     element: str
 
     def row(self, number: str) -> str:
-        """The C expression of a row by its number in the tile."""
+        """Returns the C expression of a row by its number in the tile."""
         text = f"{self.first} + {number}"
         return text if self.last is None else f"min({self.itype}({text}), {self.itype}({self.last}))"
 
 
-class Computed(Elements):
+class RowsPrologue(Elements):
     """Writes the tiles of one operand.
 
     reads   the number of tensors that it is made of: the first of its parameters.
@@ -119,7 +119,9 @@ class Computed(Elements):
             return
 
     def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
-        """What is read at places that coordinates say: operand, C name, steps along the space, and the first place."""
+        """Yields what is read at places that coordinates say: operand, C name, steps along the space, and the first
+        place.
+        """
         program = self.program
         for n in self.varying_loads():
             yield program.loads[n], self.pointers.loads[n], program.loads[n].strides, 0
@@ -136,16 +138,16 @@ class Computed(Elements):
                 )
 
     def _dense(self, strides: Sequence[int]) -> bool:
-        """Whether the elements of a row are neighbours, as far as they are told apart."""
+        """Returns true if the elements of a row are neighbours, as far as they are told apart."""
         own = strides[len(strides) - len(self._sizes) :]
         return all(step in (0, whole) for step, whole in zip(own, packed(self._sizes)))
 
     def _pieces(self, tile: Rows) -> int:
-        """Vectors of a row."""
+        """Returns vectors of a row."""
         return -(-tile.padded // self.vector)
 
     def _rounds(self, tile: Rows) -> int:
-        """Vectors of a thread."""
+        """Returns vectors of a thread."""
         rounds, left = divmod(tile.size * self._pieces(tile), tile.threads)
         assert not left
         return rounds
@@ -210,7 +212,7 @@ class Computed(Elements):
             w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
 
     def _along(self, strides: Sequence[int]) -> str:
-        """How far the e-th element of a vector lies behind the first, empty if it is the same."""
+        """Returns how far the e-th element of a vector lies behind the first, empty if it is the same."""
         last = self._sizes[-1]
         if self.vector <= last or strides[-2] == strides[-1] * last:
             text = linear([("e", strides[-1])])
@@ -219,7 +221,7 @@ class Computed(Elements):
         return "" if text == "0" else text
 
     def _wide(self, op: Operand) -> bool:
-        """Whether a vector's elements are one access."""
+        """Returns true if a vector's elements are one access."""
         outer = op.strides[:-1] if self.vector <= self._sizes[-1] else op.strides[:-2]
         width = min(16, self.vector * op.dtype.itemsize)
         return self._along(op.strides) == "e" and aligned(op, width, outer)

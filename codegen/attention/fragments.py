@@ -40,13 +40,15 @@ SCORE = "s[j + f * 2 + e]"
 
 
 def random_headers(spec: AttentionSpec) -> list[str]:
-    """The device headers for random numbers, if a spec has such as can be made sixteen at a time."""
+    """Returns the device headers for random numbers, if a spec has such as can be made sixteen at a time."""
     random = None if spec.weight is None else random_words(spec.weight)
     return ["attention_random.cuh"] if random is not None and random.together else []
 
 
 def factored(program: Program) -> int | None:
-    """The instruction that multiplies every product, before anything else is done with it, with the same number."""
+    """Returns the instruction that multiplies every product, before anything else is done with it, with the same
+    number.
+    """
     varies = varying(program, lambda v: not isinstance(v, Load) or any(program.loads[v.operand].strides))
     found = [k for k, i in enumerate(program.instructions) if Anchor() in i.args]
     if len(found) != 1 or any(s.value == Anchor() for s in program.stores):
@@ -59,7 +61,7 @@ def factored(program: Program) -> int | None:
     return found[0] if known else None
 
 
-class Fragments(Scores):
+class ScoreFragments(Scores):
     """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
     together when a tile of ``keys`` is masked.
     """
@@ -216,7 +218,7 @@ class Fragments(Scores):
         self.w.line(f"attention::largest<{chains}>(s, rows, unit, shift, rescale);")
 
     def exponentials(self, chains: int) -> None:
-        """The second half of `softmax`."""
+        """Writes the second half of `softmax`."""
         self._taken_in("exponentials", str(chains), "shift, rescale")
 
     def _taken_in(self, function: str, template: str, arguments: str) -> None:
@@ -236,7 +238,7 @@ class Fragments(Scores):
         self.by_tile(self._unbroken, self._tile)
 
     def _unbroken(self) -> str:
-        """The C condition under which neither a bound nor a range is broken in a tile."""
+        """Returns the C condition under which neither a bound nor a range is broken in a tile."""
         if not self.spanned:
             return self.inside(self.top, self.group_rows, "n0")
         meets = f"max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1])"
@@ -262,7 +264,7 @@ class Fragments(Scores):
             epilogue.known |= dict.fromkeys(keys, f"(n_real + float({step} + e))")
 
     def _key(self) -> tuple[str, str]:
-        """The number in the tile of a thread's first score from s[j] on: what depends on the lane, and on j."""
+        """Returns the number in the tile of a thread's first score from s[j] on: what depends on the lane, and on j."""
         if self.quads:
             return "lane % 4 * 4", f"j % {self.keys // 4} * 4 + j / {self.keys // 4} * 2"
         return "lane % 4 * 2", "j * 2"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention.computed import Computed, Rows
-from codegen.attention.fragments import Fragments, check_types, random_headers
+from codegen.attention.computed import Rows, RowsPrologue
+from codegen.attention.fragments import ScoreFragments, check_types, random_headers
 from codegen.attention.scores import (
     all_arguments,
     approximated,
@@ -36,7 +36,7 @@ VECTOR = 8  # elements of 16 bytes
 #: Registers of a thread that scores, probabilities and results may take.
 HELD = 200
 CHAINS = 2  # of maxima and sums
-FILLERS = 7  # warps that compute keys or values
+PRODUCER_WARPS = 7  # warps that compute keys or values
 #: Share of the L2 cache for keys and values that blocks at work at the same time share in the L2 cache.
 SHARED_IN_L2 = 4 / 15
 
@@ -45,13 +45,13 @@ SHARED_IN_L2 = 4 / 15
 class AttentionMmaSchedule(Schedule):
     """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together.
 
-    fillers  more warps, which bring the tiles of keys and values, while the others multiply; 0: all do both.
+    producer_warps  more warps, which bring the tiles of keys and values, while the others multiply; 0: all do both.
     """
 
     warps: int
     keys: int
     heads: int = 1
-    fillers: int = 0
+    producer_warps: int = 0
 
     @property
     def rows(self) -> int:
@@ -59,7 +59,7 @@ class AttentionMmaSchedule(Schedule):
 
 
 def _padded(elements: int) -> int:
-    """Elements of a row that is multiplied."""
+    """Returns elements of a row that is multiplied."""
     return -(-elements // 16) * 16
 
 
@@ -69,7 +69,7 @@ def _bytes(spec: AttentionSpec, s: AttentionMmaSchedule) -> int:
 
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
     check_types(spec, small=True)
@@ -81,15 +81,15 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
         preferred = [(1, 64), (1, 32), (1, 16), *preferred]
     elif spec.rows <= 32:
         preferred = [(2, 32), (2, 64), (2, 16), *preferred]
-    fillers = 0
+    producer_warps = 0
     if any(spec.computed[1:]):  # nothing is on its way while it is computed: other warps multiply meanwhile
         warps = next((n for n in (1, 2, 4) if WARP_ROWS * n >= spec.rows), 8)
-        preferred, fillers = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(FILLERS, 12 - warps)
+        preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
     found = []
     for warps, keys in preferred:
-        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, fillers)
+        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, producer_warps)
         held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
         if held <= HELD and _bytes(spec, s) <= target.arch.shared_bytes_per_block:
             found.append(s)
@@ -99,7 +99,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
 
 
 def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return all_arguments(spec, _Renderer(merged(spec), schedule).render())
 
 
@@ -109,14 +109,16 @@ class _Renderer:
         self.names, self.w = Names(), Writer()
         self.arguments = argument_names(spec, self.names)
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
-        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
+        self.scores = ScoreFragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
         self.written = self.scores.written(self.names)
         self.element = self.scores.element
         self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
         self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
-        self.threads = 32 * (schedule.warps + schedule.fillers)
+        self.threads = 32 * (schedule.warps + schedule.producer_warps)
         #: the number of a thread that brings keys and values, and how many do
-        first, bringing = (32 * schedule.warps, 32 * schedule.fillers) if schedule.fillers else (0, self.threads)
+        first, bringing = (
+            (32 * schedule.warps, 32 * schedule.producer_warps) if schedule.producer_warps else (0, self.threads)
+        )
         self.bringing = f"t - {first}" if first else "t", bringing
 
     def render(self) -> KernelSource:
@@ -157,16 +159,16 @@ class _Renderer:
             for tensor in (keys, values) if spec.computed[1] is None else (values, keys):  # copies first
                 self._fill(*tensor)
         self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth, self.deep)
-        tests = [f"warp >= {s.warps}"] if s.fillers else []
+        tests = [f"warp >= {s.warps}"] if s.producer_warps else []
         tests += ["first < last"] if spec.some_meet_none else []
         condition = f"if ({' && '.join(tests)}) " if tests else ""
         w.line(f"{condition}fill(last - 1, 0);")
         w.line("copy_async_commit();")
         w.line("int stage = 0;")
-        if s.fillers:
+        if s.producer_warps:
             w.line("copy_async_wait<0>();")
         with w.block("for (int tile = last - 1; tile >= first; --tile, stage ^= 1)"):
-            if s.fillers:
+            if s.producer_warps:
                 w.line("__syncthreads();  // this tile is there, that before has been multiplied")
                 with w.block(f"if (warp >= {s.warps})"):
                     w.line("if (tile > first) fill(tile - 1, stage ^ 1);")
@@ -187,9 +189,9 @@ class _Renderer:
             w.line("attention::scale(o, rescale);")
             w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
             add_products(w, t, "o", "probability", "values", s.keys, self.wide)
-            if not s.fillers:
+            if not s.producer_warps:
                 w.line("__syncthreads();  // the tile has been used")
-        if s.fillers:
+        if s.producer_warps:
             w.line(f"if (warp >= {s.warps}) return;")
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
@@ -246,7 +248,7 @@ class _Renderer:
                 copy(w, op, name, place, to, each, exists)
 
     def _compute(
-        self, computed: Computed, number: int, what: str, first: str, size: int, total: int, padded: int
+        self, computed: RowsPrologue, number: int, what: str, first: str, size: int, total: int, padded: int
     ) -> None:
         """Writes a tile of rows that are computed; of those that do not exist values are 0."""
         w, scores = self.w, self.scores
@@ -296,7 +298,9 @@ def add_products(w: Writer, t: str, sums: str, factor: str, brought: str, cols: 
 
 
 def copied_together(op: Operand, sizes: Sequence[int], elements: int) -> int:
-    """Neighbours of an operand's rows that are copied at once; ``sizes`` are those of the batch and the rows."""
+    """Returns neighbours of an operand's rows that are copied at once; ``sizes`` are those of the batch and the
+    rows.
+    """
     aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
     aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
     return VECTOR if aligned else 1

@@ -35,12 +35,12 @@ class RandomWords:
         return self.steps[-1] == 1 and not any(n % 4 for n in self.steps[:-1])
 
     def enough(self, word: str) -> str:
-        """The C expression of whether a word is enough; none is where everything is dropped."""
+        """Returns the C expression of whether a word is enough; none is where everything is dropped."""
         return f"{word} >= {self.least}u" if self.least < 1 << 32 else "false"
 
     def numbers(self, program: Program, constant: Callable[[Value], str], place: Sequence[str]) -> list[str]:
-        """The C expressions of the number above, the seed and the offset; constant gives those of values that are the
-        same for all, place are the coordinates.
+        """Returns the C expressions of the number above, the seed and the offset; constant gives those of values
+        that are the same for all, place are the coordinates.
         """
         instruction = program.instructions[self.compared]
         found = _COMPARED.fullmatch(instruction.template)
@@ -51,7 +51,7 @@ class RandomWords:
 
 
 def random_words(program: Program) -> RandomWords | None:
-    """The random numbers that a program compares with one number, if these are all that it has."""
+    """Returns the random numbers that a program compares with one number, if these are all that it has."""
     every = [k for k, i in enumerate(program.instructions) if "philox::" in i.template]
     if len(every) != 1:
         return None

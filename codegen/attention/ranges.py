@@ -54,8 +54,8 @@ class Ranges:
 
     @staticmethod
     def intervals(spec: AttentionSpec, *, of_queries: bool = False) -> list[int]:
-        """The numbers of the ranges that leave an interval of keys to each query, whatever the keys; or one of queries
-        to each key, whatever the queries.
+        """Returns the numbers of the ranges that leave an interval of keys to each query, whatever the keys; or one
+        of queries to each key, whatever the queries.
         """
         loads, other = spec.program.loads, -2 if of_queries else -1
         return [
@@ -65,7 +65,7 @@ class Ranges:
         ]
 
     def _part(self, bound: Bound, *, of_keys: bool) -> tuple[Number, int]:
-        """What a range's sum has of the key (or query), and its sign."""
+        """Returns what a range's sum has of the key (or query), and its sign."""
         axis = -1 if of_keys else -2
         position = bound.key if of_keys else bound.row
         loads = tuple((x, c) for x, c in bound.loads if self._load(x).strides[axis])
@@ -74,7 +74,7 @@ class Ranges:
         return Number(sign * position, tuple((x, sign * c) for x, c in loads)), sign
 
     def _rest(self, bound: Bound) -> list[tuple[str, int]]:
-        """The loads that it has of neither, and their coefficients."""
+        """Returns the loads that it has of neither, and their coefficients."""
         return [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
 
     def _load(self, number: int) -> Operand:
@@ -88,14 +88,14 @@ class Ranges:
         return f"{self.pointers[load]}[{self._place(load, position, axis)}]"
 
     def _alone(self, number: Number) -> bool:
-        """Whether a number is what one load reads, and an int."""
+        """Returns true if a number is what one load reads, and an int."""
         if number.position or [c for _, c in number.loads] != [1]:
             return False
         dtype = self._load(number.loads[0][0]).dtype
         return dtype.itemsize < 4 or dtype.name == "int32"
 
     def _vectors(self) -> bool:
-        """Whether the numbers of neighbouring keys are read together."""
+        """Returns true if the numbers of neighbouring keys are read together."""
         found = [n for n in self._numbers[True] if n.loads]
         loads = [self._load(n.loads[0][0]) for n in found if self._alone(n)]
         return (
@@ -165,15 +165,15 @@ class Ranges:
         return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
 
     def of_row(self, n: int, row: str) -> str:
-        """What the sum of a range is of this query, and of key 0."""
+        """Returns what the sum of a range is of this query, and of key 0."""
         bound = self.ranges[n]
         terms = [(f"int64({row})", bound.row)]
         terms += [(f"int64({self._at(x, row, -2)})", c) for x, c in bound.loads]
         return linear(terms, bound.start)
 
     def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:
-        """The largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its other
-        parts.
+        """Returns the largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its
+        other parts.
         """
         parts = [(f"rest{n}", 1)] if self._rest(self.ranges[n]) else []
         for name, of_keys in [("rows", False)] * rows + [("keys", True)] * keys:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from codegen.attention.computed import Computed
+from codegen.attention.computed import RowsPrologue
 from codegen.attention.ranges import Ranges
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
@@ -24,18 +24,18 @@ VECTOR = 16
 
 
 def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
-    """A kernel that does not use the order in which blocks count: it is not given that."""
+    """Returns a kernel that does not use the order in which blocks count: it is not given that."""
     if spec.order is None:
         return source
     return replace(source, parameters=tuple(range(len(spec.read) + len(spec.loads) + len(spec.written))))
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
-    """The same with neighbouring batch dimensions merged where every tensor steps over them alike."""
+    """Returns the same with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
-    fronts = [c.program for c in spec.computed if c is not None]
+    prologues = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
-    programs = (*fronts, spec.program, spec.inside, spec.within, *others)
+    programs = (*prologues, spec.program, spec.inside, spec.within, *others)
     every = [op.strides for op in (*spec.arguments, *spec.written)]
     every += [x for p in programs for x in (*(op.strides for op in p.loads), *p.indices)]
     lead = int(spec.parts > 1)  # parts stay the first dimension
@@ -92,7 +92,7 @@ class Scores:
         inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
         self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
-        self.computed = tuple(None if c is None else Computed(w, c, names) for c in spec.computed)
+        self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
         self.weight: Epilogue | None = None
         if spec.weight is not None:
             self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
@@ -138,16 +138,20 @@ class Scores:
         return self.inner.program.stores[0].value == Anchor(0)
 
     def page(self, pages: Pages, table: str, number: str) -> str:
-        """The block that is a page, by its number (a C expression of one that exists)."""
+        """Returns the block that is a page, by its number (a C expression of one that exists)."""
         place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
 
     def offset(self, op: Operand, *place: str) -> str:
-        """The C expression of where an element of this batch lies; ``place`` is its position behind the batch."""
+        """Returns the C expression of where an element of this batch lies; ``place`` is its position behind the
+        batch.
+        """
         return linear(list(zip((*self.batch, *place), op.strides)))
 
     def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
-        """The terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken for it."""
+        """Returns the terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken
+        for it.
+        """
         terms = list(zip(self.batch, op.strides))
         if pages is None:
             return [*terms, (row, op.strides[-2])]
@@ -156,14 +160,14 @@ class Scores:
         return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
 
     def parameters(self) -> list[str]:
-        """Those of what the programs read."""
+        """Returns those of what the programs read."""
         first = [p for c in self.computed if c is not None for p in c.pointers.parameters()[: c.reads]]
         names = [n for e in (self.edge, self.weight, self.epilogue) if e is not None for n in e.pointers.loads]
         loads = self.spec.loads[len(first) :]
         return [*first, *(parameter(op, name) for op, name in zip(loads, names))]
 
     def written(self, names: Names) -> list[str]:
-        """The C names of what is written."""
+        """Returns the C names of what is written."""
         results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
@@ -195,7 +199,7 @@ class Scores:
                 self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
 
     def _start(self, number: int, bound: Bound) -> tuple[list[tuple[str, int]], int]:
-        """The part of a bound that depends on neither query nor key: terms and a constant."""
+        """Returns the part of a bound that depends on neither query nor key: terms and a constant."""
         return ([(f"bound{number}", 1)], 0) if bound.loads else ([], min(max(bound.start, -FAR), FAR))
 
     def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
@@ -210,8 +214,8 @@ class Scores:
         self.w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
 
     def keys_range(self, m0: str, rows: int, *, whole: bool = False) -> tuple[str, str]:
-        """C expressions of the first tile of keys that these queries may meet, and of the one after the last.  With
-        ``whole`` queries that do not exist count, too.
+        """Returns C expressions of the first tile of keys that these queries may meet, and of the one after the
+        last.  With ``whole`` queries that do not exist count, too.
         """
         spec = self.spec
         tiles = -(-spec.keys // self.keys)
@@ -243,7 +247,7 @@ class Scores:
         return first, last
 
     def _most(self, m0: str, last: str, number: int, bound: Bound) -> str:
-        """The largest row * i + start of the queries m0 to last."""
+        """Returns the largest row * i + start of the queries m0 to last."""
         terms, constant = self._start(number, bound)
         if bound.row:
             terms = [(f"({last})" if bound.row > 0 and last != m0 else m0, bound.row), *terms]
@@ -349,7 +353,9 @@ class Scores:
                 w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
 
     def inside(self, m0: str, rows: int, n0: str) -> str:
-        """The C condition under which no bound is broken by the queries from m0 on and a tile of keys from n0 on."""
+        """Returns the C condition under which no bound is broken by the queries from m0 on and a tile of keys from
+        n0 on.
+        """
         conditions = ["whole"] if self.listed else []
         m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
         if self.ragged:
@@ -403,28 +409,28 @@ class Scores:
 
 
 def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """The C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
+    """Returns the C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
     return " && ".join(f"{x} < {size}" for x, size, each in zip("mn", extents, tile) if size % each)
 
 
 def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """What is written in front of a statement that is for elements that exist: see `existing`."""
+    """Returns what is written in front of a statement that is for elements that exist: see `existing`."""
     condition = existing(extents, tile)
     return f"if ({condition}) " if condition else ""
 
 
 def stored(op: Operand, text: str, real: str) -> str:
-    """A value in the dtype in which it is stored."""
+    """Returns a value in the dtype in which it is stored."""
     return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"
 
 
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
-    """The C names of a spec's arguments, empty for what is computed."""
+    """Returns the C names of a spec's arguments, empty for what is computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
 
 
 def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[str]:
-    """The parameters of those that have a name."""
+    """Returns the parameters of those that have a name."""
     return [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
 
 
@@ -438,14 +444,14 @@ def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], 
 
 
 def kernel_details(spec: AttentionSpec) -> list[str]:
-    """Lines of the kernel's heading."""
+    """Returns lines of the kernel's heading."""
     batch = prod(spec.batch)
     sizes = f"{f'{batch} x ' if batch > 1 else ''}{spec.rows} queries and {spec.keys} keys of {spec.depth} elements"
     return [f"{sizes}, values of {spec.width}, {spec.q.dtype.name}"]
 
 
 def approximated(spec: AttentionSpec) -> Program:
-    """The program as the heading of a kernel sees it: stored in the dtype of the result."""
+    """Returns the program as the heading of a kernel sees it: stored in the dtype of the result."""
     stores = tuple(Store(op, spec.program.stores[0].value) for op in spec.results)
     exact = spec.program.exact or spec.stats is not None
     return replace(spec.program, stores=stores, exact=exact)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2, prod
 
-from codegen.attention.computed import Computed, Rows
+from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
     Scores,
@@ -52,7 +52,7 @@ def _bytes(spec: AttentionSpec, queries: int) -> int:
 
 
 def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
+    """Returns schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
     found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
     if not found:
@@ -61,7 +61,7 @@ def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[Attent
 
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return all_arguments(spec, _Renderer(merged(spec), schedule).render())
 
 
@@ -150,7 +150,7 @@ class _Renderer:
             value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
             w.line(f"shared.{what}[i / {elements}][d] = {value};")
 
-    def _compute(self, computed: Computed, what: str, first: str, size: int, total: int) -> None:
+    def _compute(self, computed: RowsPrologue, what: str, first: str, size: int, total: int) -> None:
         """Writes a tile of rows that are computed; of those that do not exist values are 0."""
         w, count = self.w, computed.vector
 

@@ -1,9 +1,9 @@
-"""Attention on Hopper: both products by warpgroups (wgmma), of tiles that the copy engine brings.
+"""Attention on Hopper: both products by warpgroups (wgmma), of tiles that TMA brings.
 
 The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
 values.  Each consumer, a warpgroup, has 64 queries.  It gives two products at a time to the tensor cores, that of its
 queries with the next tile of keys and that of the probabilities of a tile, which lie in registers, with its values.
-Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers, who take turns.
+Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers: they ping-pong.
 Blocks are persistent: behind the last product of a tile of queries a block starts the first one of its next.
 """
 
@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from codegen.attention.computed import Computed, Rows
-from codegen.attention.fragments import Fragments, random_headers
+from codegen.attention.computed import Rows, RowsPrologue
+from codegen.attention.fragments import ScoreFragments, random_headers
 from codegen.attention.listing import Listing
 from codegen.attention.scores import approximated, argument_names, kernel_details, merged
-from codegen.attention.wgmma_results import Results
+from codegen.attention.wgmma_results import AttentionResults
 from codegen.attention.wgmma_schedule import (
     GROUP,
     PANEL,
@@ -43,11 +43,11 @@ LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(merged(spec), schedule).render()
 
 
-class _Renderer(Results):
+class _Renderer(AttentionResults):
     def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.names, self.w = Names(), Writer()
@@ -57,8 +57,8 @@ class _Renderer(Results):
         self.pointers = arguments[3:]
         top = linear([("m0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
         known = {"listed": listed(spec), "spanned": spanned(spec)}
-        self.scores = Fragments(self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, **known)
-        self.front = self.scores.computed[0]
+        self.scores = ScoreFragments(self.w, spec, self.names, schedule.keys, top, ROWS, schedule.rows, **known)
+        self.prologue = self.scores.computed[0]
         self.narrow = narrow(spec)
         self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
         self.size = spec.q.dtype.itemsize
@@ -72,7 +72,7 @@ class _Renderer(Results):
         #: whether of each four keys of a tile two are in its first half: then a thread has four neighbours' scores
         self.quads = self.scores.quads = quads is not None
         maps = [
-            None if self.front is not None else box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
+            None if self.prologue is not None else box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
             quads or self._box(spec.k, 1, spec.depth),
             values_box(spec) if self.narrow else self._box(spec.v, 2, spec.width),
         ]
@@ -155,7 +155,7 @@ class _Renderer(Results):
     # ---- the consumers
 
     def _turn(self, *, begin: bool) -> None:
-        if self.s.turns:
+        if self.s.pingpong:
             groups = self.s.groups
             other = "2 - group" if groups == 2 else f"1 + (group + 1) % {groups}"
             if begin:
@@ -175,9 +175,9 @@ class _Renderer(Results):
         w.line(f"Ring<{s.ahead}> query;")
         self.scores.unit()
         self.scores.scalars()
-        if self.front is not None:
-            self._define_queries(self.front)
-        if s.turns:
+        if self.prologue is not None:
+            self._define_queries(self.prologue)
+        if s.pingpong:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         if self.joined:
             self._registers()
@@ -209,7 +209,7 @@ class _Renderer(Results):
             if not self.listing:
                 w.line("barrier_wait(shared.keys_full[stage.index], stage.parity);")
             self._first_product("query")
-        if self.front is not None and self._goes_on:
+        if self.prologue is not None and self._goes_on:
             w.line(f"prefetch_queries({self._following()});")
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
@@ -236,9 +236,9 @@ class _Renderer(Results):
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        # Where consumers take no turns, and products are those of 8-bit floats, it was faster to look for
+        # Where consumers do not ping-pong, and products are those of 8-bit floats, it was faster to look for
         # maxima while the products with values go on.
-        apart = self.narrow and not s.turns
+        apart = self.narrow and not s.pingpong
         if apart:
             self.scores.largest(s.chains)
         # The other consumers' products run meanwhile; what follows may be done in any order, rounding while the units
@@ -286,12 +286,12 @@ class _Renderer(Results):
 
     def _await_queries(self, query: str, work: str) -> None:
         """Writes what waits for a tile of queries, or computes the consumer's part of it."""
-        if self.front is None:
+        if self.prologue is None:
             self.w.line(f"barrier_wait(shared.queries_full[{query}.index], {query}.parity);")
         else:
             self.w.line(f"compute_queries({work}, {query}.index);")
 
-    def _define_queries(self, front: Computed) -> None:
+    def _define_queries(self, prologue: RowsPrologue) -> None:
         """Writes the functions that compute a consumer's part of a tile of queries, and prefetch what that takes."""
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
         part = f"group * {ROWS}" if s.groups > 1 else "0"
@@ -309,15 +309,15 @@ class _Renderer(Results):
         with w.block("const auto compute_queries = [&](int work, int index)", "};"):
             w.line(tile)
             scores.begin("at.row", "at.col")
-            held = front.hold(rows)
+            held = prologue.hold(rows)
             if self.out_map is not None:
                 # What was stored last may lie in the other place.
                 w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
             w.line(f"{meet}  // and has been multiplied by all warps")
             if held is None:
-                front.fill(rows, store)
+                prologue.fill(rows, store)
             else:
-                front.put(rows, held, store)
+                prologue.put(rows, held, store)
             w.line("fence_async_shared();")
             w.line(f"{meet}  // the consumer's rows are there")
         if self._goes_on:
@@ -325,7 +325,7 @@ class _Renderer(Results):
                 w.line(f"if (work >= {self.tiles * self.batches}) return;")
                 w.line(tile)
                 scores.begin("at.row", "at.col")
-                front.prefetch(rows)
+                prologue.prefetch(rows)
 
     @property
     def _goes_on(self) -> bool:
@@ -366,9 +366,9 @@ class _Renderer(Results):
         w.close()
 
     def _round(self, *, again: bool = False, free: bool = False) -> None:
-        """Makes exponentials a factor of the products with the tile's values."""
+        """Makes exponentials an operand of the products with the tile's values."""
         w = self.w
-        if free and self.front is None:
+        if free and self.prologue is None:
             self._free_queries()
         if self.narrow:
             w.line("before[0] = rescale[0];")

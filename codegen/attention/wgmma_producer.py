@@ -1,4 +1,4 @@
-"""Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has the copy engine fill it.
+"""Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has TMA fill it.
 
 Where masks leave each query an interval of keys that depends on data (packed sequences), a second warp looks at the
 queries of tiles to come, so that nothing waits for what it finds: the tiles of keys that they meet.
@@ -6,8 +6,8 @@ queries of tiles to come, so that nothing waits for what it finds: the tiles of 
 
 from __future__ import annotations
 
-from codegen.attention.computed import Computed
-from codegen.attention.fragments import Fragments
+from codegen.attention.computed import RowsPrologue
+from codegen.attention.fragments import ScoreFragments
 from codegen.attention.listing import Listing
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
@@ -34,13 +34,13 @@ class Producer:
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
     order       the counter of tiles of queries that are taken as blocks come to them; or empty.
-    front       what computes queries, which the consumers do then; or None.
+    prologue       what computes queries, which the consumers do then; or None.
     """
 
     w: Writer
     spec: AttentionSpec
     s: AttentionWgmmaSchedule
-    scores: Fragments
+    scores: ScoreFragments
     listing: Listing | None
     q: str
     k: str
@@ -57,7 +57,7 @@ class Producer:
     quads: bool
     joined: bool
     spread: bool
-    front: Computed | None
+    prologue: RowsPrologue | None
     order: str
 
     def _shared(self) -> None:
@@ -70,7 +70,7 @@ class Producer:
             w.line(f"alignas(1024) {t} keys[{s.stages}][{deep}][{s.keys}][{self.panel}];")
             values = f"[1][{self.width}][{s.keys}]" if self.narrow else f"[{wide}][{s.keys}][{PANEL}]"
             w.line(f"alignas(1024) {t} values[{s.stages}]{values};{'  // along the keys' if self.narrow else ''}")
-            if self.front is None:
+            if self.prologue is None:
                 w.line(f"Barrier queries_full[{s.ahead}], queries_empty[{s.ahead}];")
             every = (f"{name}[{s.stages}]" for name in ("keys_full", "keys_empty", "values_full", "values_empty"))
             w.line(f"Barrier {', '.join(every)};")
@@ -85,7 +85,7 @@ class Producer:
     def _barriers(self) -> None:
         w, s = self.w, self.s
         with w.block("if (threadIdx.x == 0)"):
-            if self.front is None:
+            if self.prologue is None:
                 with w.block(f"for (int i = 0; i < {s.ahead}; ++i)"):
                     w.line("barrier_init(shared.queries_full[i], 1);")
                     w.line(f"barrier_init(shared.queries_empty[i], {s.groups});")
@@ -141,11 +141,11 @@ class Producer:
         self.scores.place("at.row", "at.col", keys=keys, some=self.joined)
 
     def _following(self) -> str:
-        """The number of the block's next tile of queries."""
+        """Returns the number of the block's next tile of queries."""
         return "back_and_forth(work)" if self.s.alternate else "work + gridDim.x"
 
     def _box(self, op: Operand, number: int, elements: int) -> TensorMap:
-        """The map of keys or values, a tile's, or what of it lies in one page."""
+        """Returns the map of keys or values, a tile's, or what of it lies in one page."""
         spec, keys = self.spec, self.s.keys
         if spec.pages is None:
             return box(spec, op, number, spec.keys, elements, keys)
@@ -185,7 +185,7 @@ class Producer:
                 w.open(f"for (int r = 0; r < {keys}; r += {height})")
         row, page = "(n0 + r)" if height < keys else "n0", f"{name}_page"
         block = self.scores.page(pages, self.pointers[number], f"{row} / {pages.size}")
-        # What lies behind the last page is what the copy engine brings from outside of the container: zeros.
+        # What lies behind the last page is what TMA brings from outside of the container: zeros.
         w.line(f"const int {page} = {row} < {pages.pages * pages.size} ? {block} : {pages.blocks};")
         first = f"{row} % {pages.size}" if height < pages.size else "0"
         with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
@@ -214,7 +214,7 @@ class Producer:
             if self.listing or self.spread:
                 w.line("const int lane = threadIdx.x;")
             w.line(f"Ring<{s.stages}> stage;")
-            if self.front is None:
+            if self.prologue is None:
                 w.line(f"Ring<{s.ahead}> query;")
             if self.scores.spanned:
                 self._next_span()
@@ -233,7 +233,7 @@ class Producer:
                     self._load_tile()
                 if spec.some_meet_none and not self.joined:
                     self._load_queries(f"{self.first} >= {self.last}{' && lane == 0' if self.spread else ''}")
-            if self.front is None:
+            if self.prologue is None:
                 w.line("++query;")
         if self.scores.spanned:
             self._scout()
@@ -299,7 +299,7 @@ class Producer:
     def _load_queries(self, condition: str) -> None:
         """Writes the load of the queries, under a condition; none where they are computed."""
         w, s, spec = self.w, self.s, self.spec
-        if self.front is not None:
+        if self.prologue is not None:
             return
         with w.block(f"if ({condition})"):
             w.line("barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);")

@@ -8,10 +8,10 @@ from codegen.iteration import linear
 from codegen.spec import TensorMap
 
 
-class Results(Producer):
+class AttentionResults(Producer):
     """Writes how results leave, and when the place of queries is free again; the rest is `codegen.attention.wgmma`'s.
 
-    out_map   the tensor map by which the copy engine stores them, if it does; out its C name.
+    out_map   the tensor map by which TMA stores them, if it does; out its C name.
     written   C names of the results that threads store.
     stats     C name of the log-sum-exp; or empty.
     """
@@ -44,7 +44,7 @@ class Results(Producer):
         if self.out_map is not None:
             self._store_tiles()
         else:
-            if self.front is None:
+            if self.prologue is None:
                 if self.spec.some_meet_none and not (self.joined or self.listing):
                     self._meet()
                 self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
@@ -66,7 +66,7 @@ class Results(Producer):
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
         with w.block("if (t == 0)"):
-            if s.ahead > 1 and not self.joined and self.front is None:
+            if s.ahead > 1 and not self.joined and self.prologue is None:
                 with w.block(f"if ({self._number} != blockIdx.x)"):
                     w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
                     w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
@@ -75,6 +75,6 @@ class Results(Producer):
                 at = f"i * {PANEL}, {coordinates(spec, spec.out, first)}"
                 w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
             w.line("tma_commit();")
-            if s.ahead == 1 and self.front is None:
+            if s.ahead == 1 and self.prologue is None:
                 w.line("tma_wait_read<0>();")
                 w.line("barrier_arrive(shared.queries_empty[query.index]);")

@@ -53,7 +53,7 @@ class AttentionWgmmaSchedule(Schedule):
     groups  consumer warpgroups of a block, 1 to 3.
     keys    of a tile, a multiple of 16 up to 256.
     stages  of the rings of keys and values.
-    turns   whether consumers take turns in starting products.
+    pingpong   whether consumers ping-pong: they start their products one after the other.
     heads   batches whose queries are worked on together.
     blocks  of the grid, if there is work for as many.
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
@@ -65,7 +65,7 @@ class AttentionWgmmaSchedule(Schedule):
     groups: int
     keys: int
     stages: int
-    turns: bool = False
+    pingpong: bool = False
     heads: int = 1
     blocks: int = MOST_BLOCKS
     ahead: int = 1
@@ -73,13 +73,13 @@ class AttentionWgmmaSchedule(Schedule):
     alternate: bool = False
 
     def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
-        """Registers of a thread of the producer and of a consumer."""
+        """Returns registers of a thread of the producer and of a consumer."""
         if spanned:
             return SPANNED_REGISTERS[self.groups]
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
-        """Whether the first product of a tile of queries begins while the one before ends.
+        """Returns true if the first product of a tile of queries begins while the one before ends.
 
         Not where that may have no tile of keys, and not where of the same tile keys are missing each time: there the
         compiler, which knows it, finds no registers for products that go on around the loop.
@@ -101,34 +101,34 @@ class AttentionWgmmaSchedule(Schedule):
 
 
 def listed(spec: AttentionSpec) -> bool:
-    """Whether the producer finds the tiles of keys that are met one by one: they are no interval."""
+    """Returns true if the producer finds the tiles of keys that are met one by one: they are no interval."""
     return len(Ranges.intervals(spec)) < len(spec.ranges) or (bool(spec.ranges) and spec.computed[0] is not None)
 
 
 def spanned(spec: AttentionSpec) -> bool:
-    """Whether they are an interval that depends on data, which a warp finds ahead of the producer."""
+    """Returns true if they are an interval that depends on data, which a warp finds ahead of the producer."""
     return bool(spec.ranges) and not listed(spec)
 
 
 def dynamic(spec: AttentionSpec) -> bool:
-    """Whether blocks take tiles of queries as they come to them: who has short ones takes more."""
+    """Returns true if blocks take tiles of queries as they come to them: who has short ones takes more."""
     return spec.order is not None and spanned(spec)
 
 
 def panels(elements: int, size: int = 2) -> int:
-    """Rows of 128 bytes that so many elements of a size are."""
+    """Returns rows of 128 bytes that so many elements of a size are."""
     return -(-elements * size // (2 * PANEL))
 
 
 def narrow(spec: AttentionSpec) -> bool:
-    """Whether 8-bit floats are multiplied: their values lie along the keys, and what 128 products add up to is added up
-    in float32.
+    """Returns true if 8-bit floats are multiplied: their values lie along the keys, and what 128 products add up to
+    is added up in float32.
     """
     return spec.q.dtype.itemsize == 1
 
 
 def columns(width: int) -> int:
-    """Columns of the product with the values."""
+    """Returns columns of the product with the values."""
     return -(-width // 16) * 16
 
 
@@ -142,14 +142,16 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
-    """Registers of a consumer's thread for scores, probabilities and results."""
+    """Returns registers of a consumer's thread for scores, probabilities and results."""
     if narrow(spec):
         return keys // 2 + keys // 8 + columns(spec.width)
     return keys // 2 + keys // 4 + columns(spec.width) // 2
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
-    """Those of a box of a map of `box`'s, but that along the elements: ``first``, its row, and the batch it is of."""
+    """Returns those of a box of a map of `box`'s, but that along the elements: ``first``, its row, and the batch it
+    is of.
+    """
     batch = [f"b{d}" for d, (size, step) in enumerate(zip(spec.batch, op.strides)) if size > 1 and step]
     return ", ".join([first, *batch])
 
@@ -157,7 +159,7 @@ def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:
-    """The map of queries, keys, values or results: a box has 128 bytes of ``height`` rows."""
+    """Returns the map of queries, keys, values or results: a box has 128 bytes of ``height`` rows."""
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
@@ -180,18 +182,18 @@ def box(
     if reason is None and not all(strides):
         reason = "its rows lie in one place"
     if reason is not None:
-        raise Declined(f"{op.name} cannot be brought by the copy engine: {reason}")
+        raise Declined(f"{op.name} cannot be brought by TMA: {reason}")
     return made
 
 
 def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
-    """The spec with merged batches.  Raises Declined with the reason if it cannot have this form."""
+    """Returns the spec with merged batches.  Raises Declined with the reason if it cannot have this form."""
     if not target.arch.has_wgmma:
         raise Declined(f"{target.arch.name} has no warpgroup matrix products")
     check_types(spec, small=True)
     for op, computed in zip((spec.k, spec.v), spec.computed[1:]):
         if computed is not None:
-            raise Declined(f"{op.name} is computed, and not brought by the copy engine")
+            raise Declined(f"{op.name} is computed, and not brought by TMA")
     if narrow(spec) and not spec.q.dtype == spec.k.dtype == spec.v.dtype:
         raise Declined("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
@@ -216,7 +218,7 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
 
 
 def values_box(spec: AttentionSpec) -> TensorMap:
-    """The map of 8-bit values: a box has 128 keys of all elements."""
+    """Returns the map of 8-bit values: a box has 128 keys of all elements."""
     *batch, key, element = spec.v.strides
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
@@ -225,7 +227,9 @@ def values_box(spec: AttentionSpec) -> TensorMap:
 
 
 def quads_box(spec: AttentionSpec) -> TensorMap | None:
-    """The map of 8-bit keys of which a box has the first two of each four, or the last two; None if there is none."""
+    """Returns the map of 8-bit keys of which a box has the first two of each four, or the last two; None if there is
+    none.
+    """
     plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
     if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
         return None
@@ -241,7 +245,9 @@ def quads_box(spec: AttentionSpec) -> TensorMap | None:
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
-    """The keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one; or 0."""
+    """Returns the keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one;
+    or 0.
+    """
     if narrow(spec):
         return 2 * PANEL
     found = min(most, max(16, -(-spec.keys // 16) * 16))
@@ -252,7 +258,7 @@ def tile_keys(spec: AttentionSpec, most: int) -> int:
 
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
     spec = check(spec, target)
     sides = {b.key for b in spec.bounds if b.key}
     reads = any(op.strides[-1] for op in spec.program.loads)
@@ -301,17 +307,17 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys, shared)
         chains = 4 if tall <= 64 and groups == 2 else 2
-        # Products of 8-bit floats take half as long, as exponentials do not: turns would be waited for.
-        turns = groups > 1
+        # Products of 8-bit floats take half as long, as exponentials do not: a consumer would wait for the other.
+        pingpong = groups > 1
         if narrow(spec) and 64 < tall <= 128:
-            chains, turns = 1, False
+            chains, pingpong = 1, False
         grid = blocks
         if groups > 1 and not sides and not spec.ranges:
             # All tiles take the same time.  No more blocks than the rounds ask for: the last one is as long as others.
             work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(groups, keys, stages, turns, heads, grid, ahead, chains, alternate=alternate)
+            s = AttentionWgmmaSchedule(groups, keys, stages, pingpong, heads, grid, ahead, chains, alternate=alternate)
             if (
                 registers_held(spec, keys) <= HELD[groups]
                 and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
@@ -324,10 +330,10 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Columns of scores that take as long as the queries of a batch: those of all tiles of keys that they meet, of
-    which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
+    """Returns columns of scores that take as long as the queries of a batch: those of all tiles of keys that they
+    meet, of which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
     """
-    s = AttentionWgmmaSchedule(groups, keys, stages=2, turns=True, blocks=1, ahead=2)
+    s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
     begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
     each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))
@@ -335,9 +341,9 @@ def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int
 
 
 def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) -> tuple[int, bool]:
-    """How many batches' tiles of queries follow each other, and whether every other round of them is reversed: as many
-    as have keys and values that fit ``shared`` bytes of the L2 cache together, or fewer where that gives all blocks as
-    much to do.
+    """Returns how many batches' tiles of queries follow each other, and whether every other round of them is
+    reversed: as many as have keys and values that fit ``shared`` bytes of the L2 cache together, or fewer where that
+    gives all blocks as much to do.
     """
     batches = prod(spec.batch)
     if spanned(spec):
@@ -360,7 +366,9 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) 
 
 
 def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
-    """Tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for beginning."""
+    """Returns tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for
+    beginning.
+    """
     low, high = 0, spec.keys - 1
     for b in spec.bounds:
         most = b.start + max(b.row * m0, b.row * min(m0 + rows - 1, spec.rows - 1))
@@ -372,7 +380,7 @@ def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
 
 
 def longest(costs: Sequence[int], batches: int, heads: int, blocks: int, *, alternate: bool) -> int:
-    """The largest sum of costs of a block's tiles; costs are those of one batch, in their order."""
+    """Returns the largest sum of costs of a block's tiles; costs are those of one batch, in their order."""
     order: list[int] = []
     for first in range(0, batches, heads):
         together = min(heads, batches - first)

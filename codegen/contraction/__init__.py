@@ -1,6 +1,6 @@
 """The contraction family: matrix products and convolutions, in the form that is fastest on an architecture.
 
-wgmma  tiles multiplied by warpgroups, brought by the copy engine (Hopper, `codegen.contraction.wgmma`).
+wgmma  tiles multiplied by warpgroups, brought by TMA (Hopper, `codegen.contraction.wgmma`).
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction.mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.contraction.simt`).
 """
@@ -13,15 +13,15 @@ from codegen.contraction import mma, mma_schedule, simt, simt_schedule, wgmma, w
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
-from codegen.factors import ROW_BYTES
 from codegen.family import EstimatedFamily, Form
+from codegen.operands import ROW_BYTES
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.ways import product_types
+from codegen.tile_path import product_types
 
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
-    types = wgmma_schedule.operand_types(spec, bool(schedule.fillers) or schedule.computes)
+    types = wgmma_schedule.operand_types(spec, bool(schedule.producer_warpgroups) or schedule.computes)
     if wgmma_schedule.adds_up_stages(spec, types):
         return ROW_BYTES
     return 0 if types[0].startswith("float8") else None
@@ -43,6 +43,6 @@ FAMILY = EstimatedFamily(
 
 
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:
-    """Whether a spec that reduces parts of its results has the form that it would have without."""
+    """Returns true if a spec that reduces parts of its results has the form that it would have without."""
     plain = replace(spec, partials=())
     return all(FAMILY.form(spec, x) is FAMILY.form(plain, x) for x in {target, target.planned})

@@ -10,12 +10,12 @@ from codegen.spec import ContractionSpec
 
 
 def merged(spec: ContractionSpec) -> ContractionSpec:
-    """The spec with neighbouring batch, row and reduction dimensions merged, those of one element dropped.
+    """Returns the spec with neighbouring batch, row and reduction dimensions merged, those of one element dropped.
 
-    The reduction runs in the memory order of the first factor: neighbouring threads read neighbouring elements.
+    The reduction runs in the memory order of operand A: neighbouring threads read neighbouring elements.
     """
     a, b, program, terms, results = spec.a, spec.b, spec.program, spec.terms, spec.results
-    nb, nr = len(spec.batch), len(spec.rows)
+    nb, nr = len(spec.batch), len(spec.m)
     every = [op.strides for op in program.operands] + list(program.indices)
     over_a, over_b = a.steps(), b.steps()
     lengths = [len(every), len(over_a[0]), len(over_b[0])]
@@ -23,19 +23,19 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     limits = [x.batch for x in (*terms, *results)]
     batch, over = collapse(spec.batch, [*(s[:nb] for s in every), *over_a[0], *over_b[0], *limits], range(nb))
     batches, a_batch, b_batch, term_batch, result_batch = _cut(over, [*lengths, len(terms)])
-    rows, over_rows, a_rows = spec.rows, [s[nb : nb + nr] for s in every], over_a[1]
+    rows, over_rows, a_rows = spec.m, [s[nb : nb + nr] for s in every], over_a[1]
     if not results:  # else the program's rows are others
         rows, over = collapse(rows, [*over_rows, *a_rows], range(nr))
         over_rows, a_rows = _cut(over, lengths[:1])
-    order = sorted(range(len(spec.inner)), key=lambda d: (-abs(a.inner[d]), d))
-    inner, over = collapse(spec.inner, [*over_a[2], *over_b[2], *(x.inner for x in terms)], order)
+    order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.inner[d]), d))
+    inner, over = collapse(spec.k, [*over_a[2], *over_b[2], *(x.inner for x in terms)], order)
     a_inner, b_inner, term_inner = _cut(over, lengths[1:])
     new = [x + y + (s[-1],) for x, y, s in zip(batches, over_rows, every)]
     return replace(
         spec,
         batch=batch,
-        rows=rows,
-        inner=inner,
+        m=rows,
+        k=inner,
         a=a.stepped(a_batch, a_rows, a_inner),
         b=b.stepped(b_batch, over_b[1], b_inner),
         terms=tuple(replace(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
@@ -45,23 +45,23 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
 
 
 def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
-    """The spec with its factors, and so rows and columns, exchanged; None if they differ in kind (an image, phases of a
-    strided convolution, several second factors, rows that do not lie at equal distances).
+    """Returns the spec with its operands, and so rows and columns, exchanged; None if they differ in kind (an image,
+    phases of a strided convolution, several operands B, rows that do not lie at equal distances).
     """
     a, b, program = spec.a, spec.b, spec.program
     if spec.others or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
         return None
-    nb, nr = len(spec.batch), len(spec.rows)
+    nb, nr = len(spec.batch), len(spec.m)
     every = [op.strides for op in program.operands] + list(program.indices)
     batch, outer, inner = a.steps()
-    rows, over = collapse(spec.rows, [*(s[nb : nb + nr] for s in every), *outer], range(nr))
+    rows, over = collapse(spec.m, [*(s[nb : nb + nr] for s in every), *outer], range(nr))
     if len(rows) > 1:
         return None
     new = [s[:nb] + s[nb + nr :] + r for s, r in zip(every, over)]
     return replace(
         spec,
-        rows=spec.cols,
-        cols=rows,
+        m=spec.n,
+        n=rows,
         a=b,
         b=a.stepped(batch, over[len(every) :], inner),
         program=restrided(program, new),
@@ -69,7 +69,7 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
 
 
 def _cut(every: Sequence[Strides], lengths: Sequence[int]) -> list[list[Strides]]:
-    """A list in parts of these lengths and the rest."""
+    """Returns a list in parts of these lengths and the rest."""
     parts, start = [], 0
     for length in (*lengths, len(every)):
         parts.append(list(every[start : start + length]))

@@ -1,9 +1,10 @@
 """The contraction family on tensor cores of every architecture since Ampere: mma.sync on tiles that cp.async brings.
 
-A block has one tile of results.  Its threads fill a ring of stages with tiles of both factors, some stages ahead of the
-one that is multiplied; what cp.async cannot bring as it lies (other types, elements apart, odd addresses) goes through
+A block has one tile of results.  Its threads fill a ring of stages with tiles of both operands, some stages ahead of
+the one that is multiplied; what cp.async cannot bring as it lies (other types, elements apart, odd addresses) goes
+through
 registers.  Each warp multiplies a part of the tile: fragments come by ldmatrix, one step of the reduction ahead of the
-products.  With a split, the blocks of a cluster share one tile, each having part of the reduction, and add up their
+products.  With split-K, the blocks of a cluster share one tile, each having part of the reduction, and add up their
 sums through distributed shared memory in a fixed order.
 """
 
@@ -11,60 +12,62 @@ from __future__ import annotations
 
 from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_bytes
 from codegen.declined import Declined
-from codegen.fragments import Fragments, Staging, space, staging
+from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import index_type, linear
 from codegen.kernel import headers, heading, shared_memory, signature
 from codegen.naming import Names, Writer
-from codegen.partials import Part, Partials, Sink
+from codegen.partials import PartialNames, Partials, Sink
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader
-from codegen.ways import ways
+from codegen.tile_path import tile_paths
 
 DIRECT = 2  # most fragments of a warp that are written straight from registers
 
 
 def render(spec: ContractionSpec, schedule: MmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
 
 
 class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: MmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        s, self.parts = schedule, ways(spec, schedule.widen)
+        s, self.parts = schedule, tile_paths(spec, schedule.widen)
         parts = self.parts
-        if not all(way.fills(size, s.inner, s.threads) for way, size in ((parts.a, s.rows), (parts.b, s.cols))):
-            raise Declined(f"{s.threads} threads cannot fill tiles of {s.rows} rows and {s.cols} columns")
+        if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
+            raise Declined(f"{s.threads} threads cannot fill tiles of {s.tile_m} rows and {s.tile_n} columns")
         self.w, self.t = Writer(), self._index_type()
         self.names = Names()
-        common = (parts.depth, s.inner, s.threads)
+        common = (parts.depth, s.tile_k, s.threads)
         a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
         b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
-        self.a = TileLoader(self.w, self.t, *a, s.rows, s.warp_rows, parts.rows, *common, "shared.a[stage]")
-        self.b = TileLoader(self.w, self.t, *b, s.cols, s.warp_cols, parts.cols, *common, "shared.b[stage]")
+        self.a = TileLoader(self.w, self.t, *a, s.tile_m, s.warp_rows, parts.rows, *common, "shared.a[stage]")
+        self.b = TileLoader(self.w, self.t, *b, s.tile_n, s.warp_cols, parts.cols, *common, "shared.b[stage]")
         self.sides = (self.a, self.b)
         self.copied = any(side.way.copied for side in self.sides)
         self.stashed = not all(side.way.copied for side in self.sides)
         self.at = space(spec)
-        self.fragments = Fragments(self.w, self.at, self.names, spec)
+        self.fragments = ResultFragments(self.w, self.at, self.names, spec)
         self.fragments_m, self.fragments_n = self.a.fragments, self.b.fragments
-        #: columns of 8 sums of a warp, those of the second factors one after another
+        #: columns of 8 sums of a warp, those of the operands B one after another
         self.columns = 2 * self.fragments_n * spec.products
-        self.tiles_m, self.tiles_n = -(-parts.rows // s.rows), -(-parts.cols // s.cols)
+        self.tiles_m, self.tiles_n = -(-parts.rows // s.tile_m), -(-parts.cols // s.tile_n)
         self.blocks = parts.batch * self.tiles_m * self.tiles_n
-        if self.blocks * s.split >= 2**31:
+        if self.blocks * s.split_k >= 2**31:
             raise Declined(f"{self.blocks} tiles are more than a grid has blocks")
-        self.depth = parts.stages(s.inner)
-        self.steps = s.inner * parts.a.itemsize // STEP
+        self.depth = parts.stages(s.tile_k)
+        self.steps = s.tile_k * parts.a.itemsize // STEP
         batches = "batch" if parts.batch > 1 else "0"
         self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
         # Parts are reduced of sums that are where the main loop left them.
-        direct = self.fragments_m * self.fragments_n // s.split <= DIRECT or bool(self.partials)
-        self.staging: Staging | None = None if direct else staging(self.at, s.rows // s.split, s.cols, spec.products)
+        direct = self.fragments_m * self.fragments_n // s.split_k <= DIRECT or bool(self.partials)
+        self.staging: Staging | None = (
+            None if direct else staging(self.at, s.tile_m // s.split_k, s.tile_n, spec.products)
+        )
 
     def _index_type(self) -> str:
-        """Of places in both factors: int32 if all fit with room for padding (gathers may start before the tensor)."""
+        """Of places in both operands: int32 if all fit with room for padding (gathers may start before the tensor)."""
         reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
         return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
@@ -78,13 +81,13 @@ class _Renderer:
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {self.parts.depth} products of {types}",
-            f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.stages} stages; "
+            f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.stages} stages; "
             f"{s.warps_m} x {s.warps_n} warps, each {s.warp_rows} x {s.warp_cols}",
         ]
-        if s.split > 1:
-            details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
+        if s.split_k > 1:
+            details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
         more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
-        more += ["cluster.cuh"] if s.split > 1 else []
+        more += ["cluster.cuh"] if s.split_k > 1 else []
         more += ["reduce.cuh"] if self.partials else []
         needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
         heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
@@ -99,7 +102,7 @@ class _Renderer:
         self._fetch()
         self._parts()
         self._mainloop()
-        if s.split > 1:
+        if s.split_k > 1:
             self._exchange()
         self._results()
         w.close()
@@ -107,11 +110,11 @@ class _Renderer:
         return KernelSource(
             spec.name,
             w.text(),
-            (self.blocks * s.split, 1, 1),
+            (self.blocks * s.split_k, 1, 1),
             (s.threads, 1, 1),
-            dynamic if self.staging or s.split > 1 else ring_bytes(self.parts, s),
+            dynamic if self.staging or s.split_k > 1 else ring_bytes(self.parts, s),
             uses_barriers=True,
-            cluster=(s.split, 1, 1),
+            cluster=(s.split_k, 1, 1),
         )
 
     def _shared(self) -> None:
@@ -130,16 +133,16 @@ class _Renderer:
         warp_row = f"{rows} * {s.warp_rows}" if s.warps_m > 1 else "0"
         warp_col = f"{cols} * {s.warp_cols}" if s.warps_n > 1 else "0"
         w.line(f"const int warp_row = {warp_row}, warp_col = {warp_col};  // of the warp's part of the tile")
-        tile = f"blockIdx.x / {s.split}" if s.split > 1 else "blockIdx.x"
-        w.line(f"const Tile tile = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>({tile});")
-        w.line(f"const {self.t} m0 = {self.t}(tile.row) * {s.rows}, n0 = {self.t}(tile.col) * {s.cols};")
+        tile = f"blockIdx.x / {s.split_k}" if s.split_k > 1 else "blockIdx.x"
+        w.line(f"const Tile tile = tile_at<{self.tiles_m}, {self.tiles_n}, {s.raster_group}>({tile});")
+        w.line(f"const {self.t} m0 = {self.t}(tile.row) * {s.tile_m}, n0 = {self.t}(tile.col) * {s.tile_n};")
         if self.parts.batch > 1:
             t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
             w.line(f"const {t} batch = tile.batch;")
-        if s.split > 1:
+        if s.split_k > 1:
             w.line("const int rank = cluster_rank();")
-            split = f"{self.depth} / {s.split}"
-            w.line(f"const {self.t} first = rank * {split}, last = (rank + 1) * {split};")
+            split_k = f"{self.depth} / {s.split_k}"
+            w.line(f"const {self.t} first = rank * {split_k}, last = (rank + 1) * {split_k};")
 
     # ---- global memory -> shared memory
 
@@ -160,7 +163,7 @@ class _Renderer:
     # ---- multiply
 
     def _parts(self) -> None:
-        """Fragments of a step of the reduction, from shared memory to registers."""
+        """Writes fragments of a step of the reduction, from shared memory to registers."""
         w = self.w
         w.line()
         for side in self.sides:
@@ -174,7 +177,7 @@ class _Renderer:
 
     def _mainloop(self) -> None:
         w, s = self.w, self.s
-        first, last = ("first", "last") if s.split > 1 else ("0", str(self.depth))
+        first, last = ("first", "last") if s.split_k > 1 else ("0", str(self.depth))
         ahead = s.stages - 1
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
@@ -185,7 +188,7 @@ class _Renderer:
             # What goes through registers takes many instructions: once in front of the loop is enough.
             w.line("#pragma unroll 1" if self.stashed else "#pragma unroll")
         with w.block(f"for (int i = 0; i < {ahead}; ++i)", when=ahead > 1):
-            with w.block(f"if ({where} < {last})", when=s.split > 1 or self.depth < ahead):
+            with w.block(f"if ({where} < {last})", when=s.split_k > 1 or self.depth < ahead):
                 w.line(f"fetch({where}, {number});")
                 if self.stashed:
                     w.line(f"stash({number});")
@@ -219,7 +222,7 @@ class _Renderer:
                 w.depth -= 1
             w.line("filling = stage;")
             w.line("stage = next;")
-        if self.staging is not None or s.split > 1:
+        if self.staging is not None or s.split_k > 1:
             w.line("__syncthreads();  // the ring is free for the sums")
 
     def _landed(self) -> None:
@@ -231,16 +234,16 @@ class _Renderer:
     def _exchange(self) -> None:
         """The blocks of a cluster add up their sums: each gets part of every warp's rows, always in the same order."""
         w, s, total = self.w, self.s, self.fragments.total
-        each, cols = self.fragments_m // s.split, self.columns
+        each, cols = self.fragments_m // s.split_k, self.columns
         part = each * cols * 4
         w.line()
         w.line("// Every block adds up a part of each warp's rows.")
         at = f"[i / {cols * 4}][i / 4 % {cols}][i % 4]"
         w.line(f"{total}* const exchange = reinterpret_cast<{total}*>(memory) + t;")
-        w.unrolled_line(f"for (int i = 0; i < {part * s.split}; ++i) exchange[i * {s.threads}] = sum{at};")
+        w.unrolled_line(f"for (int i = 0; i < {part * s.split_k}; ++i) exchange[i * {s.threads}] = sum{at};")
         w.line("cluster_sync();")
         w.line(f"{total} total[{each}][{cols}][4] = {{}};")
-        with w.unrolled(f"for (int q = 0; q < {s.split}; ++q)"):
+        with w.unrolled(f"for (int q = 0; q < {s.split_k}; ++q)"):
             w.line(f"const {total}* const theirs = cluster_map(exchange, q) + rank * {part * s.threads};")
             w.unrolled_line(f"for (int i = 0; i < {part}; ++i) total{at} += theirs[i * {s.threads}];")
         w.line("cluster_sync();  // all have read what is in this block's shared memory")
@@ -249,10 +252,10 @@ class _Renderer:
 
     def _results(self) -> None:
         w, s, fragments = self.w, self.s, self.fragments
-        sums = "total" if s.split > 1 else "sum"
-        each = self.fragments_m // s.split
+        sums = "total" if s.split_k > 1 else "sum"
+        each = self.fragments_m // s.split_k
         exact_m, exact_n = not self.a.ragged, not self.b.ragged
-        rank = f" + rank * {each * 16}" if s.split > 1 else ""
+        rank = f" + rank * {each * 16}" if s.split_k > 1 else ""
         w.line()
         fragments.batch()
         fragments.epilogue.scalars()
@@ -260,7 +263,7 @@ class _Renderer:
         if staged is not None:
             w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
             for number in range(1, staged.products):
-                w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next factor")
+                w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next operand")
         for part in self.partials.parts:
             if part.partial.rows:
                 self.partials.begin(part, self.fragments_n, 4)
@@ -284,20 +287,20 @@ class _Renderer:
                 sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
                 fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
             else:
-                own = f"warp_row / {s.split}" if s.split > 1 else "warp_row"
+                own = f"warp_row / {s.split_k}" if s.split_k > 1 else "warp_row"
                 fragments.put(staged, f"{own} + {row}", col, total)
         if staged is None:
             self._finish_partials(each, f"m0 + warp_row{rank}")
             return
         w.line("__syncthreads();")
         m = "m0 + {r}"
-        if s.split > 1:
-            mine = s.warp_rows // s.split
+        if s.split_k > 1:
+            mine = s.warp_rows // s.split_k
             m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}" if s.warps_m > 1 else f"m0{rank} + {{r}}"
         fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)
 
-    def _own(self, part: Part, i: str, j: str) -> str:
-        """The subscripts of what a thread has of a part, for element ``e`` of pair ``f`` of a fragment."""
+    def _own(self, part: PartialNames, i: str, j: str) -> str:
+        """Returns the subscripts of what a thread has of a part, for element ``e`` of pair ``f`` of a fragment."""
         if part.partial.rows:
             return f"[{j}][f / 2 * 2 + e]"
         row = linear([(i, 2), ("f % 2", 1)])

@@ -11,46 +11,46 @@ from codegen.family import Schedule
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.ways import Ways, convert_registers, held_registers, ways
+from codegen.tile_path import TilePaths, convert_registers, held_registers, tile_paths
 
 
 @dataclass(frozen=True)
 class MmaSchedule(Schedule):
-    """A tile of ``rows`` x ``cols`` a block, of which each of ``warps_m`` x ``warps_n`` warps has an equal part.
+    """A tile of ``tile_m`` x ``tile_n`` a block, of which each of ``warps_m`` x ``warps_n`` warps has an equal part.
 
-    inner   elements of the reduction a stage; stages: of the ring.
-    split   blocks (a cluster) that share the reduction of a tile.
-    band    rows of tiles that blocks at work at the same time go through together.
+    tile_k   elements of the reduction a stage; stages: of the ring.
+    split_k   blocks (a cluster) that share the reduction of a tile.
+    raster_group    rows of tiles that blocks at work at the same time go through together.
     widen   whether 8-bit floats become float16 on the way to shared memory: for tensor cores that do not take them, or
             add them up in fewer bits.
 
     Raises ValueError for parts of a warp that are no 16, 32 or 64 rows and columns, and for rows of a stage other than
-    64 or 128 bytes, so that `ways` has tiles it can fill.
+    64 or 128 bytes, so that `tile_paths` has tiles it can fill.
     """
 
-    rows: int
-    cols: int
-    inner: int
+    tile_m: int
+    tile_n: int
+    tile_k: int
     warps_m: int
     warps_n: int
     stages: int
-    split: int = 1
-    band: int = 8
+    split_k: int = 1
+    raster_group: int = 8
     widen: bool = False
 
     def __post_init__(self) -> None:
         if self.warp_rows not in (16, 32, 64) or self.warp_cols not in (16, 32, 64):
             raise ValueError(f"{self}: a warp has 16, 32 or 64 rows and columns")
-        if self.stages < 2 or self.warp_rows // 16 % self.split:
-            raise ValueError(f"{self}: at least 2 stages, and a split that divides a warp's rows by 16")
+        if self.stages < 2 or self.warp_rows // 16 % self.split_k:
+            raise ValueError(f"{self}: at least 2 stages, and a split_k that divides a warp's rows by 16")
 
     @property
     def warp_rows(self) -> int:
-        return self.rows // self.warps_m
+        return self.tile_m // self.warps_m
 
     @property
     def warp_cols(self) -> int:
-        return self.cols // self.warps_n
+        return self.tile_n // self.warps_n
 
     @property
     def threads(self) -> int:
@@ -92,7 +92,7 @@ L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image, or has a factor that is computed.
+#: How much longer a stage takes that is gathered from windows of an image, or has an operand that is computed.
 WINDOWS, COMPUTED = 1.6, 2.2
 #: Registers of a thread beyond sums, fragments and what it keeps for its pieces.
 OTHER_REGISTERS = 44
@@ -100,18 +100,18 @@ MOST_REGISTERS = 250
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
-    """Schedules worth trying, the one with the least estimated time first, then the best of every other tile.
+    """Returns schedules worth trying, the one with the least estimated time first, then the best of every other tile.
 
     Raises Declined with a reason.
     """
-    return in_order(_ranked(spec, target), lambda s: (s.rows, s.cols, s.warps_m, s.split))
+    return in_order(_ranked(spec, target), lambda s: (s.tile_m, s.tile_n, s.warps_m, s.split_k))
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
-    """Cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    """Returns cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads, of which those that come first have about as much.
     return _cost(
-        spec, ways(spec, _widens(spec, target)), _ranked(spec, target)[0][1], target, between_loads=BETWEEN_LOADS
+        spec, tile_paths(spec, _widens(spec, target)), _ranked(spec, target)[0][1], target, between_loads=BETWEEN_LOADS
     )
 
 
@@ -119,7 +119,7 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSchedule]]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
-    parts = ways(spec, _widens(spec, target))
+    parts = tile_paths(spec, _widens(spec, target))
     found = [(_cost(spec, parts, s, target), s) for s in _candidates(spec, parts, target)]
     if not found:
         raise Declined("no tile fits the shared memory of a block")
@@ -127,11 +127,13 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
 
 
 def _widens(spec: ContractionSpec, target: Target) -> bool:
-    """Whether 8-bit floats are multiplied as float16, of whose sums tensor cores keep the bits that float32 has."""
+    """Returns true if 8-bit floats are multiplied as float16, of whose sums tensor cores keep the bits that float32
+    has.
+    """
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: Ways, target: Target) -> Iterator[MmaSchedule]:
+def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[MmaSchedule]:
     widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
@@ -147,70 +149,74 @@ def _candidates(spec: ContractionSpec, parts: Ways, target: Target) -> Iterator[
                 if (stages > 2 and stages > depth) or not _possible(parts, s, target):
                     continue
                 yield s
-                split = 2
-                while target.arch.has_clusters and s.warp_rows // 16 % split == 0 and depth >= 4 * split:
-                    if tiles * split <= target.sms and s.warp_rows // split % spec.row_chunk == 0:
-                        yield replace(s, split=split)
-                    split *= 2
+                split_k = 2
+                while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and depth >= 4 * split_k:
+                    if tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
+                        yield replace(s, split_k=split_k)
+                    split_k *= 2
 
 
-def _possible(parts: Ways, s: MmaSchedule, target: Target) -> bool:
-    """Whether the block's threads can fill the tiles, its registers hold the sums, its shared memory the stages."""
-    sides = ((parts.a, s.rows), (parts.b, s.cols))
-    if not all(way.fills(size, s.inner, s.threads) for way, size in sides):
+def _possible(parts: TilePaths, s: MmaSchedule, target: Target) -> bool:
+    """Returns true if the block's threads can fill the tiles, its registers hold the sums, its shared memory the
+    stages.
+    """
+    sides = ((parts.a, s.tile_m), (parts.b, s.tile_n))
+    if not all(way.fills(size, s.tile_k, s.threads) for way, size in sides):
         return False
     return (
         _registers(parts, s, target) <= MOST_REGISTERS and shared_bytes(parts, s) <= target.arch.shared_bytes_per_block
     )
 
 
-def _registers(parts: Ways, s: MmaSchedule, target: Target) -> int:
-    """Registers of a thread, roughly."""
+def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
+    """Returns registers of a thread, roughly."""
     warp_cols = s.warp_cols * parts.products
     sums = s.warp_rows * warp_cols // 32
     fragments = 2 * (s.warp_rows + warp_cols) // 16 * 4
     if target.arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
-        fragments = fragments * (7 if s.inner > 64 else 5) // 2
+        fragments = fragments * (7 if s.tile_k > 64 else 5) // 2
     kept = sum(
-        held_registers(way, size, s.inner, s.threads, products) + convert_registers(way, target)
-        for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, parts.products))
+        held_registers(way, size, s.tile_k, s.threads, products) + convert_registers(way, target)
+        for way, size, products in ((parts.a, s.tile_m, 1), (parts.b, s.tile_n, parts.products))
     )
     return sums + fragments + kept + OTHER_REGISTERS
 
 
-def ring_bytes(parts: Ways, s: MmaSchedule) -> int:
-    """Shared memory of the stages."""
-    return s.stages * s.inner * (s.rows * parts.a.itemsize + s.cols * parts.products * parts.b.itemsize)
+def ring_bytes(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns shared memory of the stages."""
+    return s.stages * s.tile_k * (s.tile_m * parts.a.itemsize + s.tile_n * parts.products * parts.b.itemsize)
 
 
-def shared_bytes(parts: Ways, s: MmaSchedule) -> int:
-    """Shared memory of a block: the stages and later, in their place, the sums with a pad a row (or column)."""
-    sums = 4 * parts.products * max(s.rows * (s.cols + 8), s.cols * (s.rows + 8))
+def shared_bytes(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns shared memory of a block: the stages and later, in their place, the sums with a pad a row (or column)."""
+    sums = 4 * parts.products * max(s.tile_m * (s.tile_n + 8), s.tile_n * (s.tile_m + 8))
     return max(ring_bytes(parts, s), sums)
 
 
-def _loads(parts: Ways, s: MmaSchedule) -> int:
-    """Loads to registers of a thread in a stage."""
-    sides = ((parts.a, s.rows), (parts.b, s.cols * parts.products))
-    return sum(way.count(n, s.inner, s.threads) * way.piece // way.vector for way, n in sides if not way.copied)
+def _loads(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns loads to registers of a thread in a stage."""
+    sides = ((parts.a, s.tile_m), (parts.b, s.tile_n * parts.products))
+    return sum(way.count(n, s.tile_k, s.threads) * way.piece // way.vector for way, n in sides if not way.copied)
 
 
-def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, target: Target, *, between_loads: float = 0.0) -> float:
-    """Estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or latency."""
+def _cost(
+    spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, *, between_loads: float = 0.0
+) -> float:
+    """Returns estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or latency."""
     itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
-    blocks = parts.batch * -(-parts.rows // s.rows) * -(-parts.cols // s.cols) * s.split
-    depth = -(-parts.stages(s.inner) // s.split)
+    blocks = parts.batch * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n) * s.split_k
+    depth = -(-parts.stages(s.tile_k) // s.split_k)
     rate = target.mma * 2 / itemsize
-    cols = s.cols * parts.products
-    products = s.rows * cols * s.inner / rate
-    filled = (s.rows + cols) * s.inner * itemsize
-    read = warps * (s.warp_rows + s.warp_cols * parts.products) * s.inner * itemsize
+    cols = s.tile_n * parts.products
+    products = s.tile_m * cols * s.tile_k / rate
+    filled = (s.tile_m + cols) * s.tile_k * itemsize
+    read = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k * itemsize
     shared = (filled + read) / SHARED_RATE
-    pieces = sum(size * s.inner / way.piece * way.effort for way, size in ((parts.a, s.rows), (parts.b, cols)))
+    pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and fragments for them.
-    multiply = s.rows * cols * s.inner * itemsize / (16 * 8 * 32) * 1.6
+    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
@@ -224,12 +230,12 @@ def _cost(spec: ContractionSpec, parts: Ways, s: MmaSchedule, target: Target, *,
     if together * warps <= 2:
         latency += between_loads * _loads(parts, s)
     stage = max(busy, latency)
-    if spec.a.image is not None and len(spec.inner) - spec.inner.count(1) > 1:
+    if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
         stage *= WINDOWS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):
         stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    results = s.rows * s.cols * size * len(spec.program.operands) / EPILOGUE_RATE / s.split
-    exchange = 3000.0 if s.split > 1 else 0.0
+    results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
+    exchange = 3000.0 if s.split_k > 1 else 0.0
     rounds = -(-blocks // target.sms)
     return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)

@@ -1,8 +1,8 @@
 """The contraction family, SIMT form: a tiled implicit GEMM for every matmul and convolution, any dtype.
 
-A block computes a tile of rows x columns.  Tiles of both factors go through shared memory in the accumulator's type,
+A block computes a tile of rows x columns.  Tiles of both operands go through shared memory in the accumulator's type,
 two stages deep: while a tile is multiplied the next one is on its way in registers (see
-`codegen.contraction.simt_factors`).  Every thread keeps a small tile of
+`codegen.contraction.simt_operands`).  Every thread keeps a small tile of
 sums in registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: there is
 no im2col in memory.
 """
@@ -10,7 +10,7 @@ no im2col in memory.
 from __future__ import annotations
 
 from codegen.contraction.merge import merged
-from codegen.contraction.simt_factors import Factors, Side, used
+from codegen.contraction.simt_operands import SimtOperand, SimtOperands, used
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, placed
@@ -22,7 +22,7 @@ from codegen.spec import ContractionSpec, KernelSource
 
 
 def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule or schedules(spec)[0]).render()
 
 
@@ -34,13 +34,13 @@ class _Renderer:
         a = Prologue(self.w, spec.a, self.names, "a")
         b = Prologue(self.w, spec.b, self.names, "b", spec.others)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
-        self.f = Factors(self.w, spec, schedule, a, b)
+        self.f = SimtOperands(self.w, spec, schedule, a, b)
         self.a, self.b = self.f.a, self.f.b
         self.batch, self.m, self.n, self.k = self.f.batch, self.f.m, self.f.n, self.f.k
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
         outputs = [store.operand.strides for store in spec.program.stores]
         fast = bool(outputs) and outputs[0][-2] == 1 and outputs[0][-1] != 1
-        self.rows_fast = fast and spec.rows[-1] > 1 and _in_order(spec)
+        self.rows_fast = fast and spec.m[-1] > 1 and _in_order(spec)
         self.partials = SimtPartials(self.w, given, schedule, self.names, "batch" if self.batch > 1 else "0")
 
     def render(self) -> KernelSource:
@@ -51,7 +51,7 @@ class _Renderer:
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
             f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
-            f"tile {s.rows} x {s.cols} x {s.inner} a block, {s.thread_rows} x {s.thread_cols} a thread"
+            f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
         more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
         needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
@@ -60,7 +60,9 @@ class _Renderer:
         parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, s.blocks)
         blocks = locate(
-            w, self.t, [("batch", self.batch, 1), ("col0", self.f.tiles_n, s.cols), ("row0", self.f.tiles_m, s.rows)]
+            w,
+            self.t,
+            [("batch", self.batch, 1), ("col0", self.f.tiles_n, s.tile_n), ("row0", self.f.tiles_m, s.tile_m)],
         )
         if self.batch > 1 and len(spec.batch) > 1:
             coordinates(w, self.t, "b", "batch", spec.batch)
@@ -87,7 +89,7 @@ class _Renderer:
 
     def _sums(self) -> None:
         w, s = self.w, self.s
-        across, down = s.cols // s.thread_cols, s.rows // s.thread_rows
+        across, down = s.tile_n // s.thread_cols, s.tile_m // s.thread_rows
         w.line()
         of = self.b.of(self.spec.products)
         w.line(f"{self.spec.accumulate} sum{of}[{s.thread_rows}][{s.thread_cols}] = {{}};")
@@ -103,10 +105,10 @@ class _Renderer:
 
     def _mainloop(self) -> None:
         w, s, f = self.w, self.s, self.f
-        last = (-(-self.k // s.inner) - 1) * s.inner
+        last = (-(-self.k // s.tile_k) - 1) * s.tile_k
         w.line()
         f.declare()
-        loop = f"for ({self.t} k0 = 0; k0 < {last + s.inner}; k0 += {s.inner}, stage ^= 1)"
+        loop = f"for ({self.t} k0 = 0; k0 < {last + s.tile_k}; k0 += {s.tile_k}, stage ^= 1)"
         if s.apart:
             self._apart(loop, last)
             return
@@ -120,11 +122,11 @@ class _Renderer:
             f.stash(self.b)
             w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
             if last:
-                w.line(f"if (k0 < {last}) fetch(k0 + {s.inner});")
-            self._multiply("0", s.inner)
+                w.line(f"if (k0 < {last}) fetch(k0 + {s.tile_k});")
+            self._multiply("0", s.tile_k)
 
     def _apart(self, loop: str, last: int) -> None:
-        """The loop with one factor's next tile on its way in each half of it."""
+        """Writes the loop with one operand's next tile on its way in each half of it."""
         w, s, f = self.w, self.s, self.f
         for side in (self.a, self.b):
             with w.block(f"const auto fetch_{side.label} = [&]({self.t} k0)", "};"):
@@ -132,7 +134,7 @@ class _Renderer:
             with w.block(f"const auto write_{side.label} = [&](int stage)", "};"):
                 f.stash(side)
         with w.block("const auto multiply = [&](int stage, int first)", "};"):
-            self._multiply("first", s.inner // 2)
+            self._multiply("first", s.tile_k // 2)
         for label in "ab":
             w.line(f"fetch_{label}(0);")
             w.line(f"write_{label}(0);")
@@ -140,12 +142,12 @@ class _Renderer:
         with w.block(loop):
             w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
             w.line(f"const bool more = k0 < {last};")
-            w.line(f"if (more) fetch_a(k0 + {s.inner});")
+            w.line(f"if (more) fetch_a(k0 + {s.tile_k});")
             w.line("multiply(stage, 0);")
             with w.block("if (more)"):
                 w.line("write_a(stage ^ 1);")
-                w.line(f"fetch_b(k0 + {s.inner});")
-            w.line(f"multiply(stage, {s.inner // 2});")
+                w.line(f"fetch_b(k0 + {s.tile_k});")
+            w.line(f"multiply(stage, {s.tile_k // 2});")
             w.line("if (more) write_b(stage ^ 1);")
 
     def _multiply(self, first: str, count: int) -> None:
@@ -164,7 +166,7 @@ class _Renderer:
                     sums = f"sum{self.b.of('p')}[i][j]"
                     w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} += {product};")
 
-    def _part(self, side: Side, of: str, mine: int, thread: str) -> None:
+    def _part(self, side: SimtOperand, of: str, mine: int, thread: str) -> None:
         """Reads a thread's rows or columns of term ``kk`` from shared memory."""
         w, p = self.w, side.label
         at, first = ("kk", []) if not side.in_chunks else (f"kk / {CHUNK}", [(f"kk % {CHUNK}", side.tile)])
@@ -182,13 +184,13 @@ class _Renderer:
     # ---- epilogue
 
     def _results(self) -> None:
-        """The program on every sum: in chunks of neighbours where that makes an access wide, else one by one."""
+        """Writes the program on every sum: in chunks of neighbours where that makes an access wide, else one by one."""
         w, spec, program = self.w, self.spec, self.spec.program
-        nb, nr = len(spec.batch), len(spec.rows)
+        nb, nr = len(spec.batch), len(spec.m)
         w.line()
         self.epilogue.scalars()
         along = nb + nr - 1 if self.rows_fast else nb + nr
-        fast = spec.rows[-1] if self.rows_fast else self.n
+        fast = spec.m[-1] if self.rows_fast else self.n
         run = None
         if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in program.operands):
             run = Run(CHUNK, along, "e")
@@ -198,7 +200,7 @@ class _Renderer:
         rows = ["m"]
         if nr > 1:
             every = [s[nb : nb + nr] for s in (*(op.strides for op in program.operands), *program.indices)]
-            rows = coordinates(w, self.t, "m", "m", spec.rows, used([x.outer for x in spec.results] or every))
+            rows = coordinates(w, self.t, "m", "m", spec.m, used([x.outer for x in spec.results] or every))
         if spec.results:
             rows = self._placed(rows, leave="continue" if w.depth > depth else "return")
         j = self._each("n", None if self.rows_fast else run)
@@ -212,7 +214,7 @@ class _Renderer:
         """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
         w, spec = self.w, self.spec
         batch = [*zip(self.f.batches(), spec.batch)]
-        found, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.rows)])
+        found, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.m)])
         if outside:
             w.line(f"if ({' || '.join(outside)}) {leave};")
         return found
@@ -224,9 +226,9 @@ class _Renderer:
         """
         w, s = self.w, self.s
         size, tile, mine, thread, side, each = (
-            (self.m, s.rows, s.thread_rows, "ty", self.a, "i")
+            (self.m, s.tile_m, s.thread_rows, "ty", self.a, "i")
             if axis == "m"
-            else (self.n, s.cols, s.thread_cols, "tx", self.b, "j")
+            else (self.n, s.tile_n, s.thread_cols, "tx", self.b, "j")
         )
         chunks, span = mine // CHUNK, tile // mine * CHUNK
         count = chunks if run else mine
@@ -252,8 +254,8 @@ class _Renderer:
 
 
 def _in_order(spec: ContractionSpec) -> bool:
-    """Whether rows that are neighbours are neighbours in the program's space too."""
+    """Returns true if rows that are neighbours are neighbours in the program's space too."""
     if not spec.results:
         return True
     last = spec.results[-1]
-    return not any(last.batch) and last.start == 0 and last.outer == (0,) * (len(spec.rows) - 1) + (1,)
+    return not any(last.batch) and last.start == 0 and last.outer == (0,) * (len(spec.m) - 1) + (1,)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, part_bytes
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
-from codegen.partials import Part, Partials, Sink
+from codegen.partials import PartialNames, Partials, Sink
 from codegen.spec import ContractionSpec
 
 
@@ -30,7 +30,7 @@ class SimtPartials(Partials):
             self.begin(part, along // CHUNK, over)
 
     def sinks(self, i: str, j: str) -> list[Sink]:
-        """Where the result goes whose sum has these subscripts."""
+        """Returns where the result goes whose sum has these subscripts."""
         places = (_own(i, j, self.s.thread_rows), _own(j, i, self.s.thread_cols))
         return [Sink(x.reduction, x.own + places[0 if x.partial.rows else 1]) for x in self.parts]
 
@@ -42,17 +42,17 @@ class SimtPartials(Partials):
         for number, (part, tile) in enumerate(zip(self.parts, self._tiles)):
             self.w.line()
             if number == 0:
-                size = part_bytes(self.spec, self.s.rows, self.s.cols)
+                size = part_bytes(self.spec, self.s.tile_m, self.s.tile_n)
                 self.w.line(f"__shared__ __align__(16) unsigned char parts[{size}];")
             else:
                 self.w.line("__syncthreads();  // the parts before have been read")
             self._combine(part, tile, origins, sizes)
 
-    def _combine(self, part: Part, tile: str, origins: Sequence[str], sizes: Sequence[int]) -> None:
+    def _combine(self, part: PartialNames, tile: str, origins: Sequence[str], sizes: Sequence[int]) -> None:
         w, s, c, rows = self.w, self.s, part.partial.chunk, part.partial.rows
         sides = [
-            ("ty", s.rows, s.thread_rows, origins[0], sizes[0]),
-            ("tx", s.cols, s.thread_cols, origins[1], sizes[1]),
+            ("ty", s.tile_m, s.thread_rows, origins[0], sizes[0]),
+            ("tx", s.tile_n, s.thread_cols, origins[1], sizes[1]),
         ]
         (thread, along, mine, origin, total), (other, over, across, start, last) = sides if rows else sides[::-1]
         slots = c // CHUNK  # threads that share a part
@@ -78,7 +78,7 @@ class SimtPartials(Partials):
 
 
 def _own(along: str, over: str, mine: int) -> str:
-    """The subscripts of what a thread has of a part, of ``mine`` sums along it, given those of a sum."""
+    """Returns the subscripts of what a thread has of a part, of ``mine`` sums along it, given those of a sum."""
     if mine == CHUNK:
         return f"[0][{over}]"
     return f"[{along if along.isidentifier() else f'({along})'} / {CHUNK}][{over}]"

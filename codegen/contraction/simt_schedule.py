@@ -21,16 +21,16 @@ CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: 
 
 @dataclass(frozen=True)
 class SimtSchedule(Schedule):
-    """Tile of a block (rows, cols, inner) and sums of a thread (thread_rows x thread_cols).
+    """Tile of a block (tile_m, tile_n, tile_k) and sums of a thread (thread_rows x thread_cols).
 
     ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the
-    factors' next tiles are on their way one after the other, which takes fewer of them.
+    operands' next tiles are on their way one after the other, which takes fewer of them.
     Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
     """
 
-    rows: int
-    cols: int
-    inner: int
+    tile_m: int
+    tile_n: int
+    tile_k: int
     thread_rows: int
     thread_cols: int
     itype: str
@@ -43,16 +43,16 @@ class SimtSchedule(Schedule):
             raise ValueError(
                 f"{self}: a thread has a multiple of {CHUNK} rows and columns, a block at most 1024 threads"
             )
-        if any(n * self.inner % threads for n in (self.rows, self.cols)) or threads % self.inner:
+        if any(n * self.tile_k % threads for n in (self.tile_m, self.tile_n)) or threads % self.tile_k:
             raise ValueError(f"{self}: {threads} threads do not divide the tiles evenly")
 
     @property
     def tile(self) -> Tile:
-        return self.rows, self.cols, self.inner, self.thread_rows, self.thread_cols
+        return self.tile_m, self.tile_n, self.tile_k, self.thread_rows, self.thread_cols
 
     @property
     def threads(self) -> int:
-        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+        return (self.tile_m // self.thread_rows) * (self.tile_n // self.thread_cols)
 
 
 #: (rows, cols, inner, thread_rows, thread_cols), largest first.
@@ -88,7 +88,7 @@ READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
 
 
 def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSchedule, ...]:
-    """The tiles by estimated time.
+    """Returns the tiles by estimated time.
 
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
@@ -99,18 +99,18 @@ def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSch
 
 
 def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
-    """Cycles that the best tile is estimated to take."""
+    """Returns cycles that the best tile is estimated to take."""
     return _ranked(spec, target)[0][0]
 
 
 def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
+    """Returns cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
     return min(_cycles(target, tile, batch, m, n, k) for tile in TILES)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
-    """The tiles that fit, with their estimated cycles."""
-    sizes = prod(spec.batch), prod(spec.rows), prod(spec.cols), prod(spec.inner)
+    """Returns the tiles that fit, with their estimated cycles."""
+    sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
     wide = spec.accumulate in ("double", "uint64")
     products, row_chunk, col_chunk = spec.products, spec.row_chunk, spec.col_chunk
     # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
@@ -126,13 +126,13 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
 
 
 def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
-    """Shared memory in which the threads of a block combine what they have of the parts of a reduction."""
+    """Returns shared memory in which the threads of a block combine what they have of the parts of a reduction."""
     each = [SIZE_OF[x.reduction.ctype] for x in spec.partials]
     return max(each, default=0) * rows * cols // CHUNK
 
 
 def _shared(tile: Tile, products: int) -> int:
-    """Elements of both stages of the tiles in shared memory."""
+    """Returns elements of both stages of the tiles in shared memory."""
     rows, cols, inner, _, _ = tile
     return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
 
@@ -149,7 +149,8 @@ def _cycles(
     scattered: bool = False,
     paired: bool = False,
 ) -> float:
-    """Cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that multiprocessors
+    """Returns cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that
+    multiprocessors
     hold, each as long as its stages.  What the next stage is made of is on its way while one is multiplied.
     """
     rows, cols, inner, tr, tc = tile
@@ -175,32 +176,34 @@ def _cycles(
 
 
 def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
-    """Whether threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
+    """Returns true if threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
     over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
-    return (along == 1 and spec.inner[-1] > 1) or (over != 1 and along < over)
+    return (along == 1 and spec.k[-1] > 1) or (over != 1 and along < over)
 
 
 def _plain(spec: ContractionSpec, tile: Tile) -> bool:
-    """Whether a spec is a product of matrices of float32 whose tiles are fetched as vectors, from near places."""
+    """Returns true if a spec is a product of matrices of float32 whose tiles are fetched as vectors, from near
+    places.
+    """
     if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
         return False
     spec = merged(spec)
-    if len(spec.inner) > 1 or spec.a.limits or spec.b.limits:
+    if len(spec.k) > 1 or spec.a.limits or spec.b.limits:
         return False
-    sides = ((spec.a, spec.rows, tile[0]), (spec.b, spec.cols, tile[1]))
+    sides = ((spec.a, spec.m, tile[0]), (spec.b, spec.n, tile[1]))
     return all(width(spec, gather, outer, length, tile) > 1 for gather, outer, length in sides)
 
 
 def width(
     spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
 ) -> int:
-    """Neighbours of a factor that threads fetch as one vector: 4 where every four are together in or out of it and lie
-    on a boundary of 16 bytes, and the threads divide the tile evenly; else 1.  The spec is merged.
+    """Returns neighbours of an operand that threads fetch as one vector: 4 where every four are together in or out
+    of it and lie on a boundary of 16 bytes, and the threads divide the tile evenly; else 1.  The spec is merged.
     """
     rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
     threads = (rows // thread_rows) * (cols // thread_cols)
     along_k = along_reduction(spec, gather)
-    steps, sizes, length = (gather.inner, spec.inner, inner) if along_k else (gather.outer, outer, tile)
+    steps, sizes, length = (gather.inner, spec.k, inner) if along_k else (gather.outer, outer, tile)
     other = [*gather.batch, *gather.outer, *gather.inner, gather.start]
     other.remove(steps[-1])
     limits = [x.inner if along_k else x.outer for x in gather.limits]
@@ -213,17 +216,17 @@ def width(
 
 
 def _scattered(spec: ContractionSpec) -> bool:
-    """Whether threads work out for each element that they fetch which term of the sum it belongs to."""
+    """Returns true if threads work out for each element that they fetch which term of the sum it belongs to."""
     spec = merged(spec)
-    return len(spec.inner) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
+    return len(spec.k) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
 
 
 def _itype(spec: ContractionSpec) -> str:
-    """int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
-    m, n = prod(spec.rows), prod(spec.cols)
-    reach = [prod(spec.batch) * m * n, prod(spec.inner)]
-    for gather, outer in ((spec.a, spec.rows), (spec.b, spec.cols)):
-        sizes = (*spec.batch, *outer, *spec.inner)
+    """Returns int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
+    m, n = prod(spec.m), prod(spec.n)
+    reach = [prod(spec.batch) * m * n, prod(spec.k)]
+    for gather, outer in ((spec.a, spec.m), (spec.b, spec.n)):
+        sizes = (*spec.batch, *outer, *spec.k)
         for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
             reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
     reach += [extent(spec.space, op.strides) for op in spec.program.operands]

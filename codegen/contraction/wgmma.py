@@ -1,9 +1,9 @@
 """The contraction family on Hopper: warpgroup matrix products (wgmma) on tiles that TMA brings to shared memory.
 
-A block has one producer, a single thread that fills a ring of stages with tiles of both factors, and consumers, each a
+A block has one producer, a single thread that fills a ring of stages with tiles of both operands, and consumers, each a
 warpgroup that multiplies 64 rows of the tile.  Blocks are persistent: while the consumers run the program (the
 epilogue) on their sums the producer fills the ring for the next tile, and the results leave through shared memory by
-asynchronous copies.  With a split, the blocks of a cluster share one tile, each having part of the reduction, and add
+asynchronous copies.  With split-K, the blocks of a cluster share one tile, each having part of the reduction, and add
 up their sums through distributed shared memory in a fixed order.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from codegen.contraction.wgmma_computed import GRID_CONSTANT, ComputedFactor
+from codegen.contraction.wgmma_computed import GRID_CONSTANT, OperandAWriter
 from codegen.contraction.wgmma_layout import (
     GROUP,
     GROUP_ROWS,
@@ -27,29 +27,29 @@ from codegen.contraction.wgmma_layout import (
 )
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import Producer
-from codegen.contraction.wgmma_results import Results
+from codegen.contraction.wgmma_results import ContractionResults
 from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
-from codegen.factors import ROW_BYTES, Computed, Gathered, Side
 from codegen.iteration import extent, index_type, linear
 from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
+from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
 from codegen.tile_loader import TileLoader
-from codegen.ways import Way
+from codegen.tile_path import TilePath
 
 
 def render(spec: ContractionSpec, schedule: WgmmaSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     return _Renderer(spec, schedule).render()
 
 
-class _Renderer(Producer, Results):
+class _Renderer(Producer, ContractionResults):
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.parts = schedule.factors(spec)
-        self.types = operand_types(spec, bool(schedule.fillers) or schedule.computes)
+        self.parts = schedule.operand_tiles(spec)
+        self.types = operand_types(spec, bool(schedule.producer_warpgroups) or schedule.computes)
         #: whether the sums of each stage are added up in float32
         self.adds_up = adds_up_stages(spec, self.types)
         self.layout = Layout(spec, self.parts, schedule)
@@ -59,11 +59,11 @@ class _Renderer(Producer, Results):
         a, b = (
             Prologue(
                 self.w,
-                side.gather if isinstance(side, Way | Computed) else gather,
+                side.gather if isinstance(side, TilePath | ComputedOperand) else gather,
                 self.names,
                 p,
                 others,
-                pairs=isinstance(side, Computed) and side.pairs,
+                pairs=isinstance(side, ComputedOperand) and side.pairs,
             )
             for p, side, gather, others in (
                 ("a", self.parts.a, spec.a, ()),
@@ -71,34 +71,39 @@ class _Renderer(Producer, Results):
             )
         )
         self.a, self.seconds = a.name, b.pointers
-        #: columns that a wgmma multiplies: those of all second factors, one after another
-        self.columns = schedule.cols * spec.products
+        #: columns that a wgmma multiplies: those of all operands B, one after another
+        self.columns = schedule.tile_n * spec.products
         layout = self.layout
         self.epilogue = Epilogue(self.w, layout.program, self.names, layout.space, spec.accumulate, spec.result)
-        self.tiles_m = -(-self.parts.rows // schedule.rows)
-        self.tiles_n = -(-self.parts.cols // schedule.cols)
+        self.tiles_m = -(-self.parts.rows // schedule.tile_m)
+        self.tiles_n = -(-self.parts.cols // schedule.tile_n)
         self.batch = prod(self.parts.batch)
         self.work = self.batch * self.tiles_m * self.tiles_n
         self.partials = WgmmaPartials(self.w, spec, schedule, self.parts, self.names, self.t)
         self.computed = (
-            ComputedFactor(self.w, self.parts.a, a, self.names, schedule, self.parts, self.t)
-            if isinstance(self.parts.a, Computed)
+            OperandAWriter(self.w, self.parts.a, a, self.names, schedule, self.parts, self.t)
+            if isinstance(self.parts.a, ComputedOperand)
             else None
         )
         self.brought = self.computed.brought if self.computed is not None else []
         self.loaders = (
-            self._loader(self.parts.a, "a", a, schedule.rows, self.parts.rows),
-            self._loader(self.parts.b, "b", b, schedule.cols, self.parts.cols),
+            self._loader(self.parts.a, "a", a, schedule.tile_m, self.parts.rows),
+            self._loader(self.parts.b, "b", b, schedule.tile_n, self.parts.cols),
         )
 
     def _loader(
-        self, side: Side | Gathered | Way | Computed, label: str, prologue: Prologue, size: int, total: int
+        self,
+        side: MappedOperand | Gathered | TilePath | ComputedOperand,
+        label: str,
+        prologue: Prologue,
+        size: int,
+        total: int,
     ) -> TileLoader | None:
-        """What fills the tiles of a factor."""
-        if not isinstance(side, Way):
+        """Returns what fills the tiles of an operand."""
+        if not isinstance(side, TilePath):
             return None
-        inner, threads = ROW_BYTES // self.itemsize, self.s.fillers * GROUP
-        depth = prod(self.spec.inner)
+        inner, threads = ROW_BYTES // self.itemsize, self.s.producer_warpgroups * GROUP
+        depth = prod(self.spec.k)
         t = "int32" if side.reach < 2**30 else "int64"
         return TileLoader(self.w, t, side, label, prologue, size, size, total, depth, inner, threads, f"{label}_tile")
 
@@ -118,8 +123,8 @@ class _Renderer(Producer, Results):
         instruction = f"m64n{self.columns}k{32 // self.itemsize}"
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
-            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.inner)} products of {self.types[0]}",
-            f"tile {s.rows} x {s.cols} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by "
+            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.k)} products of {self.types[0]}",
+            f"tile {s.tile_m} x {s.tile_n} x {ROW_BYTES // self.itemsize} a block, {s.stages} stages filled by "
             f"{self._bringers()}, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
         ]
@@ -129,12 +134,12 @@ class _Renderer(Producer, Results):
             details.append(
                 "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"
             )
-        if s.turns:
-            details.append("the consumers take turns: each computes every second tile of the block")
-        if s.split > 1:
-            details.append(f"the {s.split} blocks of a cluster share the reduction of a tile")
+        if s.pingpong:
+            details.append("ping-pong consumers: each computes every second tile of the block")
+        if s.split_k > 1:
+            details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
         more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        if s.split > 1:
+        if s.split_k > 1:
             more.append("cluster.cuh")
         if s.gather:
             more.insert(-1, "async_copy.cuh")
@@ -155,7 +160,7 @@ class _Renderer(Producer, Results):
         for side, loader, maps_ in ((self.parts.a, self.loaders[0], [a_map]), (self.parts.b, self.loaders[1], b_maps)):
             if loader is not None:
                 parameters += loader.prologue.parameters()
-            elif isinstance(side, Computed):
+            elif isinstance(side, ComputedOperand):
                 assert self.computed is not None
                 parameters += self.computed.parameters()
             elif isinstance(side, Gathered):
@@ -180,36 +185,38 @@ class _Renderer(Producer, Results):
         w.open("if (group < 0)")
         if isinstance(self.parts.a, Gathered):
             self.gathering_producer(self.parts.a, k.stages)
-        elif s.fillers:
+        elif s.producer_warpgroups:
             self.filling_producer(k.stages)
         else:
             self.copying_producer(k.stages)
-        if s.split > 1:
+        if s.split_k > 1:
             w.line("cluster_sync();")
         w.otherwise()
         self._consumers(k.stages)
         w.close()
-        if s.split > 1:
+        if s.split_k > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
         w.close()
         numbers = iter(range(len(spec.arguments)))
-        factors: list[int | TensorMap] = []
+        arguments: list[int | TensorMap] = []
         for side, operands, size in (
-            (self.parts.a, spec.a.operands, s.rows),
-            (self.parts.b, spec.arguments[len(spec.a.operands) :], s.cols),
+            (self.parts.a, spec.a.operands, s.tile_m),
+            (self.parts.b, spec.arguments[len(spec.a.operands) :], s.tile_n),
         ):
-            if isinstance(side, Computed):
+            if isinstance(side, ComputedOperand):
                 assert self.computed is not None
-                factors += [argument for argument, _ in zip(self.computed.arguments(), numbers)]
+                arguments += [argument for argument, _ in zip(self.computed.arguments(), numbers)]
                 continue
             for _, number in zip(operands, numbers):
-                factors.append(replace(self._boxed(side, size), argument=number) if isinstance(side, Side) else number)
-        first, stop = len(factors), len(factors) + len(program.loads)
+                arguments.append(
+                    replace(self._boxed(side, size), argument=number) if isinstance(side, MappedOperand) else number
+                )
+        first, stop = len(arguments), len(arguments) + len(program.loads)
         read = [layout.operand_maps[n - first][1] if n - first in self.operand_maps else n for n in range(first, stop)]
         outputs = range(stop, stop + len(layout.stores))
         written: tuple[int | TensorMap, ...] = maps or tuple(outputs)
         written += tuple(range(outputs.stop, outputs.stop + len(spec.partials)))
-        blocks = self.work * s.split if s.split > 1 else min(self.work, s.blocks)
+        blocks = self.work * s.split_k if s.split_k > 1 else min(self.work, s.blocks)
         return KernelSource(
             spec.name,
             w.text(),
@@ -217,20 +224,20 @@ class _Renderer(Producer, Results):
             (s.threads, 1, 1),
             self._shared_bytes(),
             uses_barriers=True,
-            parameters=(*factors, *read, *written),
-            cluster=(s.split, 1, 1),
+            parameters=(*arguments, *read, *written),
+            cluster=(s.split_k, 1, 1),
         )
 
     def _bringers(self) -> str:
-        """Who brings the tiles."""
-        if not self.s.fillers:
+        """Returns who brings the tiles."""
+        if not self.s.producer_warpgroups:
             return "cp.async and TMA" if self.s.gather else "TMA"
-        threads = f"{self.s.fillers * GROUP} threads"
-        copied = any(isinstance(side, Side) for side in (self.parts.a, self.parts.b))
+        threads = f"{self.s.producer_warpgroups * GROUP} threads"
+        copied = any(isinstance(side, MappedOperand) for side in (self.parts.a, self.parts.b))
         return f"{threads} and TMA" if copied else threads
 
-    def _boxed(self, side: Side, extent_: int) -> TensorMap:
-        """The map of a factor with the box that one load brings."""
+    def _boxed(self, side: MappedOperand, extent_: int) -> TensorMap:
+        """Returns the map of an operand with the box that one load brings."""
         k = self.parts.reduction
         extent_ = brought(side, extent_, self.parts.rows if side is self.parts.a else self.parts.cols)
         if side.im2col:
@@ -243,7 +250,7 @@ class _Renderer(Producer, Results):
                 for n, term in enumerate(side.terms)
             )
         width = box[0] * self.itemsize
-        # Tensor cores cut floats off to tf32; the copy engine rounds them, for nothing.
+        # Tensor cores cut floats off to tf32; TMA rounds them, for nothing.
         element = "tf32" if self.types[0] == "tf32" else side.map.element
         return replace(side.map, element=element, box=box, swizzle=width if width >= 32 else 0)
 
@@ -258,8 +265,8 @@ class _Renderer(Producer, Results):
 
     # ---- shared memory and barriers
 
-    def _tile_type(self, side: Side | Gathered | Way, size: int) -> str:
-        """The dimensions of one stage of a factor's tile."""
+    def _tile_type(self, side: MappedOperand | Gathered | TilePath, size: int) -> str:
+        """Returns the dimensions of one stage of an operand's tile."""
         k = self.parts.reduction
         if side.along_k:
             lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
@@ -271,19 +278,19 @@ class _Renderer(Producer, Results):
         w, s, layout = self.w, self.s, self.layout
         with shared_memory(w):
             for name, side, gather, size in (
-                ("a", self.parts.a, self.spec.a, s.rows),
+                ("a", self.parts.a, self.spec.a, s.tile_m),
                 ("b", self.parts.b, self.spec.b, self.columns),
             ):
-                if isinstance(side, Computed):
+                if isinstance(side, ComputedOperand):
                     assert self.computed is not None
                     self.computed.members(rows=False)
                     continue
                 tile = self._tile_type(side, size)
-                ctype = side.element if isinstance(side, Way) else gather.operand.dtype.ctype
+                ctype = side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
                 text = f"alignas(1024) {ctype} {name}[{s.stages}]{tile};"
                 note = f"  // tiles of {self.a}: stages first, rows swizzled" if name == "a" else ""
                 if name == "b" and self.spec.products > 1:
-                    note = f"  // {s.cols} columns of each of {', '.join(self.seconds)}"
+                    note = f"  // {s.tile_n} columns of each of {', '.join(self.seconds)}"
                 w.line(text + note)
             if layout.maps is not None or layout.carried:
                 self.staged = [self.names.unique(op.name, "_out") for op in layout.stores]
@@ -295,7 +302,7 @@ class _Renderer(Producer, Results):
             if self.computed is not None:
                 self.computed.members(rows=True)
             self.partials.members(layout.chunk)
-            turn = ", turn[2]" if s.turns else ""
+            turn = ", turn[2]" if s.pingpong else ""
             turn += f", operands[{s.groups}]" if layout.operand_maps else ""
             w.line(f"Barrier full[{s.stages}], empty[{s.stages}]{turn};")
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - {s.producers};  // a warpgroup: consumers count from 0")
@@ -306,11 +313,13 @@ class _Renderer(Producer, Results):
             for described in (p.removeprefix(GRID_CONSTANT) for p in self.parameters if p.startswith(GRID_CONSTANT)):
                 w.line(f"tma_prefetch({described});")
             with w.block(f"for (int i = 0; i < {s.stages}; ++i)"):
-                copied = int(any(isinstance(side, Side | Computed) for side in (self.parts.a, self.parts.b)))
-                arrivals = s.producers * GROUP if s.gather else s.fillers * GROUP // 32
+                copied = int(
+                    any(isinstance(side, MappedOperand | ComputedOperand) for side in (self.parts.a, self.parts.b))
+                )
+                arrivals = s.producers * GROUP if s.gather else s.producer_warpgroups * GROUP // 32
                 w.line(f"barrier_init(shared.full[i], {copied + arrivals});")
-                w.line(f"barrier_init(shared.empty[i], {1 if s.turns else s.groups});")
-            if s.turns:
+                w.line(f"barrier_init(shared.empty[i], {1 if s.pingpong else s.groups});")
+            if s.pingpong:
                 w.line("for (int i = 0; i < 2; ++i) barrier_init(shared.turn[i], 1);")
             if self.operand_maps:
                 w.line(f"for (int i = 0; i < {s.groups}; ++i) barrier_init(shared.operands[i], 1);")
@@ -320,8 +329,8 @@ class _Renderer(Producer, Results):
 
     # ---- the consumers
 
-    def _descriptor(self, side: Side | Gathered | Way, name: str, size: int, offset: str) -> str:
-        """The matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies."""
+    def _descriptor(self, side: MappedOperand | Gathered | TilePath, name: str, size: int, offset: str) -> str:
+        """Returns the matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies."""
         k = self.parts.reduction
         at = f"shared.{name}[stage.index]"
         step = 32 // self.itemsize
@@ -342,8 +351,8 @@ class _Renderer(Producer, Results):
         w, s = self.w, self.s
         w.line(f"registers_increase<{s.registers[1]}>();")
         w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-        first_row = linear([("0" if s.turns else self.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-        place = f"of {GROUP_ROWS} rows" if s.turns else "in the tile"
+        first_row = linear([("0" if s.pingpong else self.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+        place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
         w.line(f"const int row = {first_row};  // of a thread's first result {place}")
         w.line(f"Ring<{s.stages}> stage;")
         self.epilogue.scalars()
@@ -351,7 +360,7 @@ class _Renderer(Producer, Results):
             self.computed.begin()
         self.begin_buffers()
         first, last = self.stage_range(stages)
-        if s.turns:
+        if s.pingpong:
             w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")
         self.tiles(consumer=True)
         phased = bool(self.parts.reduction.skips)
@@ -368,7 +377,7 @@ class _Renderer(Producer, Results):
             w.line("int previous = 0;")
         if self.computed is not None:
             self.computed.begin_tile()
-        if s.turns:
+        if s.pingpong:
             w.line("barrier_wait(shared.turn[group], turn);")
             w.line("turn ^= 1;")
         if self.computed is None and (s.groups > 1 or self.columns > GROUP_ROWS):
@@ -383,9 +392,9 @@ class _Renderer(Producer, Results):
         self._end_consumers(phased)
 
     def _stage(self, first: str) -> None:
-        """The products of a stage."""
+        """Writes the products of a stage."""
         w, s, side = self.w, self.s, self.parts.a
-        assert not isinstance(side, Computed)
+        assert not isinstance(side, ComputedOperand)
         if s.gather:
             w.line("fence_async_shared();  // the producer's copies are ordinary writes")
         w.line("wgmma_fence();")
@@ -396,7 +405,7 @@ class _Renderer(Producer, Results):
             a_part = self.rows.removesuffix(f" * {GROUP_ROWS}") if across else self.rows.removeprefix("0")
             with self.pieces():
                 w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
-                w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.rows, a_part)},")
+                w.line(f"    {'part' if self.adds_up else self.sum}, {self._descriptor(side, 'a', s.tile_m, a_part)},")
                 begun = "kk > 0" if self.adds_up else f"k > {first} || kk > 0"
                 w.line(f"    {self._descriptor(self.parts.b, 'b', self.columns, '')}, {begun});")
         w.line("wgmma_commit();")
@@ -421,12 +430,12 @@ class _Renderer(Producer, Results):
             w.line("if (t == 0) barrier_arrive(shared.empty[previous]);")
         w.line("previous = stage.index;")
 
-    def _computed_stage(self, factor: ComputedFactor, first: str) -> None:
-        """The products of a stage whose first factor is computed: a fragment while the one before is multiplied."""
+    def _computed_stage(self, operand_a: OperandAWriter, first: str) -> None:
+        """Writes the products of a stage whose operand A is computed: a fragment while the one before is multiplied."""
         w = self.w
-        factor.begin_stage()
+        operand_a.begin_stage()
         with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
-            factor.fragment()
+            operand_a.fragment()
             w.line("wgmma_fence();")
             flags = "" if self.parts.b.along_k else ", 1"
             w.line(f"wgmma<{self.types[0]}, {self.types[1]}, {self.columns}{flags}>(")
@@ -440,18 +449,18 @@ class _Renderer(Producer, Results):
     def _end_consumers(self, phased: bool) -> None:
         """Waits for the sums of a tile, and makes the results of them."""
         w, s = self.w, self.s
-        if s.turns:
+        if s.pingpong:
             w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")
         if not self.adds_up:
             w.line("wgmma_wait<0>();")
-        if s.split == 1 and not self.adds_up:
+        if s.split_k == 1 and not self.adds_up:
             some = "last > 0 && " if phased else ""
             w.line(f"if ({some}t == 0) barrier_arrive(shared.empty[previous]);")
         w.line()
-        if s.split > 1:
+        if s.split_k > 1:
             self.publish()
-        with w.block(f"if (rank < {s.cols // s.part})", when=s.part * s.split > s.cols):
-            if s.split > 1:
+        with w.block(f"if (rank < {s.tile_n // s.part})", when=s.part * s.split_k > s.tile_n):
+            if s.split_k > 1:
                 self.add_up()
             if self.layout.maps is not None or self.layout.carried:
                 self.through_shared_memory()

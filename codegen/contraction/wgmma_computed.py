@@ -1,4 +1,4 @@
-"""The Hopper kernels' first factor as consumers compute it in registers: what they read, and the fragments they make.
+"""The Hopper kernels' operand A as consumers compute it in registers: what they read, and the fragments they make.
 
 A consumer makes the fragment of the next 16 terms of the sum while the tensor cores multiply the one before: two sets
 of registers take turns, and a product must be done before its registers are written again.
@@ -11,29 +11,36 @@ from math import prod
 from codegen.contraction.wgmma_layout import GROUP_ROWS, WgmmaSchedule
 from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
-from codegen.factors import PANEL, ROW_BYTES, STEP, Brought, Computed, Factors
 from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
 from codegen.naming import Names, Writer
+from codegen.operands import PANEL, ROW_BYTES, STEP, Brought, ComputedOperand, OperandTiles
 from codegen.prologue import Prologue, Source
 from codegen.spec import TensorMap
 
 GRID_CONSTANT = "const __grid_constant__ TensorMap "
 
 
-class ComputedFactor:
-    """Writes how the first factor is computed.
+class OperandAWriter:
+    """Writes how operand A is computed.
 
     w, t    where it is written, and the C type of positions.
     """
 
     def __init__(
-        self, w: Writer, factor: Computed, prologue: Prologue, names: Names, s: WgmmaSchedule, parts: Factors, t: str
+        self,
+        w: Writer,
+        operand: ComputedOperand,
+        prologue: Prologue,
+        names: Names,
+        s: WgmmaSchedule,
+        parts: OperandTiles,
+        t: str,
     ) -> None:
-        self.w, self.t, self.s, self.factor, self.prologue, self.parts = w, t, s, factor, prologue, parts
+        self.w, self.t, self.s, self.operand, self.prologue, self.parts = w, t, s, operand, prologue, parts
         self.names = names
-        loads = {b.load: b for b in factor.brought}
-        self.brought = [(b, self._stem(b, "_in"), self._stem(b, "_map")) for b in factor.brought]
+        loads = {b.load: b for b in operand.brought}
+        self.brought = [(b, self._stem(b, "_in"), self._stem(b, "_map")) for b in operand.brought]
         self._tiles: list[tuple[Source, Brought, str, str, str]] = []
         self._rows: list[tuple[Source, str]] = []
         self._positions: list[tuple[Source, str]] = []
@@ -42,7 +49,7 @@ class ComputedFactor:
                 self._positions.append((source, names.unique(source.name, "_rows")))
                 continue
             number = source.value.operand
-            stem = factor.gather.operands[number].name
+            stem = operand.gather.operands[number].name
             if number in loads:
                 member = next(name for b, name, _ in self.brought if b.load == number)
                 self._tiles.append(
@@ -52,11 +59,11 @@ class ComputedFactor:
                 self._rows.append((source, names.unique(stem, "_rows")))
 
         #: Where functions take long all of a stage is read first: swish in front takes 14 % less time so.
-        long = instructions_of(factor.gather.program) >= FUNCTION
-        self._first = long and sum(not b.row for b in factor.brought) == 1
+        long = instructions_of(operand.gather.program) >= FUNCTION
+        self._first = long and sum(not b.row for b in operand.brought) == 1
 
     def _stem(self, b: Brought, suffix: str) -> str:
-        return self.names.unique(self.factor.gather.operands[b.load].name, suffix)
+        return self.names.unique(self.operand.gather.operands[b.load].name, suffix)
 
     # ---- parameters and shared memory
 
@@ -66,22 +73,22 @@ class ComputedFactor:
         return [GRID_CONSTANT + maps[n] if n in maps else parameter(op, name) for n, (op, name) in enumerate(operands)]
 
     def arguments(self) -> list[int | TensorMap]:
-        """The same as the kernel's caller sees them."""
-        maps: dict[int, TensorMap] = {b.load: b.boxed(self.s.rows) for b in self.factor.brought}
+        """Returns the same as the kernel's caller sees them."""
+        maps: dict[int, TensorMap] = {b.load: b.boxed(self.s.tile_m) for b in self.operand.brought}
         return [maps.get(n, n) for n in range(len(self.prologue.operands))]
 
     def members(self, *, rows: bool) -> None:
         """Declares the stages of tiles, or of rows, in shared memory."""
         for b, name, _ in self.brought:
-            op = self.factor.gather.operands[b.load]
+            op = self.operand.gather.operands[b.load]
             stages = f"{op.dtype.ctype} {name}[{self.s.stages}]"
             if b.row and rows:
                 length = max(PANEL, ROW_BYTES // b.itemsize)
                 self.w.line(f"alignas({ROW_BYTES}) {stages}[{length}];  // of {op.name}: one for all rows")
             elif not b.row and not rows:
-                dims = f"[{self.s.rows}][{b.panel}]"
+                dims = f"[{self.s.tile_m}][{b.panel}]"
                 if not b.side.along_k:
-                    dims = f"[{self.s.rows // GROUP_ROWS}][{PANEL}][{GROUP_ROWS}]"
+                    dims = f"[{self.s.tile_m // GROUP_ROWS}][{PANEL}][{GROUP_ROWS}]"
                 elif b.panels > 1:
                     dims = f"[{b.panels}]{dims}"
                 self.w.line(f"alignas(1024) {stages}{dims};  // tiles of {op.name}: stages first, rows swizzled")
@@ -104,15 +111,15 @@ class ComputedFactor:
                 self.w.line(f"const int {at} = fragment_at<{ctype}, {b.width}>({self._first_row});")
             else:
                 self.w.line(f"const int {at} = fragment_at_across(t / 32 * 16);")
-        self.w.line("uint32 part[2][4];  // fragments of the first factor: one is multiplied, the next is made")
+        self.w.line("uint32 part[2][4];  // fragments of operand A: one is multiplied, the next is made")
 
     def _ctype(self, b: Brought) -> str:
-        return self.factor.gather.operands[b.load].dtype.ctype
+        return self.operand.gather.operands[b.load].dtype.ctype
 
     def begin_tile(self) -> None:
         """What a thread's two rows of a tile have: elements of tensors with one a row, and where windows begin."""
-        w, factor = self.w, self.factor
-        gather, rows, batch = factor.gather, factor.rows, factor.batch
+        w, operand = self.w, self.operand
+        gather, rows, batch = operand.gather, operand.rows, operand.batch
         limits = gather.limits
         if not self._rows and not limits and not self._positions:
             return
@@ -122,7 +129,7 @@ class ComputedFactor:
             w.line(f"{self.t} {', '.join(f'start{d}[2]' for d in range(len(limits)))};  // of the windows of both rows")
         with w.unrolled("for (int i = 0; i < 2; ++i)"):
             position = "m0 + row + i * 8"
-            if self.parts.rows % self.s.rows:
+            if self.parts.rows % self.s.tile_m:
                 position = f"min({position}, {self.parts.rows - 1})"
             w.line(f"const {self.t} m = {position};")
             outer = coordinates(w, self.t, "m_", "m", rows) if len(rows) > 1 else ["m"]
@@ -141,11 +148,11 @@ class ComputedFactor:
                 if not b.row:
                     self.w.line(f"Fragment<{source.ctype}> {name}[4];")
                     self.w.unrolled_line(f"for (int kk = 0; kk < 4; ++kk) {name}[kk] = {self._load(b, member, at)};")
-        if self.factor.gather.limits:
+        if self.operand.gather.limits:
             self._inside()
 
     def _inside(self) -> None:
-        w, k, limits = self.w, self.parts.reduction, self.factor.gather.limits
+        w, k, limits = self.w, self.parts.reduction, self.operand.gather.limits
         sizes = (*k.taps, k.chunks)
         coordinates(w, "int", "t", "k", sizes, long(k.taps))
         taps = [f"t{d}" if size > 1 else "0" for d, size in enumerate(k.taps)]
@@ -157,7 +164,7 @@ class ComputedFactor:
         w.unrolled_line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
 
     def _load(self, b: Brought, member: str, at: str) -> str:
-        """The C expression of a thread's part of a tile that step kk takes."""
+        """Returns the C expression of a thread's part of a tile that step kk takes."""
         ctype, stage = self._ctype(b), f"shared.{member}[stage.index]"
         if not b.side.along_k:
             panel = "group" if self.s.groups > 1 else "0"
@@ -173,7 +180,7 @@ class ComputedFactor:
         w, k = self.w, self.parts.reduction
         read: dict[Value, str] = {}
         for source, b, member, name, at in self._tiles:
-            pairs = self.factor.pairs
+            pairs = self.operand.pairs
             if b.row:
                 stage = f"shared.{member}[stage.index]"
                 w.line(f"const auto {name} = load_column{'_pairs' if pairs else 's'}({stage} + kk * {STEP});")
@@ -184,7 +191,7 @@ class ComputedFactor:
                 w.line(f"const auto {name} = {self._load(b, member, at)}{'.pairs()' if pairs else ''};")
                 read[source.value] = f"{name}[r]" if pairs else f"{name}[e]"
         for source, name in self._rows:
-            read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if self.factor.pairs else f"{name}[e / 2 % 2]"
+            read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if self.operand.pairs else f"{name}[e / 2 % 2]"
         ragged = k.channels % PANEL
         if ragged or self._positions:
             chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
@@ -192,14 +199,14 @@ class ComputedFactor:
         for source, name in self._positions:
             step = self.prologue.place(source).inner[-1]
             read[source.value] = linear([(f"{name}[e / 2 % 2]", 1), ("(c + e / 4 * 8 + e % 2)", step)])
-        if self.factor.pairs:
+        if self.operand.pairs:
             self._pairs(read)
             return
-        w.line(f"Vector<{self.factor.element}, 8> made;")
+        w.line(f"Vector<{self.operand.element}, 8> made;")
         with w.unrolled("for (int e = 0; e < 8; ++e)"):
             text = self.prologue.element(read)
             w.line(f"made[e] = {f'kept({text}, c + e / 4 * 8 + e % 2 < {k.channels})' if ragged else text};")
-        keep = ", inside" if self.factor.gather.limits else ""
+        keep = ", inside" if self.operand.gather.limits else ""
         w.line(f"put_fragment(part[kk % 2], made{keep});")
 
     def _pairs(self, read: dict[Value, str]) -> None:
@@ -207,8 +214,8 @@ class ComputedFactor:
         w, k = self.w, self.parts.reduction
         with w.unrolled("for (int r = 0; r < 4; ++r)"):
             text = self.prologue.element(read)
-            w.line(f"const Pair<{self.factor.element}> made = {text};")
-            conditions = ["inside[r % 2]"] if self.factor.gather.limits else []
+            w.line(f"const Pair<{self.operand.element}> made = {text};")
+            conditions = ["inside[r % 2]"] if self.operand.gather.limits else []
             if k.channels % PANEL:
                 conditions.append(f"c + r / 2 * 8 < {k.channels}")
             kept = f"{' && '.join(conditions)} ? made.bits : 0" if conditions else "made.bits"

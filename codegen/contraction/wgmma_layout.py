@@ -9,18 +9,18 @@ from math import gcd, prod
 from codegen.arch import KNOWN
 from codegen.computed_tiles import computed
 from codegen.expr import Operand
-from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
+from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles
 from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import factors, gathered
+from codegen.tiles import gathered, operand_tiles
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
 TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
-BAND = 8  # rows of tiles that share the L2 cache: more of them push each other out
+RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more of them push each other out
 CARRIED_BYTES = 384  # the same, at most, where warps carry their own rows out: fewer ends of rows
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
 LEAST_STAGES = 3  # of the ring, beside buffers that hold operands
@@ -37,58 +37,59 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 @dataclass(frozen=True)
 class WgmmaSchedule(Schedule):
-    """A tile of groups * 64 rows and ``cols`` columns a block.
+    """A tile of groups * 64 rows and ``tile_n`` columns a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
-    turns   whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its sums
+    pingpong   whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its
+               sums
             the other multiplies.  Else they share a tile.
-    cols    a multiple of 16; times the second factors at most 256.
-    gather  whether the producer's threads gather the first factor rather than the copy engine.
-    fillers  warpgroups of the producer that fill tiles of a factor that is computed or converted; 0 for none.
-    computes  whether the consumers compute the first factor in registers.
+    tile_n    a multiple of 16; times the operands B at most 256.
+    gather  whether the producer's threads gather operand A rather than TMA.
+    producer_warpgroups  of the producer, which fill tiles of an operand that is computed or converted; 0 for none.
+    computes  whether the consumers compute operand A in registers.
     stages  of the ring, each 128 bytes along the reduction.
     blocks  of the grid: as many as the device has multiprocessors.
-    split   blocks (a cluster) that share the reduction of a tile.
-    band    rows of tiles that blocks at work at the same time go through together.
+    split_k   blocks (a cluster) that share the reduction of a tile.
+    raster_group    rows of tiles that blocks at work at the same time go through together.
     """
 
     groups: int
-    cols: int
+    tile_n: int
     stages: int
     blocks: int
-    split: int = 1
-    band: int = BAND
+    split_k: int = 1
+    raster_group: int = RASTER_GROUP
     gather: bool = False
-    turns: bool = False
-    fillers: int = 0
+    pingpong: bool = False
+    producer_warpgroups: int = 0
     computes: bool = False
 
-    def factors(self, spec: ContractionSpec) -> Factors:
-        """How the tiles of a spec come to shared memory."""
+    def operand_tiles(self, spec: ContractionSpec) -> OperandTiles:
+        """Returns how the tiles of a spec come to shared memory."""
         if self.computes:
             return computed(spec)
-        return filled(spec) if self.fillers else gathered(spec) if self.gather else factors(spec)
+        return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
-        if self.fillers:
-            return FILL_REGISTERS[self.fillers][self.groups]
+        if self.producer_warpgroups:
+            return FILL_REGISTERS[self.producer_warpgroups][self.groups]
         return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
 
     @property
     def pieces(self) -> int:
         """Products of 64 rows with which a consumer covers its rows of a tile."""
-        return 2 if self.turns else 1
+        return 2 if self.pingpong else 1
 
     @property
-    def rows(self) -> int:
-        return GROUP_ROWS * (self.pieces if self.turns else self.groups)
+    def tile_m(self) -> int:
+        return GROUP_ROWS * (self.pieces if self.pingpong else self.groups)
 
     @property
     def producers(self) -> int:
-        """Warpgroups of the producer: gathering takes more threads than telling the copy engine what to do."""
-        return self.fillers or (2 if self.gather else 1)
+        """Warpgroups of the producer: gathering takes more threads than telling TMA what to do."""
+        return self.producer_warpgroups or (2 if self.gather else 1)
 
     @property
     def threads(self) -> int:
@@ -96,10 +97,12 @@ class WgmmaSchedule(Schedule):
 
     @property
     def part(self) -> int:
-        """Columns of a tile that a block writes, with a split a multiple of 16; the last blocks may have none."""
-        if self.split == 1:
-            return self.cols
-        return next(p for p in range(16, self.cols + 1, 16) if p * self.split >= self.cols and self.cols % p == 0)
+        """Columns of a tile that a block writes, with split-K a multiple of 16; the last blocks may have none."""
+        if self.split_k == 1:
+            return self.tile_n
+        return next(
+            p for p in range(16, self.tile_n + 1, 16) if p * self.split_k >= self.tile_n and self.tile_n % p == 0
+        )
 
 
 def round_up(value: int, unit: int) -> int:
@@ -107,43 +110,47 @@ def round_up(value: int, unit: int) -> int:
 
 
 def panel_size(size: int, itemsize: int) -> int:
-    """Rows or columns of a panel of a tile that lies across the reduction: rows of it have 128, 64 or 32 bytes."""
+    """Returns rows or columns of a panel of a tile that lies across the reduction: rows of it have 128, 64 or 32
+    bytes.
+    """
     return gcd(size, ROW_BYTES // itemsize)
 
 
 def brought(side: object, size: int, total: int) -> int:
-    """Rows or columns of a tile of ``size`` that a copy brings, of ``total`` that there are.
+    """Returns rows or columns of a tile of ``size`` that a copy brings, of ``total`` that there are.
 
     Those beyond the last are left as they are, 8 at a time as the swizzle repeats: of a product with few rows most of a
     tile of 64.  What they hold makes only sums that nobody reads.
     """
-    return min(size, round_up(total, 8)) if isinstance(side, Side) and side.along_k else size
+    return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
 
 
-def ring_bytes(parts: Factors, s: WgmmaSchedule, products: int) -> int:
-    """Shared memory of a stage's tiles."""
-    first = sum(b.bytes(s.rows) for b in parts.a.brought if not b.row) if isinstance(parts.a, Computed) else None
-    return (ROW_BYTES * s.rows if first is None else first) + ROW_BYTES * s.cols * products
+def ring_bytes(parts: OperandTiles, s: WgmmaSchedule, products: int) -> int:
+    """Returns shared memory of a stage's tiles."""
+    first = (
+        sum(b.bytes(s.tile_m) for b in parts.a.brought if not b.row) if isinstance(parts.a, ComputedOperand) else None
+    )
+    return (ROW_BYTES * s.tile_m if first is None else first) + ROW_BYTES * s.tile_n * products
 
 
-def row_bytes(parts: Factors) -> int:
-    """Shared memory of what all rows of a stage have in common."""
-    rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, Computed) else []
+def row_bytes(parts: OperandTiles) -> int:
+    """Returns shared memory of what all rows of a stage have in common."""
+    rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, ComputedOperand) else []
     return sum(round_up(b.bytes(1), ROW_BYTES) for b in rows)
 
 
 class Layout:
     """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
 
-    def __init__(self, spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> None:
+    def __init__(self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> None:
         self.spec, self.parts, self.s = spec, parts, s
         lead = len(spec.batch)
         program = spec.program
-        # With rows split into batches (`factors`), the program's leading row dimensions are batches too.
+        # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches too.
         extra = 0
-        while prod(spec.batch) * prod(spec.rows[:extra]) != prod(parts.batch):
+        while prod(spec.batch) * prod(spec.m[:extra]) != prod(parts.batch):
             extra += 1
-        batch, rows = (*spec.batch, *spec.rows[:extra]), spec.rows[extra:]
+        batch, rows = (*spec.batch, *spec.m[:extra]), spec.m[extra:]
         lead += extra
         every = [op.strides for op in program.operands] + list(program.indices)
         self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
@@ -151,7 +158,7 @@ class Layout:
         if spec.results:  # the program's rows depend on the coordinates of all batches and rows
             self.batch, over_batch = batch, [x[:lead] for x in every]
             self.rows, over_rows = rows, [x[lead : lead + len(rows)] for x in every]
-        self.cols, over_cols = collapse(spec.cols, [x[lead + len(rows) :] for x in every], range(len(spec.cols)))
+        self.cols, over_cols = collapse(spec.n, [x[lead + len(rows) :] for x in every], range(len(spec.n)))
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
         self.program = restrided(program, new)
         self.stores = tuple(st.operand for st in self.program.stores)
@@ -169,7 +176,7 @@ class Layout:
         self.chunk = CHUNK_BYTES // widest
         while s.part % self.chunk:
             self.chunk //= 2
-        if self.by_warps:  # no swizzle of the copy engine's: any length will do
+        if self.by_warps:  # no swizzle of TMA's: any length will do
             self.chunk = max(c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * widest <= CARRIED_BYTES)
 
     @cached_property
@@ -189,7 +196,7 @@ class Layout:
 
     @cached_property
     def operand_maps(self) -> dict[int, tuple[int, TensorMap]]:
-        """Operands as large as the results that the copy engine brings while products run, by number: the output in
+        """Operands as large as the results that TMA brings while products run, by number: the output in
         whose buffers each lies, one for every chunk of a tile, and its map.
 
         The results take the place of what they were computed of, and leave in the same boxes.
@@ -288,4 +295,4 @@ class Layout:
     @property
     def sums_bytes(self) -> int:
         """Shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
-        return self.s.rows * self.s.cols * self.spec.products * 4 if self.s.split > 1 else 0
+        return self.s.tile_m * self.s.tile_n * self.spec.products * 4 if self.s.split_k > 1 else 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, WgmmaSchedule
-from codegen.factors import Factors
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
+from codegen.operands import OperandTiles
 from codegen.partials import Partials, Sink
 from codegen.spec import ContractionSpec
 
@@ -21,10 +21,16 @@ class WgmmaPartials(Partials):
     """
 
     def __init__(
-        self, w: Writer, spec: ContractionSpec, schedule: WgmmaSchedule, factors: Factors, names: Names, t: str
+        self,
+        w: Writer,
+        spec: ContractionSpec,
+        schedule: WgmmaSchedule,
+        operand_tiles: OperandTiles,
+        names: Names,
+        t: str,
     ) -> None:
-        super().__init__(w, spec, names, t, "at.batch" if prod(factors.batch) > 1 else "0")
-        self.s, self.sizes = schedule, (factors.rows, factors.cols)
+        super().__init__(w, spec, names, t, "at.batch" if prod(operand_tiles.batch) > 1 else "0")
+        self.s, self.sizes = schedule, (operand_tiles.rows, operand_tiles.cols)
         self._left = [names.unique(x.pointer, "_of_warps") for x in self.rows]
 
     @property
@@ -34,12 +40,12 @@ class WgmmaPartials(Partials):
     @property
     def _piece(self) -> str:
         """Which 64 of the tile's rows a consumer has."""
-        return "p" if self.s.turns else self._group
+        return "p" if self.s.pingpong else self._group
 
     @property
     def _row(self) -> str:
         """A thread's first row."""
-        return f"m0 + p * {GROUP_ROWS} + row" if self.s.turns else "m0 + row"
+        return f"m0 + p * {GROUP_ROWS} + row" if self.s.pingpong else "m0 + row"
 
     def members(self, chunk: int) -> None:
         """Declares the shared memory for what the warps have of ``chunk`` columns."""
@@ -58,7 +64,9 @@ class WgmmaPartials(Partials):
             self.begin(part, 4)
 
     def sinks(self, column: str, n0: str, ragged_m: bool, ragged_n: bool, row: str = "f % 2") -> list[Sink]:
-        """Where element ``e`` of pair ``f`` of the 16 columns from n0 + column on goes; ragged: some may be outside."""
+        """Returns where element ``e`` of pair ``f`` of the 16 columns from n0 + column on goes; ragged: some may be
+        outside.
+        """
         n = f"{n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
         inside_m = f"{self._row} + f % 2 * 8 < {self.sizes[0]}" if ragged_m else ""
         inside_n = f"{n} < {self.sizes[1]}" if ragged_n else ""
@@ -89,9 +97,9 @@ class WgmmaPartials(Partials):
         place = linear([(f"m0 / {GROUP_ROWS}", 1), (self._piece, 1)])
         with w.block(f"if (t < {chunk})" if chunk < GROUP else ""):
             w.line(f"const {self.t} col = {n0} + chunk * {chunk} + t, place = {place};")
-            inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.cols else []
+            inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.tile_n else []
             places = -(-self.sizes[0] // GROUP_ROWS)
-            inside += [f"place < {places}"] if places % (self.s.rows // GROUP_ROWS) else []
+            inside += [f"place < {places}"] if places % (self.s.tile_m // GROUP_ROWS) else []
             with w.block(f"if ({' && '.join(inside)})", when=bool(inside)):
                 for name, part in zip(self._left, self.rows):
                     total, op = part.own, part.reduction.combiner.functor

@@ -1,4 +1,4 @@
-"""The producer of the Hopper kernels: who fills the ring of stages with tiles of both factors, and from where."""
+"""The producer of the Hopper kernels: who fills the ring of stages with tiles of both operands, and from where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from math import prod
 
 from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
-from codegen.factors import ROW_BYTES, Brought, Factors, Gathered, Side
 from codegen.iteration import coordinate, coordinates, linear, long
 from codegen.naming import Writer
+from codegen.operands import ROW_BYTES, Brought, Gathered, MappedOperand, OperandTiles
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
 
@@ -21,20 +21,20 @@ class Producer:
 
     spec: ContractionSpec
     s: WgmmaSchedule
-    parts: Factors
+    parts: OperandTiles
     w: Writer
-    #: C names of the first factor, and of the tensor maps of the first and the second factors
+    #: C names of operand A, and of the tensor maps of the first and the operands B
     a: str
     a_map: str
     b_maps: list[str]
     itemsize: int
-    #: types in which the factors are multiplied
+    #: types in which the operands are multiplied
     types: tuple[str, str]
     layout: Layout
     epilogue: Epilogue
-    #: what fills the tiles of the factors, None for those that the copy engine brings
+    #: what fills the tiles of the operands, None for those that TMA brings
     loaders: tuple[TileLoader | None, TileLoader | None]
-    #: of a first factor that the consumers compute: what is brought, its place in a stage, and its tensor map
+    #: of an operand A that the consumers compute: what is brought, its place in a stage, and its tensor map
     brought: list[tuple[Brought, str, str]]
     #: tiles along rows and columns, batches, and tiles in all
     tiles_m: int
@@ -47,21 +47,21 @@ class Producer:
     def tiles(self, consumer: bool = False) -> None:
         """Opens the loop over a block's tiles, or those of one of its consumers, and says where each is."""
         w, s = self.w, self.s
-        if s.split > 1:
-            w.line(f"const int tile = blockIdx.x / {s.split};")
-        elif consumer and s.turns:
+        if s.split_k > 1:
+            w.line(f"const int tile = blockIdx.x / {s.split_k};")
+        elif consumer and s.pingpong:
             every, stages = "tile += 2 * gridDim.x", f"stage += {self.parts.reduction.stages}"
             w.line(f"if (group == 1) {stages};  // the stages of the other's first tile")
             w.open(f"for (int tile = blockIdx.x + group * gridDim.x; tile < {self.work}; {every}, {stages})")
-        elif s.turns or self.work > s.blocks:
+        elif s.pingpong or self.work > s.blocks:
             w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
         else:
             w.line("const int tile = blockIdx.x;")
-        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.band}>(tile);")
-        w.line(f"const int m0 = at.row * {s.rows}, n0 = at.col * {s.cols};")
+        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.raster_group}>(tile);")
+        w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
 
     def phase_range(self) -> tuple[str, str]:
-        """The stages of the reduction that a tile has whose batch is a phase, after its coordinates."""
+        """Returns the stages of the reduction that a tile has whose batch is a phase, after its coordinates."""
         w, k = self.w, self.parts.reduction
         values = self.batch_values()
         counts = []
@@ -76,34 +76,34 @@ class Producer:
         return "0", "last"
 
     def batch_values(self) -> dict[str, str]:
-        """C expressions of a tile's batch coordinates."""
+        """Returns C expressions of a tile's batch coordinates."""
         return {
             f"b{d}": "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
             for d, extent_ in enumerate(self.parts.batch)
         }
 
     def end_tiles(self) -> None:
-        if self.s.split == 1 and (self.s.turns or self.work > self.s.blocks):
+        if self.s.split_k == 1 and (self.s.pingpong or self.work > self.s.blocks):
             self.w.close()
 
     def stage_range(self, stages: int) -> tuple[str, str]:
-        """The stages of the reduction that a block has."""
-        if self.s.split == 1:
+        """Returns the stages of the reduction that a block has."""
+        if self.s.split_k == 1:
             return "0", str(stages)
         self.w.line("const int rank = cluster_rank();")
-        split = self.s.split
-        self.w.line(f"const int first = rank * {stages} / {split}, last = (rank + 1) * {stages} / {split};")
+        split_k = self.s.split_k
+        self.w.line(f"const int first = rank * {stages} / {split_k}, last = (rank + 1) * {stages} / {split_k};")
         return "first", "last"
 
     @property
     def _first_rows(self) -> int:
-        """Rows of the first factor that the copy engine brings to a stage."""
-        return brought(self.parts.a, self.s.rows, self.parts.rows)
+        """Rows of operand A that TMA brings to a stage."""
+        return brought(self.parts.a, self.s.tile_m, self.parts.rows)
 
     @property
     def _second_cols(self) -> int:
-        """Columns of all second factors that it brings."""
-        return brought(self.parts.b, self.s.cols, self.parts.cols) * len(self.b_maps)
+        """Columns of all operands B that it brings."""
+        return brought(self.parts.b, self.s.tile_n, self.parts.cols) * len(self.b_maps)
 
     def copying_producer(self, stages: int) -> None:
         w, s = self.w, self.s
@@ -117,26 +117,26 @@ class Producer:
                 coordinates(w, "int", "b", "at.batch", self.parts.batch, long(self.parts.batch))
             if k.skips:
                 first, last = self.phase_range()
-            first_factor = self.parts.a
-            sides = [first_factor] if isinstance(first_factor, Side) else [b.side for b, *_ in self.brought]
+            operand_a = self.parts.a
+            sides = [operand_a] if isinstance(operand_a, MappedOperand) else [b.side for b, *_ in self.brought]
             if any(side.im2col and side.along_k for side in sides):
-                coordinates(w, "int", "m_", "m0", self.spec.rows)
+                coordinates(w, "int", "m_", "m0", self.spec.m)
             with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
                 w.line("Barrier& full = shared.full[stage.index];")
                 w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-                first_bytes = sum(b.bytes(s.rows) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
+                first_bytes = sum(b.bytes(s.tile_m) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
                 w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
                 with w.unrolled(f"for (int u = 0; u < {k.per_stage}; ++u)", when=k.per_stage > 1):
                     if k.per_stage > 1:
                         w.line(f"const int item = k * {k.per_stage} + u;")
                     self._walk("item" if k.per_stage > 1 else "k")
-                    if isinstance(first_factor, Side):
-                        coordinates(w, "int", "p", "c", first_factor.pixels)
-                        self._load(first_factor, "a", self.a_map, "m0", s.rows)
+                    if isinstance(operand_a, MappedOperand):
+                        coordinates(w, "int", "p", "c", operand_a.pixels)
+                        self._load(operand_a, "a", self.a_map, "m0", s.tile_m)
                     for b, member, tensor_map in self.brought:
                         several = b.panels > 1
                         with w.unrolled(f"for (int u = 0; u < {b.panels}; ++u)", when=several):
-                            self._load(b.side, member, tensor_map, "m0", s.rows, part=b.panel if several else 0)
+                            self._load(b.side, member, tensor_map, "m0", s.tile_m, part=b.panel if several else 0)
                     self._load_seconds()
             self.end_tiles()
 
@@ -145,7 +145,7 @@ class Producer:
         w, s, image = self.w, self.s, a.image
         rank, t = len(image.sizes), "int32"
         step = s.producers * GROUP // PIECES
-        count = s.rows // step
+        count = s.tile_m // step
         w.line(f"registers_decrease<{s.registers[0]}>();")
         w.line("const int t = threadIdx.x;")
         w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
@@ -164,7 +164,7 @@ class Producer:
                 position = tidy(
                     f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
                 )
-                if d == 0 and self.parts.rows % s.rows:
+                if d == 0 and self.parts.rows % s.tile_m:
                     position = f"m < {self.parts.rows} ? {position} : -32768"
                 w.line(f"o{d}[i] = {position};")
             batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
@@ -235,48 +235,48 @@ class Producer:
         w.line("--late;")
 
     def filling_producer(self, stages: int) -> None:
-        """Threads fill tiles of what is computed or converted; one of them tells the copy engine about the others."""
+        """Threads fill tiles of what is computed or converted; one of them tells TMA about the others."""
         w, s = self.w, self.s
-        fillers = [x for x in self.loaders if x is not None]
+        loaders = [x for x in self.loaders if x is not None]
         w.line(f"registers_decrease<{s.registers[0]}>();")
         w.line("const int t = threadIdx.x;")
-        for filler in fillers:
-            filler.prologue.scalars()
+        for loader in loaders:
+            loader.prologue.scalars()
         w.line(f"Ring<{s.stages}> stage;")
         first, last = self.stage_range(stages)
         self.tiles()
         if self.batch > 1:
             w.line("const int batch = at.batch;")
-            if len(self.parts.batch) > 1 and len(fillers) == 1:
+            if len(self.parts.batch) > 1 and len(loaders) == 1:
                 coordinates(w, "int", "b", "batch", self.parts.batch)
-        if isinstance(self.parts.a, Side) and self.parts.a.im2col:
-            coordinates(w, "int", "m_", "m0", self.spec.rows)
-        for filler in fillers:
-            filler.prepare()
+        if isinstance(self.parts.a, MappedOperand) and self.parts.a.im2col:
+            coordinates(w, "int", "m_", "m0", self.spec.m)
+        for loader in loaders:
+            loader.prepare()
         w.line()
-        for filler in fillers:
-            filler.registers()
-        for filler in fillers:
-            filler.fetch(first)
+        for loader in loaders:
+            loader.registers()
+        for loader in loaders:
+            loader.fetch(first)
         with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
             w.line("Barrier& full = shared.full[stage.index];")
             w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-            rows = self._first_rows if isinstance(self.parts.a, Side) else 0
-            cols = self._second_cols if isinstance(self.parts.b, Side) else 0
+            rows = self._first_rows if isinstance(self.parts.a, MappedOperand) else 0
+            cols = self._second_cols if isinstance(self.parts.b, MappedOperand) else 0
             if rows or cols:
                 with w.block("if (t == 0)"):
                     w.line(f"barrier_expect(full, {ROW_BYTES * (rows + cols)});")
                     self._walk("k")
-                    if isinstance(self.parts.a, Side):
-                        self._load(self.parts.a, "a", self.a_map, "m0", s.rows)
+                    if isinstance(self.parts.a, MappedOperand):
+                        self._load(self.parts.a, "a", self.a_map, "m0", s.tile_m)
                     if cols:
                         self._load_seconds()
             # After the last stage it is brought once more: a few loads, and no branch among them.
-            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split > 1 else stages - 1});")
-            for filler in fillers:
-                p = filler.label
+            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else stages - 1});")
+            for loader in loaders:
+                p = loader.label
                 w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
-                filler.renew("next")
+                loader.renew("next")
             w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
             w.line("__syncwarp();")
             w.line("if (t % 32 == 0) barrier_arrive(full);")
@@ -293,7 +293,7 @@ class Producer:
             chunk = coordinate(item, sizes, len(sizes) - 1)
         channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
         if k.panels % k.per_stage:
-            # Past the last panel both factors are read beyond their channels, where they are zero.
+            # Past the last panel both operands are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // self.itemsize)}"
         if k.step:
             channel = f"at.batch * {k.step} + {channel}"
@@ -316,14 +316,14 @@ class Producer:
         return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
 
     def _load_seconds(self) -> None:
-        """Loads of the second factors' tiles, one behind another."""
+        """Writes loads of the operands B's tiles, one behind another."""
         side = self.parts.b
-        assert isinstance(side, Side)
+        assert isinstance(side, MappedOperand)
         for number, tensor_map in enumerate(self.b_maps):
-            self._load(side, "b", tensor_map, "n0", self.s.cols, number * self.s.cols)
+            self._load(side, "b", tensor_map, "n0", self.s.tile_n, number * self.s.tile_n)
 
     def _load(
-        self, side: Side, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
+        self, side: MappedOperand, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
     ) -> None:
         """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage, or its part u, of so many
         columns.
@@ -334,7 +334,7 @@ class Producer:
             values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
         values |= self.batch_values()
         if side.im2col:
-            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.rows))}
+            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.m))}
             values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
 
         def text(term: str) -> str:
@@ -366,8 +366,10 @@ class Producer:
         with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)", when=several):
             w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
 
-    def _load_windows_across(self, side: Side, name: str, tensor_map: str, size: int, values: dict[str, str]) -> None:
-        """Panels of rows, each some channels of one tap, for the pixels of a stage."""
+    def _load_windows_across(
+        self, side: MappedOperand, name: str, tensor_map: str, size: int, values: dict[str, str]
+    ) -> None:
+        """Writes panels of rows, each some channels of one tap, for the pixels of a stage."""
         w, across = self.w, ROW_BYTES // self.itemsize
         with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)"):
             w.line(f"const int panel = m0 / {across} + i;")

@@ -11,21 +11,21 @@ from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
-from codegen.factors import Factors
 from codegen.iteration import coordinates, extent, linear, long, unsigned
 from codegen.naming import Names, Writer
+from codegen.operands import OperandTiles
 from codegen.spec import ContractionSpec
 
 #: Bytes: of shorter accesses than these fewer are needed if most have 16 aligned bytes and the rest one element.
 SHORT = 8
 
 
-class Results:
+class ContractionResults:
     """Writes what a consumer does with the sums of a tile."""
 
     spec: ContractionSpec
     s: WgmmaSchedule
-    parts: Factors
+    parts: OperandTiles
     w: Writer
     names: Names
     layout: Layout
@@ -34,7 +34,7 @@ class Results:
     #: C names of the buffers of results on their way out, and of the outputs' tensor maps
     staged: list[str]
     store_maps: list[str]
-    #: those of operands that the copy engine brings, by number
+    #: those of operands that TMA brings, by number
     operand_maps: dict[int, str]
     #: columns that a wgmma multiplies
     columns: int
@@ -66,17 +66,17 @@ class Results:
         each, threads = s.part // 2, s.groups * GROUP
         products = self.spec.products
         w.line(f"{self.register_type} total[{each * products}] = {{}};")
-        with w.unrolled(f"for (int q = 0; q < {s.split}; ++q)"):
+        with w.unrolled(f"for (int q = 0; q < {s.split_k}; ++q)"):
             w.line(
                 f"const {self.register_type}* const theirs = cluster_map(exchange, q) + rank * {each * threads} + mine;"
             )
             w.line("#pragma unroll")
-            place = "i" if products == 1 else f"(i / {each} * {s.cols // 2} + i % {each})"
+            place = "i" if products == 1 else f"(i / {each} * {s.tile_n // 2} + i % {each})"
             w.line(f"for (int i = 0; i < {each * products}; ++i) total[i] += theirs[{place} * {threads}];")
         w.line()
 
     def pieces(self) -> AbstractContextManager[None]:
-        """The loop over a consumer's products of 64 rows."""
+        """Returns the loop over a consumer's products of 64 rows."""
         return self.w.unrolled(f"for (int p = 0; p < {self.s.pieces}; ++p)", when=self.s.pieces > 1)
 
     @property
@@ -87,14 +87,14 @@ class Results:
     @property
     def rows(self) -> str:
         """Where those rows begin in the tile."""
-        if self.s.turns:
+        if self.s.pingpong:
             return f"p * {GROUP_ROWS}"
         return f"group * {GROUP_ROWS}" if self.s.groups > 1 else "0"
 
     def _row(self, position: str, clamp: bool) -> list[str]:
         """Writes the row m of a result; returns the C expressions of its coordinates, and of the batch's."""
         w, layout = self.w, self.layout
-        position = f"m0 + {self.rows} + {position}" if self.s.turns else f"m0 + {position}"
+        position = f"m0 + {self.rows} + {position}" if self.s.pingpong else f"m0 + {position}"
         w.line(f"const {self.t} m = {f'min({position}, {self.parts.rows - 1})' if clamp else position};")
         batch = ["0"] * len(layout.batch)
         if self.batch > 1:
@@ -123,7 +123,7 @@ class Results:
     @property
     def _n0(self) -> str:
         """The first column of the tile that a block writes."""
-        return f"n0 + rank * {self.s.part}" if self.s.split > 1 else "n0"
+        return f"n0 + rank * {self.s.part}" if self.s.split_k > 1 else "n0"
 
     @property
     def _barrier(self) -> str:
@@ -131,8 +131,8 @@ class Results:
         return "group + 1" if self.s.groups > 1 else "1"
 
     def _sums(self, element: str) -> list[str]:
-        """The sums of an element of a thread's, one a product."""
-        name = "total" if self.s.split > 1 else self.sum
+        """Returns the sums of an element of a thread's, one a product."""
+        name = "total" if self.s.split_k > 1 else self.sum
         texts = []
         for number in range(self.spec.products):
             start = f"{number * self.s.part // 2} + " if number else ""
@@ -149,14 +149,14 @@ class Results:
             self.w.line("int buffer = 0;")
 
     def bring_operands(self) -> None:
-        """Asks the copy engine for a tile's part of operands as large as the results, before its products."""
+        """Asks TMA for a tile's part of operands as large as the results, before its products."""
         w, layout = self.w, self.layout
         if not layout.operand_maps:
             return
         self._batch_coordinates()
         size = GROUP_ROWS * layout.chunk * sum(layout.program.loads[n].dtype.itemsize for n in layout.operand_maps)
         w.line("// What the epilogue reads comes meanwhile, to where the results will be.")
-        idle = f" && rank < {self.s.cols // self.s.part}" if self.s.part * self.s.split > self.s.cols else ""
+        idle = f" && rank < {self.s.tile_n // self.s.part}" if self.s.part * self.s.split_k > self.s.tile_n else ""
         with w.block(f"if (t == 0{idle})"):
             if self.persistent:
                 w.line("tma_wait_read<0>();  // the copies of the results before have read it")
@@ -178,10 +178,10 @@ class Results:
     @property
     def persistent(self) -> bool:
         """Whether a block may have several tiles."""
-        return self.s.split == 1 and (self.s.turns or self.work > self.s.blocks)
+        return self.s.split_k == 1 and (self.s.pingpong or self.work > self.s.blocks)
 
     def _box(self, chunk: str) -> str:
-        """The coordinates of a chunk of a consumer's results."""
+        """Returns the coordinates of a chunk of a consumer's results."""
         layout = self.layout
         batch: list[str] = []
         if self.batch > 1:
@@ -191,13 +191,15 @@ class Results:
         return ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
 
     def through_shared_memory(self) -> None:
-        """Results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads carry it."""
+        """Writes results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads
+        carry it.
+        """
         w, s, layout = self.w, self.s, self.layout
         brought = bool(layout.operand_maps)
         if not self.parts.reduction.skips and not brought:
             self._batch_coordinates()
         chunks = s.part // layout.chunk
-        ragged_m, ragged_n = bool(self.parts.rows % s.rows), bool(self.parts.cols % s.cols)
+        ragged_m, ragged_n = bool(self.parts.rows % s.tile_m), bool(self.parts.cols % s.tile_n)
         if brought:
             phase = "brought" if self.persistent else "0"
             w.line(f"barrier_wait(shared.operands[{'group' if s.groups > 1 else '0'}], {phase});")
@@ -260,7 +262,7 @@ class Results:
             self.partials.finish_tile(self._n0)
 
     def _buffer(self, name: str) -> str:
-        """The staging buffer of a consumer."""
+        """Returns the staging buffer of a consumer."""
         buffer = "" if self.layout.by_warps else "[buffer]"
         return f"&shared.{name}[{'group' if self.s.groups > 1 else '0'}]{buffer}[0][0]"
 
@@ -287,7 +289,7 @@ class Results:
             w.line("#pragma unroll 2")
             with w.block(f"for (int i = lane; i < {GROUP_ROWS // 4 * lanes}; i += 32)"):
                 w.line(f"const int r = t / 32 * 16 + i / {lanes};")
-                coordinates = self._row(self._carried_row, clamp=bool(self.parts.rows % self.s.rows))
+                coordinates = self._row(self._carried_row, clamp=bool(self.parts.rows % self.s.tile_m))
                 w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk};")
                 if self._outside:
                     w.line(f"if ({' || '.join(self._outside)}) continue;")
@@ -312,10 +314,10 @@ class Results:
     @property
     def _carried_row(self) -> str:
         """Row r of a consumer's in the tile."""
-        return "r" if self.s.turns or self.s.groups == 1 else f"{self.rows} + r"
+        return "r" if self.s.pingpong or self.s.groups == 1 else f"{self.rows} + r"
 
     def _carry(self, name: str, pointer: str, op: Operand) -> None:
-        """Results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
+        """Writes results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
         w, s, layout = self.w, self.s, self.layout
         wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
         anywhere, own = self._anywhere(op), layout.by_warps
@@ -337,8 +339,8 @@ class Results:
         w.line(f"const int r = {r}, c = {c};")
         coordinates = self._row(self._carried_row, clamp=False)
         w.line(f"const {self.t} n = {self._n0} + chunk * {layout.chunk} + c;")
-        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+        outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.tile_m else []
+        outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.tile_n else []
         if outside or self._outside:
             w.line(f"if ({' || '.join([*outside, *self._outside])}) continue;")
         to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
@@ -353,14 +355,14 @@ class Results:
         coordinates = self._row(self._carried_row, clamp=False)
         w.line(f"const {self.t} n = {self._n0} + chunk * {chunk};")
         left = f"{cols} - n" if self.t == "int32" else f"int({cols} - n)"
-        count = f"min({chunk}, {left})" if cols % self.s.cols else str(chunk)
+        count = f"min({chunk}, {left})" if cols % self.s.tile_n else str(chunk)
         to = f"{pointer} + {linear(list(zip([*coordinates, 'n'], op.strides)))}"
-        outside = [*([f"m >= {rows}"] if rows % self.s.rows else []), *self._outside]
+        outside = [*([f"m >= {rows}"] if rows % self.s.tile_m else []), *self._outside]
         guard = f"if (!({' || '.join(outside)})) " if outside else ""
         w.line(f"{guard}{function}<{chunk}>({to}, {self._buffer(name)}, r, {count}, {part});")
 
     def _vector(self, op: Operand) -> int:
-        """Elements that every access to an operand can have at aligned addresses."""
+        """Returns elements that every access to an operand can have at aligned addresses."""
         along = len(self.layout.batch) + len(self.layout.rows) - (1 if self.layout.turned else 0)
         size = self.layout.rows[-1] if self.layout.turned else self.parts.cols
         vector = 16 // op.dtype.itemsize
@@ -369,7 +371,7 @@ class Results:
         return vector
 
     def _anywhere(self, op: Operand) -> bool:
-        """Whether rows of an output begin anywhere, and are carried out as they lie in memory."""
+        """Returns true if rows of an output begin anywhere, and are carried out as they lie in memory."""
         return self.layout.by_warps and self._vector(op) * op.dtype.itemsize < SHORT
 
     @property
@@ -378,14 +380,14 @@ class Results:
         return bool(self._fetched) or any(map(self._anywhere, self.layout.stores))
 
     def _copy_out(self, ragged_m: bool) -> None:
-        """One thread tells the copy engine to take the results of a chunk."""
+        """One thread tells TMA to take the results of a chunk."""
         w, s = self.w, self.s
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
         rows = f"m0 + {self.rows}".removesuffix(" + 0")
         with w.block("if (t == 0)"):
             # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
-            inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.rows > GROUP_ROWS else ""
+            inside = f"if ({rows} < {self.parts.rows}) " if ragged_m and s.tile_m > GROUP_ROWS else ""
             where = self._box("chunk")
             for name, tensor_map in zip(self.staged, self.store_maps):
                 group = "group" if s.groups > 1 else "0"
@@ -398,7 +400,7 @@ class Results:
         return (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
 
     def direct(self) -> None:
-        """Results from registers: outputs that no tensor map describes."""
+        """Writes results from registers: outputs that no tensor map describes."""
         if not self.parts.reduction.skips:
             self._batch_coordinates()
         with self.pieces():
@@ -410,23 +412,23 @@ class Results:
             self.partials.finish_tile(self._n0)
 
     def _direct_by_rows(self) -> None:
-        """The two rows of a thread, one after the other."""
+        """Writes the two rows of a thread, one after the other."""
         w, s, layout = self.w, self.s, self.layout
         with w.unrolled("for (int i = 0; i < 2; ++i)"):
             coordinates = self._row("row + i * 8", clamp=False)
-            outside = [*([f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []), *self._outside]
+            outside = [*([f"m >= {self.parts.rows}"] if self.parts.rows % s.tile_m else []), *self._outside]
             if outside:
                 w.line(f"if ({' || '.join(outside)}) continue;")
             with w.unrolled(f"for (int j = 0; j < {s.part}; j += 8)"):
                 coordinates.append(self._column("j", clamp=False))
-                if self.parts.cols % s.cols:
+                if self.parts.cols % s.tile_n:
                     w.line(f"if (n >= {self.parts.cols}) continue;")
                 run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing)
                 sinks = self.partials.sinks("j", self._n0, False, False, row="i")
                 self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
 
     def _direct_by_columns(self) -> None:
-        """The same, 16 columns at a time: columns are reduced."""
+        """Writes the same, 16 columns at a time: columns are reduced."""
         w, s, length = self.w, self.s, self.layout.chunk
         with w.unrolled(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)"):
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
@@ -436,8 +438,8 @@ class Results:
                     column = f"chunk * {length} + j"
                     position = self._row("row + f % 2 * 8", clamp=False)
                     position.append(self._column(f"{column} + f / 2 * 8", clamp=False))
-                    outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.rows else []
-                    outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.cols else []
+                    outside = [f"m >= {self.parts.rows}"] if self.parts.rows % s.tile_m else []
+                    outside += [f"n >= {self.parts.cols}"] if self.parts.cols % s.tile_n else []
                     if outside:
                         w.line(f"if ({' || '.join(outside)}) continue;")
                     run = Run(2, len(position) - 1, "e", self._missing)

@@ -24,17 +24,17 @@ from codegen.contraction.wgmma_layout import (
 )
 from codegen.declined import Declined
 from codegen.expr import Program
-from codegen.factors import ROW_BYTES, Computed, Factors, Side
 from codegen.filled_tiles import filled
+from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.tiles import factors, gathered
-from codegen.ways import ELEMENTS, Way, held_registers, product_types
+from codegen.tile_path import ELEMENTS, TilePath, held_registers, product_types
+from codegen.tiles import gathered, operand_tiles
 
 
 def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
-    """How wgmma sees the factors' elements; ``fill``: once threads have converted them.
+    """Returns how wgmma sees the operands' elements; ``fill``: once threads have converted them.
 
     Raises Declined for those it cannot multiply.
     """
@@ -53,33 +53,35 @@ def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
 
 
 def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
-    """Whether threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
+    """Returns true if threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
     return types[0].startswith("float8") and not spec.fast_fp8
 
 
 def element_bytes(types: tuple[str, str]) -> int:
-    """Bytes of an element of either factor in shared memory."""
+    """Returns bytes of an element of either operand in shared memory."""
     return ELEMENTS[types[0]][1]
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
-    """Schedules worth trying, the one with the least estimated time first: the best few, then the best one of every
-    other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Declined with a reason.
+    """Returns schedules worth trying, the one with the least estimated time first: the best few, then the best one
+    of every other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Declined with a
+    reason.
     """
     return in_order(
         _ranked(spec, target),
-        lambda s: (s.gather, s.fillers, s.computes, s.turns, s.split > 1),
+        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.pingpong, s.split_k > 1),
         first=BEST,
         hopeless=HOPELESS,
     )
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
-    """Cycles that the best schedule is estimated to take, but for what memory takes: the other forms' estimates leave
+    """Returns cycles that the best schedule is estimated to take, but for what memory takes: the other forms'
+    estimates leave
     that out, too.  Raises Declined with a reason.
     """
     best = _ranked(spec, target)[0][1]
-    return _cost(spec, best.factors(spec), best, target, cold=False)
+    return _cost(spec, best.operand_tiles(spec), best, target, cold=False)
 
 
 @lru_cache(256)
@@ -92,12 +94,12 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
         operand_types(spec, fill=True)
     if spec.accumulate not in ("float", "uint32"):
         raise Declined(f"tensor cores do not add up in {spec.accumulate}")
-    if not prod(spec.inner) or not prod(spec.rows) or not prod(spec.cols) or not prod(spec.batch):
+    if not prod(spec.k) or not prod(spec.m) or not prod(spec.n) or not prod(spec.batch):
         raise Declined("there is nothing to multiply")
     ranked: list[tuple[float, WgmmaSchedule]] = []
-    fronted = any(gather.program is not None for gather in (spec.a, spec.b))
+    has_prologue = any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Declined("no tile fits the shared memory of a block")
-    for form in (factors, gathered, computed, filled):
+    for form in (operand_tiles, gathered, computed, filled):
         if form is filled and any(s.computes for _, s in ranked):
             continue  # always slower
         try:
@@ -105,16 +107,16 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
                 operand_types(spec)
             parts = form(spec)
         except Declined as refusal:
-            # Of a factor that threads must bring, the reason why they do not says more.
-            reason = refusal if form is factors or (form is filled and fronted) else reason
+            # Of an operand that threads must bring, the reason why they do not says more.
+            reason = refusal if form is operand_tiles or (form is filled and has_prologue) else reason
             continue
-        if form is filled and fronted:
+        if form is filled and has_prologue:
             reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
         if spec.partials and prod(parts.batch) != prod(spec.batch):
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
-        for fillers in (1, 2) if form is filled else (0,):
-            found = _candidates(spec, parts, target, form is gathered, fillers, form is computed)
+        for producer_warpgroups in (1, 2) if form is filled else (0,):
+            found = _candidates(spec, parts, target, form is gathered, producer_warpgroups, form is computed)
             ranked += [(_cost(spec, parts, s, target), s) for s in found]
     if not ranked:
         raise reason
@@ -122,17 +124,17 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
 
 
 def _candidates(
-    spec: ContractionSpec, parts: Factors, target: Target, gather: bool, fillers: int, computes: bool
+    spec: ContractionSpec, parts: OperandTiles, target: Target, gather: bool, producer_warpgroups: int, computes: bool
 ) -> Iterator[WgmmaSchedule]:
     sms = target.sms
-    adds_up = adds_up_stages(spec, operand_types(spec, bool(fillers) or computes))
-    # Of several factors that lie across the reduction each has whole panels.
+    adds_up = adds_up_stages(spec, operand_types(spec, bool(producer_warpgroups) or computes))
+    # Of several operands that lie across the reduction each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             held = _registers(spec, cols)
             both = held + cols * spec.products // 2 if adds_up else held  # with the sums of a stage
-            most = _most_cols(groups, gather, fillers)
+            most = _most_cols(groups, gather, producer_warpgroups)
             if computes and groups == 3:
                 most = 128
             if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
@@ -141,18 +143,30 @@ def _candidates(
                 continue
             tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
             even = not gather and not parts.reduction.skips  # every tile takes as many stages as the others
-            for split in range(1, 9):
-                if split > 1 and (
-                    not even or tiles * split > 2 * sms or parts.reduction.stages < 4 * split or 32 < cols < 16 * split
+            for split_k in range(1, 9):
+                if split_k > 1 and (
+                    not even
+                    or tiles * split_k > 2 * sms
+                    or parts.reduction.stages < 4 * split_k
+                    or 32 < cols < 16 * split_k
                 ):
                     continue
-                s = WgmmaSchedule(groups, cols, 2, sms, split, gather=gather, fillers=fillers, computes=computes)
+                s = WgmmaSchedule(
+                    groups,
+                    cols,
+                    2,
+                    sms,
+                    split_k,
+                    gather=gather,
+                    producer_warpgroups=producer_warpgroups,
+                    computes=computes,
+                )
                 if s.part % spec.col_chunk or not _filled(spec, parts, s):
                     continue
-                in_turn = even and groups == 2 and split == 1 and not (fillers or computes or adds_up)
-                for turns in (False, True) if in_turn else (False,):
-                    taken = replace(s, turns=turns)
-                    if turns and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
+                in_turn = even and groups == 2 and split_k == 1 and not (producer_warpgroups or computes or adds_up)
+                for pingpong in (False, True) if in_turn else (False,):
+                    taken = replace(s, pingpong=pingpong)
+                    if pingpong and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
                     stages = _most_stages(spec, parts, taken, target)
                     if stages >= 2:
@@ -168,42 +182,42 @@ SPARE = 16
 MOST_BOTH = {1: 192, 2: 192, 3: 128}
 #: Stages of a ring, or more if they are so small that fewer bytes than these would be on their way.
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
-#: Columns of a consumer that takes turns: its thread has twice as many sums.
+#: Columns of a ping-pong consumer: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
 
-def _filled(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> bool:
-    """Whether the threads of the producer can fill the tiles, and have registers for what is on its way."""
-    inner, threads, needed = parts.reduction.panel, s.fillers * GROUP, FILL_OTHER_REGISTERS
-    for way, size, products in ((parts.a, s.rows, 1), (parts.b, s.cols, spec.products)):
-        if isinstance(way, Way):
+def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> bool:
+    """Returns true if the threads of the producer can fill the tiles, and have registers for what is on its way."""
+    inner, threads, needed = parts.reduction.panel, s.producer_warpgroups * GROUP, FILL_OTHER_REGISTERS
+    for way, size, products in ((parts.a, s.tile_m, 1), (parts.b, s.tile_n, spec.products)):
+        if isinstance(way, TilePath):
             if not way.fills(size, inner, threads):
                 return False
             limits = len(way.gather.limits)
             kept = way.count(size, inner, threads) if limits else 0  # whether there are elements
-            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + FILL_FACTOR_REGISTERS
-    return not s.fillers or needed <= s.registers[0]
+            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + FILL_OPERAND_REGISTERS
+    return not s.producer_warpgroups or needed <= s.registers[0]
 
 
-def _most_cols(groups: int, gather: bool, fillers: int) -> int:
-    """Columns whose sums fit the registers that a thread of such a block starts with."""
-    if fillers == 1:
+def _most_cols(groups: int, gather: bool, producer_warpgroups: int) -> int:
+    """Returns columns whose sums fit the registers that a thread of such a block starts with."""
+    if producer_warpgroups == 1:
         return {1: 256, 2: 256, 3: 128}[groups]
-    if gather or fillers:
+    if gather or producer_warpgroups:
         return {1: 256, 2: 192, 3: 128}[groups]
     return 192 if groups == 3 else 256
 
 
 def _registers(spec: ContractionSpec, cols: int) -> int:
-    """Registers of a thread for its sums and what it has of parts of its two rows."""
+    """Returns registers of a thread for its sums and what it has of parts of its two rows."""
     return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
 
 
-def _most_stages(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, target: Target) -> int:
+def _most_stages(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target) -> int:
     stage = ring_bytes(parts, s, spec.products)
     layout = Layout(spec, parts, s)
     room = target.arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
-    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
+    tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
     most = max(MOST_STAGES, IN_FLIGHT // stage)
     stages = min(most, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
@@ -220,7 +234,7 @@ L2_RATE, LATENCY = 70.0, 1500.0
 #: stage until it is there while others ask as well; the share by which the shorter of what memory and all else take
 #: adds to the longer.
 MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
-#: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of the copy engine's of a row of a panel.
+#: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of TMA's of a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: The same of a row of windows some of whose channels do not exist.
 PARTIAL_ROW = 6.0
@@ -234,22 +248,22 @@ FILL_PIECE, FUNCTION = 12.0, 20.0
 FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 8.0, 0.8
 #: Bytes that shared memory moves in a cycle: reads and writes, each of 128 bytes, whoever makes them.
 SHARED_RATE, SHARED_ACCESS = 116.0, 128
-#: Registers of a thread that fills tiles: in any case, and for each factor beside what it holds of it.
-FILL_OTHER_REGISTERS, FILL_FACTOR_REGISTERS = 16, 12
+#: Registers of a thread that fills tiles: in any case, and for each operand beside what it holds of it.
+FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
 #: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
 #: Cycles that a cluster needs to add up, and each of its blocks, and bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 
 
-def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
-    """Estimated cycles in which the producer's threads fill a stage; 0 if they do not.
+def _filling(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> float:
+    """Returns estimated cycles in which the producer's threads fill a stage; 0 if they do not.
 
     What a stage is filled with is on its way for as long as the one before takes to be filled.
     """
     instructions = 0.0
-    for way, size in ((parts.a, s.rows), (parts.b, s.cols * spec.products)):
-        if isinstance(way, Way):
+    for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * spec.products)):
+        if isinstance(way, TilePath):
             integers = INTEGER * sum(op.dtype.is_int for op in way.gather.operands)
             piece = (
                 FILL_PIECE
@@ -258,37 +272,37 @@ def _filling(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule) -> float:
             )
             piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
             instructions += size * parts.reduction.panel / way.piece * piece
-    rate = min(FILL_RATE * s.fillers, MOST_FILL_RATE)
-    return max(instructions / rate, FILL_LATENCY) if s.fillers else 0.0
+    rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
+    return max(instructions / rate, FILL_LATENCY) if s.producer_warpgroups else 0.0
 
 
-def _computing(factor: Computed, s: WgmmaSchedule, stage: int, products: int) -> float:
-    """Estimated cycles in which the consumers compute the fragments of a stage of so many bytes, four each.
+def _computing(operand: ComputedOperand, s: WgmmaSchedule, stage: int, products: int) -> float:
+    """Returns estimated cycles in which the consumers compute the fragments of a stage of so many bytes, four each.
 
-    Those of different consumers share the multiprocessor's quarters, and shared memory with the copy engine and the
-    tensor cores, for which every consumer reads the second factor; a consumer has one fragment at a time.
+    Those of different consumers share the multiprocessor's quarters, and shared memory with TMA and the
+    tensor cores, for which every consumer reads operand B; a consumer has one fragment at a time.
     """
     warps = 4 * s.groups
-    traffic = stage + s.groups * ROW_BYTES * s.cols * products
-    for b in factor.brought:
-        traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.rows)
-    sources = len(factor.brought) * FRAGMENT_SOURCE
-    integers = sum(not b.row and factor.gather.operands[b.load].dtype.is_int for b in factor.brought)
-    each = instructions_of(factor.gather.program)
-    instructions = FRAGMENT + sources + (4 * each if factor.pairs else 8 * (1.0 + each + INTEGER * integers))
+    traffic = stage + s.groups * ROW_BYTES * s.tile_n * products
+    for b in operand.brought:
+        traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.tile_m)
+    sources = len(operand.brought) * FRAGMENT_SOURCE
+    integers = sum(not b.row and operand.gather.operands[b.load].dtype.is_int for b in operand.brought)
+    each = instructions_of(operand.gather.program)
+    instructions = FRAGMENT + sources + (4 * each if operand.pairs else 8 * (1.0 + each + INTEGER * integers))
     return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
 
 
 def instructions_of(program: Program | None) -> float:
-    """Instructions that computing an element takes."""
+    """Returns instructions that computing an element takes."""
     templates = [i.template for i in program.instructions] if program else []
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
-def _windows_past_channels(parts: Factors) -> float:
-    """The share of the panels of windows that the copy engine must fill up with zeros behind the last channel."""
+def _windows_past_channels(parts: OperandTiles) -> float:
+    """Returns the share of the panels of windows that TMA must fill up with zeros behind the last channel."""
     k = parts.reduction
-    windows = isinstance(parts.a, Side) and parts.a.im2col and parts.a.along_k
+    windows = isinstance(parts.a, MappedOperand) and parts.a.im2col and parts.a.along_k
     return 1 / k.chunks if windows and k.channels % k.panel else 0.0
 
 
@@ -296,54 +310,60 @@ def _windows_past_channels(parts: Factors) -> float:
 _FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
 
-def _fresh_bytes(spec: ContractionSpec, parts: Factors) -> int:
-    """Bytes of the factors that the copy engine brings, each counted once."""
+def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
+    """Returns bytes of the operands that TMA brings, each counted once."""
     sides = ((parts.a, spec.a, 1), (parts.b, spec.b, spec.products))
     return sum(
         count * prod(side.map.sizes) * gather.operand.dtype.itemsize
         for side, gather, count in sides
-        if isinstance(side, Side)
+        if isinstance(side, MappedOperand)
     )
 
 
-def _cost(spec: ContractionSpec, parts: Factors, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
-    """Estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its factors; the epilogue.
+def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
+    """Returns estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands; the
+    epilogue.
 
-    Nor can the whole be faster than memory, where the factors are if ``cold``.  The constants are fits to measurements.
+    Nor can the whole be faster than memory, where the operands are if ``cold``.  The constants are fits to
+    measurements.
     """
     itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
-    tiles = prod(parts.batch) * -(-parts.rows // s.rows) * -(-parts.cols // s.cols)
-    depth = parts.reduction.share * -(-parts.reduction.stages // s.split)
+    tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
+    depth = parts.reduction.share * -(-parts.reduction.stages // s.split_k)
     # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
-    cols = s.cols * spec.products
+    cols = s.tile_n * spec.products
     products = (
-        s.rows * (cols + 16 + max(0, 128 - cols) / 4) * (ROW_BYTES // itemsize) / (target.wgmma * 2 / itemsize) / SHARE
+        s.tile_m
+        * (cols + 16 + max(0, 128 - cols) / 4)
+        * (ROW_BYTES // itemsize)
+        / (target.wgmma * 2 / itemsize)
+        / SHARE
     )
-    if adds_up_stages(spec, operand_types(spec, bool(s.fillers) or s.computes)):
+    if adds_up_stages(spec, operand_types(spec, bool(s.producer_warpgroups) or s.computes)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
     if s.gather:
-        loads += s.rows * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
-    else:  # the copy engine takes as long for a short row as for one of 128 bytes
-        rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.cols, itemsize)
-        every = (brought(parts.a, s.rows, parts.rows) + cols * rows) * parts.reduction.per_stage
+        loads += s.tile_m * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
+    else:  # TMA takes as long for a short row as for one of 128 bytes
+        rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.tile_n, itemsize)
+        every = (brought(parts.a, s.tile_m, parts.rows) + cols * rows) * parts.reduction.per_stage
         partial = _windows_past_channels(parts)
         loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
-    together = max(1, target.clusters_of(s.split) * s.blocks // target.sms)
+    together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(loads, _filling(spec, parts, s), refill)
-    if isinstance(parts.a, Computed):
+    if isinstance(parts.a, ComputedOperand):
         loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
     layout = Layout(spec, parts, s)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)
-    if s.split > 1:
-        epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split + s.rows * cols * 4 / EXCHANGE_RATE
+    if s.split_k > 1:
+        epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE
     work = rounds * (mainloop + epilogue)
-    if s.turns:  # one consumer's epilogue meanwhile the other's products
+    if s.pingpong:  # one consumer's epilogue meanwhile the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split)
+    rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
     memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)

@@ -25,12 +25,12 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
 def headers() -> list[Path]:
-    """Every file that a kernel's or the runtime's compilation may read, in a fixed order: for cache keys."""
+    """Returns every file that a kernel's or the runtime's compilation may read, in a fixed order: for cache keys."""
     return sorted(path for folder in (CPU_DIR, DEVICE_DIR) for path in folder.iterdir() if path.suffix in _SUFFIXES)
 
 
 def translation_unit(kernels: Sequence[KernelSource]) -> str:
-    """One C++ source with all ``kernels`` and the table of their entries, ``fusegraph_cpu_module``.
+    """Returns one C++ source with all ``kernels`` and the table of their entries, ``fusegraph_cpu_module``.
 
     Entry i of the table is ``kernels[i]``; those that are equal are one code.  Each kernel's code lies in a namespace
     of its own and its name is renamed by the preprocessor, so that kernels of different graphs may share names of
@@ -78,7 +78,7 @@ def translation_unit(kernels: Sequence[KernelSource]) -> str:
 
 
 def _split_includes(kernel: KernelSource) -> tuple[list[str], str]:
-    """The headers that the code includes, and the code with empty lines in their place."""
+    """Returns the headers that the code includes, and the code with empty lines in their place."""
     names: list[str] = []
     lines: list[str] = []
     in_comment = in_code = False

@@ -57,7 +57,7 @@ struct Block {
     bool reverse;               // blocks and threads run in descending order
 };
 
-// A tensor as the copy engine knows it: what a kernel's TensorMap parameter holds.  fusegraph/runtime/tensor_map.py
+// A tensor as TMA knows it: what a kernel's TensorMap parameter holds.  fusegraph/runtime/tensor_map.py
 // packs it, field by field in this order, into 128 bytes.
 struct TensorMapFields {
     unsigned long long magic;       // kTensorMapMagic
@@ -76,7 +76,7 @@ constexpr unsigned long long kTensorMapMagic = 0x70616d726f736e74;  // "tnsormap
 
 enum CopyKind { kLoad, kLoadIm2col, kStore, kStoreAdd, kBulkLoad, kBulkStore };
 
-// One copy by the copy engine.
+// One copy by TMA.
 struct Copy {
     CopyKind kind;
     void* shared;
@@ -117,13 +117,13 @@ struct Runtime {
     void (*mbarrier_arrive)(Thread*, void* barrier, unsigned expected, const Where&);
     void (*mbarrier_arrive_cluster)(Thread*, void* barrier, int cta, const Where&);
     void (*mbarrier_wait)(Thread*, void* barrier, unsigned parity, const Where&);
-    // The copy engine.  copy_wait waits until all but `pending` groups of the thread have read their shared memory and,
+    // TMA.  copy_wait waits until all but `pending` groups of the thread have read their shared memory and,
     // if `written`, are in global memory.
     void (*copy)(Thread*, const Copy&, const Where&);
     void (*copy_commit)(Thread*);
     void (*copy_wait)(Thread*, unsigned pending, bool written, const Where&);
     void (*fence_async)(Thread*);
-    // What reads shared memory as the copy engine does (wgmma): fails if ordinary stores to these bytes were not fenced.
+    // What reads shared memory as TMA does (wgmma): fails if ordinary stores to these bytes were not fenced.
     void (*async_read)(Thread*, const void* shared, unsigned bytes, const Where&);
     // Clusters.
     void (*cluster_arrive)(Thread*, const Where&);

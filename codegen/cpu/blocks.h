@@ -1,4 +1,4 @@
-// One block of the cluster that a worker runs: its barriers, its shared memory, and what the copy engine knows of it.
+// One block of the cluster that a worker runs: its barriers, its shared memory, and what TMA knows of it.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct Mbarrier {
     }
 };
 
-// Dynamic shared memory as the copy engine and wgmma see it: what they wrote, and what ordinary stores wrote before a
+// Dynamic shared memory as TMA and wgmma see it: what they wrote, and what ordinary stores wrote before a
 // fence.  No store is watched; a difference from what was known here tells that there were some.
 class AsyncView {
    public:

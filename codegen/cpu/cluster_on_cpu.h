@@ -1,5 +1,5 @@
-// cluster.cuh for the CPU: the blocks of a cluster run together.  Errors: arriving twice, waiting without having arrived,
-// and reaching into the shared memory of a block that has ended.
+// cluster.cuh for the CPU: the blocks of a cluster run together.  Errors: arriving twice, waiting without having
+// arrived, and reaching into the shared memory of a block that has ended.
 #pragma once
 
 #include "sync_on_cpu.h"

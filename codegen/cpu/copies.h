@@ -1,4 +1,4 @@
-// Copies of the copy engine: which bytes of a tensor go where in shared memory, and copies that are under way.
+// Copies of TMA: which bytes of a tensor go where in shared memory, and copies that are under way.
 //
 // Tiled and im2col modes and the swizzles are those of the CUDA driver's cuTensorMapEncodeTiled and
 // cuTensorMapEncodeIm2col and of PTX's cp.async.bulk.tensor.
@@ -42,7 +42,7 @@ struct Transfers {
     unsigned committed;
 };
 
-// Where the copy engine puts what lies at `address` in a box without a swizzle: units of 16 bytes change places by the
+// Where TMA puts what lies at `address` in a box without a swizzle: units of 16 bytes change places by the
 // address bits above 7.
 inline unsigned char* swizzled(unsigned char* address, unsigned swizzle) {
     const uintptr_t bits = reinterpret_cast<uintptr_t>(address);
@@ -139,8 +139,8 @@ inline unsigned short to_bfloat(float value) {
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
-// What a load of a map of tf32 does to a row: rounds to 10 bits of mantissa, ties to the even one, subnormal numbers too;
-// what is too large becomes infinite, every NaN the same one.
+// What a load of a map of tf32 does to a row: rounds to 10 bits of mantissa, ties to the even one, subnormal numbers
+// too; what is too large becomes infinite, every NaN the same one.
 inline void round_to_tf32(unsigned char* row, unsigned count) {
     for (unsigned i = 0; i < count; ++i) {
         unsigned bits;

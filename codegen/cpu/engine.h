@@ -1,7 +1,7 @@
-// The copy engine (TMA).  In one order of threads a copy is done as late as it may be: loads when no thread can go on
+// TMA.  In one order of threads a copy is done as late as it may be: loads when no thread can go on
 // without one, stores when their thread waits for them; the destination of a load is poisoned meanwhile.  In the other
-// order a copy is done as soon as it is started.  A kernel that lacks a wait, or waits for the wrong copy, goes wrong in
-// one of them.
+// order a copy is done as soon as it is started.  A kernel that lacks a wait, or waits for the wrong copy, goes wrong
+// in one of them.
 #pragma once
 
 #include "worker.h"

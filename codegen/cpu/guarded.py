@@ -74,7 +74,7 @@ class GuardedArray:
         return int(self.array.ctypes.data)
 
     def damage(self) -> str | None:
-        """What was written around the array within its pages, or None."""
+        """Returns what was written around the array within its pages, or None."""
         for first, last in ((_PAGE, self._begin), (self._begin + self.span, _PAGE + self._usable)):
             wrong = np.flatnonzero(self._bytes[first:last] != _PATTERN)
             if wrong.size:
@@ -83,7 +83,7 @@ class GuardedArray:
         return None
 
     def describe(self, address: int) -> str | None:
-        """Where ``address`` lies relative to the array, or None if it is not in its memory or guard pages."""
+        """Returns where ``address`` lies relative to the array, or None if it is not in its memory or guard pages."""
         if not self._whole[0] <= address < self._whole[1]:
             return None
         return f"{self._where(address - self.address)} of {self}"
@@ -100,12 +100,12 @@ class GuardedArray:
 
 
 def describe_address(address: int) -> str | None:
-    """Where ``address`` lies relative to a live ``GuardedArray``, or None."""
+    """Returns where ``address`` lies relative to a live ``GuardedArray``, or None."""
     return next((text for array in list(_live) if (text := array.describe(address))), None)
 
 
 def _extent(array: NDArray[Any]) -> tuple[int, int]:
-    """First and one-past-last byte that the elements occupy, relative to element (0, ..., 0)."""
+    """Returns first and one-past-last byte that the elements occupy, relative to element (0, ..., 0)."""
     if array.size == 0:
         return 0, 0
     steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides)]

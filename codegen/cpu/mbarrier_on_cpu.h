@@ -1,6 +1,6 @@
-// mbarrier.cuh for the CPU.  Errors: a barrier that was not initialised, or was overwritten; more arrivals or bytes in a
-// phase than announced; a phase that completes before all that waited for the one before have gone on; a deadlock, with
-// what the barriers miss.
+// mbarrier.cuh for the CPU.  Errors: a barrier that was not initialised, or was overwritten; more arrivals or bytes in
+// a phase than announced; a phase that completes before all that waited for the one before have gone on; a deadlock,
+// with what the barriers miss.
 #pragma once
 
 #include "sync_on_cpu.h"

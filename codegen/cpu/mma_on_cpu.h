@@ -1,7 +1,8 @@
 // ldmatrix, stmatrix and mma.sync on the CPU: every lane brings its registers to a meeting of the warp.
 //
 // Products of floats are formed and added in float, one after the other along the sum.  The tensor cores add the
-// products of one instruction and the accumulator at once, aligned to the largest of them and cut off: so it is done for
+// products of one instruction and the accumulator at once, aligned to the largest of them and cut off: so it is done
+// for
 // fp8, of whose sums some keep 14 bits.  NaN and infinity propagate.  Integers wrap around.
 #pragma once
 
@@ -13,7 +14,7 @@ namespace fusegraph_cpu {
 
 // Bytes of an element, the type in which products are summed, and the value of the element at `bytes`.
 template <class T>
-struct Factor {
+struct MmaOperand {
     static constexpr int size = sizeof(T);
     typedef float sum;
     static float value(const unsigned char* bytes) {
@@ -23,7 +24,7 @@ struct Factor {
     }
 };
 template <>
-struct Factor<tf32> {
+struct MmaOperand<tf32> {
     static constexpr int size = 4;
     typedef float sum;
     static float value(const unsigned char* bytes) {
@@ -33,13 +34,13 @@ struct Factor<tf32> {
     }
 };
 template <>
-struct Factor<int8> {
+struct MmaOperand<int8> {
     static constexpr int size = 1;
     typedef int32 sum;
     static int32 value(const unsigned char* bytes) { return int8(*bytes); }
 };
 template <>
-struct Factor<uint8> {
+struct MmaOperand<uint8> {
     static constexpr int size = 1;
     typedef int32 sum;
     static int32 value(const unsigned char* bytes) { return *bytes; }
@@ -47,14 +48,14 @@ struct Factor<uint8> {
 
 template <class A, class B>
 struct MatrixProduct {
-    static_assert(Factor<A>::size == Factor<B>::size && (Factor<A>::size == 1 || __is_same(A, B)),
+    static_assert(MmaOperand<A>::size == MmaOperand<B>::size && (MmaOperand<A>::size == 1 || __is_same(A, B)),
                   "the tensor cores multiply equal types, or two of 8 bits");
-    static_assert(__is_same(typename Factor<A>::sum, typename Factor<B>::sum), "a float and an integer");
-    typedef typename Factor<A>::sum sum;
+    static_assert(__is_same(typename MmaOperand<A>::sum, typename MmaOperand<B>::sum), "a float and an integer");
+    typedef typename MmaOperand<A>::sum sum;
 };
 
-// The sum of 32 products and of what was summed up before, as tensor cores make it that keep 14 bits: from the first one
-// of the largest of them on, and of the sum; for one element of vectors of them.
+// The sum of 32 products and of what was summed up before, as tensor cores make it that keep 14 bits: from the first
+// one of the largest of them on, and of the sum; for one element of vectors of them.
 template <class Vector>
 float sum_of_14_bits(const Vector (&products)[32], int element, float before) {
     float largest = __builtin_fabsf(before), plain = before;
@@ -81,24 +82,24 @@ float sum_of_14_bits(const Vector (&products)[32], int element, float before) {
 // which are as fast in code that is hardly optimised.
 template <class A, class B, class D>
 void multiply(D* d, const unsigned char (*a)[32], const unsigned char (*b)[32], int rows, int columns) {
-    constexpr int inner = 32 / Factor<A>::size, most = 256;
+    constexpr int inner = 32 / MmaOperand<A>::size, most = 256;
     constexpr bool fp8 = inner == 32 && __is_same(D, float);
     typedef D Four __attribute__((vector_size(4 * sizeof(D))));
     Four by_rows[inner][most / 4];
     for (int n = 0; n < columns; ++n)
-        for (int k = 0; k < inner; ++k) by_rows[k][n / 4][n % 4] = Factor<B>::value(b[n] + k * Factor<B>::size);
+        for (int k = 0; k < inner; ++k) by_rows[k][n / 4][n % 4] = MmaOperand<B>::value(b[n] + k * MmaOperand<B>::size);
     for (int m = 0; m < rows; ++m) {
-        D factors[inner];
-        for (int k = 0; k < inner; ++k) factors[k] = Factor<A>::value(a[m] + k * Factor<A>::size);
+        D operands[inner];
+        for (int k = 0; k < inner; ++k) operands[k] = MmaOperand<A>::value(a[m] + k * MmaOperand<A>::size);
         for (int n = 0; n < columns; n += 4) {
             Four sums;
             memcpy(&sums, &d[m * columns + n], sizeof sums);
             if constexpr (fp8) {
                 Four products[inner];
-                for (int k = 0; k < inner; ++k) products[k] = factors[k] * by_rows[k][n / 4];
+                for (int k = 0; k < inner; ++k) products[k] = operands[k] * by_rows[k][n / 4];
                 for (int i = 0; i < 4; ++i) sums[i] = sum_of_14_bits(products, i, sums[i]);
             } else {
-                for (int k = 0; k < inner; ++k) sums += factors[k] * by_rows[k][n / 4];
+                for (int k = 0; k < inner; ++k) sums += operands[k] * by_rows[k][n / 4];
             }
             memcpy(&d[m * columns + n], &sums, sizeof sums);
         }

@@ -1,5 +1,5 @@
-// The scheduler of one cluster: fibers run until they wait, in the launch's order.  Where none can go on, copies under way
-// are finished, one at a time; what that does not resolve either is a deadlock.
+// The scheduler of one cluster: fibers run until they wait, in the launch's order.  Where none can go on, copies under
+// way are finished, one at a time; what that does not resolve either is a deadlock.
 #pragma once
 
 #include "worker.h"

@@ -1,6 +1,6 @@
-// tma.cuh for the CPU.  Copies are done as late or as early as they may be (engine.h).  Errors: misaligned addresses and
-// coordinates, a box that does not fit the shared memory, a map of another rank or mode, a barrier that is not ready for
-// the copy engine, a wrong number of bytes, two copies into the same bytes, a block or thread that ends before its
+// tma.cuh for the CPU.  Copies are done as late or as early as they may be (engine.h).  Errors: misaligned addresses
+// and coordinates, a box that does not fit the shared memory, a map of another rank or mode, a barrier that is not
+// ready for TMA, a wrong number of bytes, two copies into the same bytes, a block or thread that ends before its
 // copies, and ordinary stores to shared memory that a store copies without fence_async_shared in between (seen only if
 // no thread of the block has fenced since the bytes were last copied).
 #pragma once

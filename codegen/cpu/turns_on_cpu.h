@@ -1,6 +1,6 @@
 // turns.cuh for the CPU.  A wait holds up the host thread, and with it all threads of the block: what is waited for is
-// another block's doing, which runs on another host thread or has ended.  Error: a turn that does not come, be it because
-// the launch has ended.
+// another block's doing, which runs on another host thread or has ended.  Error: a turn that does not come, be it
+// because the launch has ended.
 #pragma once
 
 #include "sync_on_cpu.h"

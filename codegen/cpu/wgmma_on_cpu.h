@@ -327,7 +327,7 @@ inline void wgmma_hold(D (&)[Count]) {}
 
 template <class A, class B, int N, int TransposeA = 0, int TransposeB = 0, class D>
 inline void wgmma(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate, FUSEGRAPH_WHERE) {
-    static_assert((!TransposeA && !TransposeB) || fusegraph_cpu::Factor<A>::size == 2,
+    static_assert((!TransposeA && !TransposeB) || fusegraph_cpu::MmaOperand<A>::size == 2,
                   "only operands of 16 bits can be transposed");
     fusegraph_cpu::Issue issue{
         fusegraph_cpu::wgmma_instruction<A, B, N, D>(a, b, accumulate, {"wgmma", file, line}),
@@ -339,7 +339,7 @@ inline void wgmma(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate, FUSEGRAPH_
 
 template <class A, class B, int N, int TransposeB = 0, class D>
 inline void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint64 b, bool accumulate, FUSEGRAPH_WHERE) {
-    static_assert(!TransposeB || fusegraph_cpu::Factor<A>::size == 2, "only operands of 16 bits can be transposed");
+    static_assert(!TransposeB || fusegraph_cpu::MmaOperand<A>::size == 2, "only operands of 16 bits can be transposed");
     fusegraph_cpu::Issue issue{
         fusegraph_cpu::wgmma_instruction<A, B, N, D>(0, b, accumulate, {"wgmma", file, line}),
         reinterpret_cast<uint32*>(d), a};

@@ -94,7 +94,7 @@ class Worker {
     void mbarrier_arrive_cluster(Thread* self, void* barrier, int cta, const Where& where);
     void mbarrier_wait(Thread* self, void* barrier, unsigned parity, const Where& where);
 
-    // The copy engine (engine.h).
+    // TMA (engine.h).
     void copy(Thread* self, const Copy& copy, const Where& where);
     void copy_commit(Thread* self) { transfers_[index_of(self)].committed++; }
     void copy_wait(Thread* self, unsigned pending, bool written, const Where& where);

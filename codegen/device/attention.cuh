@@ -49,8 +49,8 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 }
 #endif
 
-// Takes a tile's scores into the largest of their rows: what shift is to be taken off before they become exponentials, and
-// by what the sums before are to be multiplied.  There are few warps to switch between: maxima are made in Chains
+// Takes a tile's scores into the largest of their rows: what shift is to be taken off before they become exponentials,
+// and by what the sums before are to be multiplied.  There are few warps to switch between: maxima are made in Chains
 // that do not wait for each other.
 template <int Chains, int N>
 __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, float unit, float (&shift)[2],
@@ -72,9 +72,9 @@ __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, flo
     }
 }
 
-// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.  To a T of
-// 16 bits they are rounded before: where that is the type in which they are multiplied, what a row is divided by is the
-// sum of its factors, and the weights of its values add up to one.
+// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.  To a T
+// of 16 bits they are rounded before: where that is the type in which they are multiplied, what a row is divided by is
+// the sum of its factors, and the weights of its values add up to one.
 template <int Chains, class T = float, int N>
 __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, float unit, const float (&shift)[2],
                                              const float (&rescale)[2], float lift = 0.0f) {
@@ -106,9 +106,10 @@ __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, floa
     }
 }
 
-// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied by
-// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum of
-// at least 1; NaN and infinity make the sum NaN.  All exponentials, and their sums, are 2^lift times as large.
+// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied
+// by
+// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum
+// of at least 1; NaN and infinity make the sum NaN.  All exponentials, and their sums, are 2^lift times as large.
 template <int Chains, class T = float, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
                                         float lift = 0.0f) {
@@ -117,7 +118,7 @@ __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float uni
     exponentials<Chains, T>(score, rows, unit, shift, rescale, lift);
 }
 
-// Exponentials as the first factor of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +
+// Exponentials as operand A of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +
 // 15.
 template <class T, int N>
 __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint32 (&words)[N / 8][4]) {
@@ -146,8 +147,8 @@ FUSEGRAPH_FOUR(float8_e5m2, "e5m2")
 #undef FUSEGRAPH_FOUR
 #endif
 
-// The same of 8-bit floats, words[i] being that of keys 32 * i to 32 * i + 31.  A lane needs four neighbouring keys.  It
-// has them where the keys of a tile lie in quads: of each four, two are in the first half of the tile and two in the
+// The same of 8-bit floats, words[i] being that of keys 32 * i to 32 * i + 31.  A lane needs four neighbouring keys.
+// It has them where the keys of a tile lie in quads: of each four, two are in the first half of the tile and two in the
 // second.
 template <class T, int N>
 __device__ __forceinline__ void round_quads_to_fragments(const float (&score)[N], uint32 (&words)[N / 16][4]) {
@@ -176,8 +177,8 @@ __device__ __forceinline__ float (&part(float (&sum)[N], int first))[4] {
     return *reinterpret_cast<float(*)[4]>(&sum[first]);
 }
 
-// Writes sums to a tile of rows of 32 floats, swizzled by 128 bytes, turned: a column of the sums is a row of the tile, from
-// `row`, the place of the thread's first row of the sums, on.
+// Writes sums to a tile of rows of 32 floats, swizzled by 128 bytes, turned: a column of the sums is a row of the tile,
+// from `row`, the place of the thread's first row of the sums, on.
 template <int N>
 __device__ __forceinline__ void store_turned(float* tile, int row, const float (&sum)[N]) {
     const int column = threadIdx.x % 4 * 2;
@@ -196,9 +197,10 @@ __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
     for (int i = 0; i < N; ++i) sum[i] *= by[i / 2 % 2];
 }
 
-// What is taken from scores before they become exponentials, the logarithm of a sum: of no sum so much that these are 0.
+// What is taken from scores before they become exponentials, the logarithm of a sum: of no sum so much that these are
+// 0.
 template <class T>
-__device__ __forceinline__ T shift(T log_sum) {
+__device__ __forceinline__ T lse(T log_sum) {
     return log_sum == -infinity<T>() ? infinity<T>() : log_sum;
 }
 

@@ -4,9 +4,9 @@
 
 namespace attention {
 
-// The random words of sixteen neighbouring keys of a query, the first of which is this element of the scores, a multiple
-// of 4: words[2 * h + e] is that of key 8 * h + 2 * (lane % 4) + e.  Four neighbours have one counter, and two lanes two of
-// these counters together: each computes the words of one, and they exchange halves.
+// The random words of sixteen neighbouring keys of a query, the first of which is this element of the scores, a
+// multiple of 4: words[2 * h + e] is that of key 8 * h + 2 * (lane % 4) + e.  Four neighbours have one counter, and two
+// lanes two of these counters together: each computes the words of one, and they exchange halves.
 __device__ __forceinline__ void random_words(uint32 element, uint32 above, int lane, uint64 seed, uint64 offset,
                                              uint32 (&words)[4]) {
     const bool odd = lane % 2 != 0;
@@ -20,8 +20,8 @@ __device__ __forceinline__ void random_words(uint32 element, uint32 above, int l
 }
 
 // The same of fragments whose rows are keys, for sixteen of these and eight queries, whose elements are `step` apart:
-// words[2 * f + e] is that of key lane / 4 + 8 * f and query 2 * (lane % 4) + e.  Four lanes with neighbouring keys have
-// the same four counters: each computes the words of one, and they are transposed among the lanes.
+// words[2 * f + e] is that of key lane / 4 + 8 * f and query 2 * (lane % 4) + e.  Four lanes with neighbouring keys
+// have the same four counters: each computes the words of one, and they are transposed among the lanes.
 __device__ __forceinline__ void random_words_of_columns(uint32 element, uint32 step, uint32 above, int lane, uint64 seed,
                                                         uint64 offset, uint32 (&words)[4]) {
     const int own = lane / 4 % 4;

@@ -11,8 +11,8 @@ __device__ __forceinline__ uint32 carried_head(const T* to) {
 }
 
 // Writes the first `count` results of a row of a swizzled tile (`store_fragments`) to memory, as far as they are whole
-// aligned 16 bytes of it, each of which is shifted out of two pieces of the tile.  As many lanes as the row has pieces of 16
-// bytes do it together.
+// aligned 16 bytes of it, each of which is shifted out of two pieces of the tile.  As many lanes as the row has pieces
+// of 16 bytes do it together.
 template <int Columns, class T>
 __device__ __forceinline__ void carry_row(T* __restrict__ to, const T* tile, int row, uint32 count, uint32 lane) {
     constexpr uint32 N = 16 / sizeof(T), lanes = Columns / N;
@@ -43,8 +43,8 @@ __device__ __forceinline__ void carry_end(T* __restrict__ to, const T* tile, int
         if (e < rest) to[first + e] = values[e];
 }
 
-// Brings the first elements of a row, those before `size` of an array from position `at` on, to a row of such a tile: as
-// many lanes as the row has pieces of 16 bytes do it together.
+// Brings the first elements of a row, those before `size` of an array from position `at` on, to a row of such a tile:
+// as many lanes as the row has pieces of 16 bytes do it together.
 template <int Columns, class T, class I>
 __device__ __forceinline__ void fetch_row(T* tile, int row, const T* array, I at, I size, int lane) {
     constexpr int N = 16 / sizeof(T);

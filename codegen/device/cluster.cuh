@@ -14,8 +14,8 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// A barrier of all threads of the cluster in two halves: what a thread wrote before it arrived, in its own shared memory
-// or another block's, is seen by every thread that has waited.
+// A barrier of all threads of the cluster in two halves: what a thread wrote before it arrived, in its own shared
+// memory or another block's, is seen by every thread that has waited.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {

@@ -1,7 +1,7 @@
-// First factors of wgmma that are computed in registers: fragments of the tiles that they are computed of.
+// Operands A of wgmma that are computed in registers: fragments of the tiles that they are computed of.
 //
 // A warp has 16 rows, of which it multiplies 16 elements along the sum at a time.  Of these a thread has eight: element
-// e in row lane / 4 + e / 2 % 2 * 8, column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as the copy engine
+// e in row lane / 4 + e / 2 % 2 * 8, column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as TMA
 // leaves them.
 #pragma once
 #include "packed.cuh"
@@ -51,8 +51,8 @@ __device__ __forceinline__ Fragment<T> load_fragment(const void* tile, int at) {
     return fragment;
 }
 
-// The same of a tile whose rows run across the sum, 64 elements of 2 bytes of the factor's rows; the next 16 columns are
-// 2048 bytes behind.
+// The same of a tile whose rows run across the sum, 64 elements of 2 bytes of the operand's rows; the next 16 columns
+// are 2048 bytes behind.
 __device__ __forceinline__ int fragment_at_across(int row) {
     const int lane = threadIdx.x % 32;
     return swizzle<128>((lane % 8 + lane / 16 * 8) * 128 + row * 2 + lane / 8 % 2 * 16);

@@ -1,4 +1,5 @@
-// Integer arithmetic that wraps around (two's complement) instead of C's undefined overflow.  All arguments have one type.
+// Integer arithmetic that wraps around (two's complement) instead of C's undefined overflow.  All arguments have one
+// type.
 #pragma once
 #include "types.cuh"
 

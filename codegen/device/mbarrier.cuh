@@ -20,7 +20,7 @@ __device__ __forceinline__ void barrier_init(Barrier& barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
-// Shows the barriers that the calling thread made to the cluster and to the copy engine.
+// Shows the barriers that the calling thread made to the cluster and to TMA.
 __device__ __forceinline__ void barrier_fence_init() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }

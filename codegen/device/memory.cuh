@@ -124,10 +124,10 @@ __device__ __forceinline__ void store(T* __restrict__ to, const Vector<T, N>& va
 
 #endif
 
-// N elements in the words they came in, to be kept in registers for a while.  Of a Vector of elements of 1 or 2 bytes that
-// is loaded under a condition the compiler keeps every element in a register of its own: it takes the words apart before
-// it issues the next load, and so waits for each.  An element is a shift of its word, so that widening a bfloat16 in an
-// upper half is a mask.
+// N elements in the words they came in, to be kept in registers for a while.  Of a Vector of elements of 1 or 2 bytes
+// that is loaded under a condition the compiler keeps every element in a register of its own: it takes the words apart
+// before it issues the next load, and so waits for each.  An element is a shift of its word, so that widening a
+// bfloat16 in an upper half is a mask.
 template <class T, int N>
 struct Packed {
     static constexpr int each = sizeof(T) * N % 4 ? N : sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // elements of a word

@@ -6,10 +6,11 @@
 // kernel that begins where the one before has ended find what that read or wrote last still in the L2 cache.
 __device__ __forceinline__ uint32 block_from_the_end() { return gridDim.x - 1 - blockIdx.x; }
 
-// Programmatic dependent launch (sm_90 and later): a kernel that is launched as dependent on the one before begins when all
-// blocks of that have called grid_dependency_launch or ended, where there is room.  It touches no memory until
-// grid_dependency_wait has returned: then all that was queued before is done and can be seen.  (That holds for plain loads.
-// `ld.global.nc`, which the compiler takes for pointers that are const and __restrict__, may move to before the wait: the
+// Programmatic dependent launch (sm_90 and later): a kernel that is launched as dependent on the one before begins when
+// all blocks of that have called grid_dependency_launch or ended, where there is room.  It touches no memory until
+// grid_dependency_wait has returned: then all that was queued before is done and can be seen.  (That holds for plain
+// loads.  `ld.global.nc`, which the compiler takes for pointers that are const and __restrict__, may move to before the
+// wait: the
 // pointers of such a kernel are not both.)  Kernels that are launched
 // otherwise, and GPUs without it, begin when all is done; both calls do nothing there.
 __device__ __forceinline__ void grid_dependency_launch() {

@@ -1,9 +1,9 @@
-// Philox4x32-10: random numbers from a counter and a key (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011).  The same bits on every machine, in any order of computing them.
+// Philox4x32-10: random numbers from a counter and a key (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+// easy as 1, 2, 3", SC 2011).  The same bits on every machine, in any order of computing them.
 //
-// Element i of a tensor takes word i % 4 of the four that belong to counter (i / 4, above, offset) and key seed, above being
-// 0 but for tensors of 2^31 elements and more.  Neighbouring elements of a vector share their four words: a compiler that
-// sees i as a multiple of 4 plus a constant computes them once.
+// Element i of a tensor takes word i % 4 of the four that belong to counter (i / 4, above, offset) and key seed, above
+// being 0 but for tensors of 2^31 elements and more.  Neighbouring elements of a vector share their four words: a
+// compiler that sees i as a multiple of 4 plus a constant computes them once.
 #pragma once
 #include "math.cuh"
 
@@ -49,11 +49,11 @@ __device__ __forceinline__ bool at_least(uint32 element, uint32 above, uint64 se
   return word(element, above, seed, offset) >> 8 >= multiple;
 }
 // What a pair of normal numbers is made of, for floats without a branch, so that a compiler sees what neighbours share:
-// their words, their radius, and both polynomials of their angle.  These are fitted to the least maximum of the relative
-// error.
+// their words, their radius, and both polynomials of their angle.  These are fitted to the least maximum of the
+// relative error.
 //
-// sqrt(-2 log(x)) for a multiple of 2^-24 in (0, 1].  With x = 2^n (1 + f), |f| <= 1/3, log(x) is n log(2) + f - f^2 / 2 +
-// f^3 p(f), 1.2 ulps.
+// sqrt(-2 log(x)) for a multiple of 2^-24 in (0, 1].  With x = 2^n (1 + f), |f| <= 1/3, log(x) is n log(2) + f - f^2 /
+// 2 + f^3 p(f), 1.2 ulps.
 __device__ __forceinline__ float radius(float x) {
   const uint32 power = (float_bits(x) - 0x3f2aaaabu) & 0xff800000u;  // n in the place of an exponent
   const float f = bits_float(float_bits(x) - power) - 1;
@@ -70,7 +70,8 @@ __device__ __forceinline__ float radius(float x) {
   return square * math::rsqrt(math::maximum(square, 0x1p-100f));  // 0 for 0
 }
 __device__ __forceinline__ double radius(double x) { return math::sqrt(-2.0 * math::log(x)); }
-// The sine of a 24-bit fraction of a turn, or its cosine: those of what is left of quarters of it, which is exact, 2 ulps.
+// The sine of a 24-bit fraction of a turn, or its cosine: those of what is left of quarters of it, which is exact, 2
+// ulps.
 template <class T>
 __device__ __forceinline__ T turned(uint32 fraction, bool sine);
 template <>
@@ -94,7 +95,8 @@ __device__ __forceinline__ double turned<double>(uint32 fraction, bool sine) {
   const double angle = 6.283185307179586 * 0x1p-24 * fraction;
   return sine ? math::sin(angle) : math::cos(angle);
 }
-// Normal with mean 0 and variance 1: Box and Muller's cosine for the first of a pair of elements, their sine for the other.
+// Normal with mean 0 and variance 1: Box and Muller's cosine for the first of a pair of elements, their sine for the
+// other.
 template <class T>
 __device__ __forceinline__ T normal(uint32 element, uint32 above, uint64 seed, uint64 offset) {
   const Words four = words(element, above, seed, offset);

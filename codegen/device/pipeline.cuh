@@ -44,7 +44,8 @@ __device__ __forceinline__ void copy_async_arrive(Barrier& barrier) {
 #endif
 }
 
-// What a block works on after the n-th work, where each block has one in every round and every other round is in reverse.
+// What a block works on after the n-th work, where each block has one in every round and every other round is in
+// reverse.
 __device__ __forceinline__ int back_and_forth(int n) {
     const int blocks = gridDim.x;
     return (n / blocks * 2 + 2) * blocks - 1 - n;
@@ -54,8 +55,8 @@ struct Tile {
     int row, col, batch;
 };
 
-// The n-th of Rows x Cols tiles a batch.  They come in groups of `Group` rows of tiles, column after column within a
-// group, so that blocks at work at the same time share the tiles of both factors in the L2 cache.
+// The n-th of Rows x Cols tiles a batch.  They come in raster groups of `Group` rows of tiles, column after column
+// within a group, so that blocks at work at the same time share the tiles of both operands in the L2 cache.
 template <int Rows, int Cols, int Group>
 __device__ __forceinline__ Tile tile_at(int n) {
     const int batch = n / (Rows * Cols), within = n % (Rows * Cols);
@@ -65,8 +66,9 @@ __device__ __forceinline__ Tile tile_at(int n) {
     return {first + rest % height, rest / height, batch};
 }
 
-// Where byte `offset` of a tile lies whose rows have `Bytes` bytes, a multiple of 16.  With 32, 64 or 128 bytes this is the
-// swizzle of that width: the 16-byte pieces of a row are permuted by the number of the row, so that a column is spread over
+// Where byte `offset` of a tile lies whose rows have `Bytes` bytes, a multiple of 16.  With 32, 64 or 128 bytes this is
+// the swizzle of that width: the 16-byte pieces of a row are permuted by the number of the row, so that a column is
+// spread over
 // all banks.  In rows of other lengths the pieces of every 128 bytes are, by the number of these.
 template <int Bytes>
 __device__ __forceinline__ int swizzle(int offset) {

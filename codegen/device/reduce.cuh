@@ -1,5 +1,5 @@
-// Reductions across the lanes of a warp and the threads of a block.  Every thread gets the result; the order is fixed, so
-// the same inputs give the same bits.
+// Reductions across the lanes of a warp and the threads of a block.  Every thread gets the result; the order is fixed,
+// so the same inputs give the same bits.
 #pragma once
 #include "math.cuh"
 
@@ -59,8 +59,8 @@ __device__ __forceinline__ T lanes(T value) {
     return value;
 }
 
-// Down the columns of a fragment, of which a lane has some rows combined: columns lane % 4 * 2 + {0, 1, 8, 9}.  Each lane
-// gets the result of one column, `column_of_lane`; lanes that differ in bit 2 get the same one.
+// Down the columns of a fragment, of which a lane has some rows combined: columns lane % 4 * 2 + {0, 1, 8, 9}.  Each
+// lane gets the result of one column, `column_of_lane`; lanes that differ in bit 2 get the same one.
 template <class Op, class T>
 __device__ __forceinline__ T columns(const T (&value)[4]) {
     const bool right = threadIdx.x & 16, odd = threadIdx.x & 8;  // which of its columns a lane keeps
@@ -81,8 +81,8 @@ __device__ __forceinline__ T block(T value, T* parts) {
     return lanes<Op, Warps>(parts[threadIdx.x % Warps]);
 }
 
-// The same in two halves, so that several reductions share a barrier: `give` a warp's part, and after the barrier `take`
-// the total.
+// The same in two halves, so that several reductions share a barrier: `give` a warp's part, and after the barrier
+// `take` the total.
 template <class Op, class T>
 __device__ __forceinline__ void give(T value, T* parts) {
     value = lanes<Op, 32>(value);
@@ -98,8 +98,8 @@ __device__ __forceinline__ T take(const T* parts) {
 // A thread has `most`, the greatest of its elements x, and `sum`, that of exp(x - shift(most)); of none, minus infinity
 // and 0.  Combined, the two are of all elements (Milakov and Gimelshein, 2018).
 
-// What is taken off before the exponential: the greatest element, or 0 where that is infinite, for infinity less infinity
-// would be NaN.
+// What is taken off before the exponential: the greatest element, or 0 where that is infinite, for infinity less
+// infinity would be NaN.
 template <class T>
 __device__ __forceinline__ T shift(T most) { return math::abs(most) < infinity<T>() ? most : T(0); }
 
@@ -121,9 +121,9 @@ __device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum
     exp_lanes<Warps>(most, sum);
 }
 
-// Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in place.
-// Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for every warp,
-// or for every Side threads if those are more; one array may serve several reductions.
+// Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in
+// place.  Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for
+// every warp, or for every Side threads if those are more; one array may serve several reductions.
 template <class Op, int Side, int Lanes, int V, class T>
 __device__ __forceinline__ void across(T (&part)[V], T* parts) {
     constexpr int group = Side < 32 ? 32 : Side, groups = Side * Lanes / group, size = Side * V;

@@ -5,8 +5,8 @@
 
 namespace reduce {
 
-// Over all threads of Blocks blocks of Warps warps each.  Every thread gets the result.  parts: Warps * Blocks elements of
-// every block's shared memory for this reduction alone: one barrier is enough, and no block reads another's memory.
+// Over all threads of Blocks blocks of Warps warps each.  Every thread gets the result.  parts: Warps * Blocks elements
+// of every block's shared memory for this reduction alone: one barrier is enough, and no block reads another's memory.
 template <class Op, int Warps, int Blocks, class T>
 __device__ __forceinline__ T cluster(T value, T* parts) {
     value = lanes<Op, 32>(value);
@@ -20,7 +20,8 @@ __device__ __forceinline__ T cluster(T value, T* parts) {
     return lanes<Op, (count < 32 ? count : 32)>(total);
 }
 
-// Sums of exponentials (reduce.cuh) over the same threads: Warps * Blocks elements of shared memory for each of the two.
+// Sums of exponentials (reduce.cuh) over the same threads: Warps * Blocks elements of shared memory for each of the
+// two.
 template <int Warps, int Blocks, class T>
 __device__ __forceinline__ void exp_cluster(T& most, T& sum, T* most_parts, T* sum_parts) {
     exp_lanes<32>(most, sum);

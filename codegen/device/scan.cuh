@@ -1,6 +1,6 @@
-// Running sums (or products, extremes) across the lanes of a warp and the threads of a block, as an operation of reduce.cuh
-// combines; ``none`` changes nothing when it is combined.  The order is fixed, so the same inputs give the same
-// bits; a thread's result depends on no later thread, so a NaN leaves what comes before it alone.
+// Running sums (or products, extremes) across the lanes of a warp and the threads of a block, as an operation of
+// reduce.cuh combines; ``none`` changes nothing when it is combined.  The order is fixed, so the same inputs give the
+// same bits; a thread's result depends on no later thread, so a NaN leaves what comes before it alone.
 #pragma once
 #include "reduce.cuh"
 

@@ -1,5 +1,5 @@
-// Scatters whose result does not depend on the order of the updates: integers are combined atomically, and everything else
-// is written as integers first.
+// Scatters whose result does not depend on the order of the updates: integers are combined atomically, and everything
+// else is written as integers first.
 #pragma once
 #include "math.cuh"
 
@@ -57,10 +57,11 @@ __device__ __forceinline__ T ordered_down(Key key) {
 
 // ---- floats as integers in units of what the largest of them has as its last place
 //
-// The scale of some floats is the largest of their exponents as they are stored, one more than all of them (255 or 2047)
-// if one is infinite and none is NaN, two more if one is.  A float is an integer of at most 2**places for this scale, rounded to
-// nearest; their sum is exact.  A double has 2 of them, the second one in units of 2**-places of the first.
-// Where the scale is that of infinities, integers count them: positive ones in the lower half, negative ones in the upper.
+// The scale of some floats is the largest of their exponents as they are stored, one more than all of them (255 or
+// 2047) if one is infinite and none is NaN, two more if one is.  A float is an integer of at most 2**places for this
+// scale, rounded to nearest; their sum is exact.  A double has 2 of them, the second one in units of 2**-places of the
+// first.  Where the scale is that of infinities, integers count them: positive ones in the lower half, negative ones in
+// the upper.
 __device__ __forceinline__ int32 exponent(float x) {
     if (x != x) return 256;
     const int32 field = int32(float_bits(x) >> 23 & 0xffu);

@@ -1,5 +1,7 @@
-// Sorting by merging: in the registers of a thread, then of neighbouring threads in shared memory, then of runs in device
-// memory.  What is sorted are words, which have a key, an unsigned number that orders as the elements do, and below it the
+// Sorting by merging: in the registers of a thread, then of neighbouring threads in shared memory, then of runs in
+// device
+// memory.  What is sorted are words, which have a key, an unsigned number that orders as the elements do, and below it
+// the
 // position that the element comes from.  No two words are equal, so that elements which are equal stay in their order.
 #pragma once
 #include "types.cuh"
@@ -71,14 +73,14 @@ __device__ __forceinline__ uint64 last<uint64>() { return ~0ull; }
 template <>
 __device__ __forceinline__ Wide last<Wide>() { return Wide{~0ull, ~0u}; }
 
-// Where a word lies in shared memory: a gap behind every 16 keeps the threads of a warp, which read runs of words each, to
-// banks of their own.
+// Where a word lies in shared memory: a gap behind every 16 keeps the threads of a warp, which read runs of words each,
+// to banks of their own.
 __device__ __forceinline__ uint32 place(uint32 number) { return number + number / 16; }
 
 // ---- merging ----
 
-// How many of the first `count` words of two merged runs are from the left one, of which left(i) and right(i) are the i-th
-// words, for i below `lefts` and `rights`.
+// How many of the first `count` words of two merged runs are from the left one, of which left(i) and right(i) are the
+// i-th words, for i below `lefts` and `rights`.
 template <class Left, class Right>
 __device__ __forceinline__ uint32 from_left(Left left, uint32 lefts, Right right, uint32 rights, uint32 count) {
     uint32 least = count > rights ? count - rights : 0, most = count < lefts ? count : lefts;
@@ -155,8 +157,9 @@ __device__ __forceinline__ void lanes(Word (&own)[Items], Word* words, uint32 ke
     if (Lanes > 1) __syncthreads();
 }
 
-// Merges two runs of device memory, of which word(i) is the i-th word: [first, middle) and [middle, last_one).  The block
-// makes those from `begin` to `end` of the merged run, at most Items for each of its Threads threads: they are in `words`
+// Merges two runs of device memory, of which word(i) is the i-th word: [first, middle) and [middle, last_one).  The
+// block makes those from `begin` to `end` of the merged run, at most Items for each of its Threads threads: they are in
+// `words`
 // then.  bounds: two numbers of shared memory.
 template <int Threads, int Items, class Word, class Source>
 __device__ __forceinline__ void runs(

@@ -16,8 +16,8 @@ struct Strip {
     }
 };
 
-// N elements if they are there, else zeros: one load without a branch.  It is no `ld.global.nc`: ptxas would move such a
-// load to its first use, behind the stores of other rows; these all come before the first store, and are in flight
+// N elements if they are there, else zeros: one load without a branch.  It is no `ld.global.nc`: ptxas would move such
+// a load to its first use, behind the stores of other rows; these all come before the first store, and are in flight
 // together.
 #ifdef FUSEGRAPH_CPU
 

@@ -1,10 +1,10 @@
-// Copies by the copy engine, TMA (sm_90): boxes of a tensor that a tensor map describes, and plain runs of bytes.
+// Copies by TMA (sm_90): boxes of a tensor that a tensor map describes, and plain runs of bytes.
 //
 // One thread starts a copy for all.  Loads report their bytes to a Barrier, always those of the whole box; what lies
 // outside the tensor arrives as zeros.  Stores are gathered in groups of the calling thread (tma_commit); what lies
 // outside the tensor is not written.  Coordinates count elements, innermost dimension first; the first is a multiple of
-// 16 bytes, or the instruction is illegal.  A box is dense in shared memory, innermost dimension first, at a multiple of
-// 128 bytes; the swizzle of the map then permutes units of 16 bytes by the bits of their shared-memory address.
+// 16 bytes, or the instruction is illegal.  A box is dense in shared memory, innermost dimension first, at a multiple
+// of 128 bytes; the swizzle of the map then permutes units of 16 bytes by the bits of their shared-memory address.
 #pragma once
 #include "mbarrier.cuh"
 #include "types.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Shows what the calling thread wrote to shared memory by ordinary stores to the copy engine and to wgmma.  Due after
+// Shows what the calling thread wrote to shared memory by ordinary stores to TMA and to wgmma.  Due after
 // the stores and before the synchronisation with the thread that starts the copy.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
 #define FUSEGRAPH_TO_BARRIER ".mbarrier::complete_tx::bytes"
 
 // tma_load(shared, map, barrier, c0, c1, ...) loads the box at these coordinates.
-// tma_load_multicast(..., mask) loads it into every block of the cluster whose bit is set in the mask, at the same place
-// of its shared memory, and reports to the barrier at the same place.
+// tma_load_multicast(..., mask) loads it into every block of the cluster whose bit is set in the mask, at the same
+// place of its shared memory, and reports to the barrier at the same place.
 // tma_store(map, shared, c0, c1, ...) stores the box; tma_store_add adds it to what is there, atomically.
 #define FUSEGRAPH_TMA_TILED(rank, parameters, coordinates, barrier_, mask_, values)                                    \
     __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, Barrier& barrier, parameters) {       \
@@ -64,9 +64,9 @@ FUSEGRAPH_TMA_TILED("4d", FUSEGRAPH_LIST(int c0, int c1, int c2, int c3), "%2, %
 FUSEGRAPH_TMA_TILED("5d", FUSEGRAPH_LIST(int c0, int c1, int c2, int c3, int c4), "%2, %3, %4, %5, %6", "%7", "%8",
                     FUSEGRAPH_LIST("r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)))
 
-// tma_load_im2col(shared, map, barrier, c, w, [h, [d,]] n, offset_w, [offset_h, [offset_d]]) loads the map's channels of
-// as many pixels as the map says: those whose filter origins follow (w, h, d, n), W fastest, then H, D and images, within
-// the corners of the map and in its steps, each displaced by the offsets.
+// tma_load_im2col(shared, map, barrier, c, w, [h, [d,]] n, offset_w, [offset_h, [offset_d]]) loads the map's channels
+// of as many pixels as the map says: those whose filter origins follow (w, h, d, n), W fastest, then H, D and images,
+// within the corners of the map and in its steps, each displaced by the offsets.
 #define FUSEGRAPH_TMA_IM2COL(rank, parameters, coordinates, barrier_, offsets, mask_, values, offset_values)           \
     __device__ __forceinline__ void tma_load_im2col(void* shared, const TensorMap& map, Barrier& barrier,              \
                                                     parameters) {                                                      \

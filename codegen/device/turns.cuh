@@ -7,12 +7,12 @@
 #include "turns_on_cpu.h"
 #else
 
-// The numbers 0, 1, ... in the order in which they are asked for, each to one caller.  A block that has one may wait for
-// those with smaller numbers: they have begun, whatever order blocks begin in.
+// The numbers 0, 1, ... in the order in which they are asked for, each to one caller.  A block that has one may wait
+// for those with smaller numbers: they have begun, whatever order blocks begin in.
 __device__ __forceinline__ int take_number(int32* counter) { return atomicAdd(counter, 1); }
 
-// Waits until turn_end was called for so many turns; sees what these did before, stores by the copy engine too, and is
-// seen by what it tells the copy engine to do.
+// Waits until turn_end was called for so many turns; sees what these did before, stores by TMA too, and is
+// seen by what it tells TMA to do.
 __device__ __forceinline__ void turn_wait(const int32* counter, int turns) {
     int32 ended;
     do {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void turn_wait(const int32* counter, int turns) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Ends a turn.  Stores by the copy engine are done (tma_wait<0>).
+// Ends a turn.  Stores by TMA are done (tma_wait<0>).
 __device__ __forceinline__ void turn_end(int32* counter) {
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(__cvta_generic_to_global(counter)) : "memory");
 }

@@ -125,9 +125,9 @@ __device__ __forceinline__ bool widen(bool x) { return x; }
 
 // ---- float -> narrower float ----
 
-// Bits of a non-negative, non-NaN float rounded to nearest even in a format of `mantissa` stored bits and this bias, as if
-// its exponent were unbounded above; the caller saturates.  Below the smallest normal, adding a power of two whose last
-// place is the format's lets the adder round.
+// Bits of a non-negative, non-NaN float rounded to nearest even in a format of `mantissa` stored bits and this bias, as
+// if its exponent were unbounded above; the caller saturates.  Below the smallest normal, adding a power of two whose
+// last place is the format's lets the adder round.
 template <int mantissa, int bias>
 __device__ __forceinline__ uint32 round_magnitude(uint32 magnitude) {
   const uint32 smallest_normal = uint32(128 - bias) << 23;
@@ -140,8 +140,8 @@ __device__ __forceinline__ uint32 round_magnitude(uint32 magnitude) {
   return (magnitude - (uint32(127 - bias) << 23) + (1u << (dropped - 1)) - 1u + odd) >> dropped;
 }
 
-// An 8-bit float T: the stored bits of its mantissa, its bias, the patterns of its largest finite value, infinity (0: there
-// is none) and NaN.
+// An 8-bit float T: the stored bits of its mantissa, its bias, the patterns of its largest finite value, infinity (0:
+// there is none) and NaN.
 template <class T>
 struct Format;
 template <>
@@ -164,8 +164,8 @@ struct Format<float8_e5m2fnuz> {
   static constexpr int mantissa = 2, bias = 16;
   static constexpr uint32 largest = 0x7f, infinite = 0, nan = 0x80;
 };
-// The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to the
-// next one, which goes to the even of the two.
+// The bits of that largest value as a float, and of the smallest float that would round to something larger: halfway to
+// the next one, which goes to the even of the two.
 template <class T>
 struct Limit {
   typedef Format<T> F;
@@ -226,8 +226,8 @@ __device__ __forceinline__ float8_e5m2 round_e5m2(float x) {
 }
 #endif
 
-// A float close to a wider magnitude such that rounding the float to 16 or 8 bits rounds the magnitude correctly: where the
-// magnitude is no float, the neighbour with an odd last bit ("round to odd", Boldo and Melquiond, 2008).
+// A float close to a wider magnitude such that rounding the float to 16 or 8 bits rounds the magnitude correctly: where
+// the magnitude is no float, the neighbour with an odd last bit ("round to odd", Boldo and Melquiond, 2008).
 template <class Wide>
 __device__ __forceinline__ float round_to_odd(Wide magnitude) {
   const float nearest = float(magnitude);
@@ -260,7 +260,8 @@ __device__ __forceinline__ float saturating(From x) {
   const uint32 bits = float_bits(y);
   return (bits & 0x7fffffffu) == 0x7f800000u ? bits_float((bits & 0x80000000u) | Limit<T>::largest) : y;
 }
-// That of a cast to T that overflows: what would round to more than the largest number is infinity, or NaN if T has none.
+// That of a cast to T that overflows: what would round to more than the largest number is infinity, or NaN if T has
+// none.
 template <class T, class From>
 __device__ __forceinline__ float overflowing(From x) {
   const float y = narrow(x);

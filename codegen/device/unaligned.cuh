@@ -55,8 +55,8 @@ __device__ __forceinline__ uint32 element_bits(T value) {
     return sizeof(T) == 1 ? byte : half;
 }
 
-// N elements of an array, one by one; zero outside of it.  Small ones enter at the top of the words, which move down: this
-// is rare, and short code that needs no memory.
+// N elements of an array, one by one; zero outside of it.  Small ones enter at the top of the words, which move down:
+// this is rare, and short code that needs no memory.
 template <int N, class T, class I>
 __device__ __forceinline__ Packed<T, N> load_each(const T* array, I at, I size) {
     if constexpr (sizeof(T) >= 4) {

@@ -3,8 +3,9 @@
 // instead of 3 M; of M x M results the matrices are applied to columns and rows.
 //
 // M = 2: points 0, 1, -1, infinity.
-// M = 4: points 0, +-3/4, +-3/2, infinity, whose errors are a third of those of 0, +-1, +-2 (Barabasz, Anderson, Soodhalter
-//        and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2020).
+// M = 4: points 0, +-3/4, +-3/2, infinity, whose errors are a third of those of 0, +-1, +-2 (Barabasz, Anderson,
+// Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks",
+// 2020).
 //
 // No result is rounded more than twice 5 times; all coefficients but those of filters for M = 4 are exact.
 #pragma once

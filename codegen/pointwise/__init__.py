@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.family import Family, Form
-from codegen.lasting import worth_lasting
+from codegen.l2_policy import worth_evict_last
 from codegen.pointwise import schedule as pointwise_schedule
 from codegen.pointwise import tiles as pointwise_tiles
 from codegen.pointwise import tiles_unaligned as pointwise_tiles_unaligned
@@ -26,14 +26,16 @@ from codegen.target import Target
 
 
 def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Schedules without tiles, of kernels whose streams are evicted last where that is worth it; best guess first."""
-    worth = worth_lasting(spec.program, spec.shape, target)
+    """Yields schedules without tiles, of kernels whose streams are evicted last where that is worth it; best guess
+    first.
+    """
+    worth = worth_evict_last(spec.program, spec.shape, target)
     for schedule in _every(spec, target):
-        yield replace(schedule, lasting=worth and schedule.form != "unaligned")
+        yield replace(schedule, evict_last=worth and schedule.form != "unaligned")
 
 
 def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Schedules without tiles, best guess first."""
+    """Yields schedules without tiles, best guess first."""
     every = pointwise_schedule.schedules(spec, target)
     unaligned = pointwise_unaligned.unaligned_schedules(spec, target)
     first = pointwise_schedule.best_schedule(spec, target)
@@ -48,13 +50,13 @@ def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
 
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     written = pointwise_unaligned.render if schedule.form == "unaligned" else pointwise_vectors.render
     return written(spec, schedule)
 
 
 def render_tiles(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     written = pointwise_tiles_unaligned.render if schedule.unaligned else pointwise_tiles.render
     return written(spec, schedule)
 

@@ -18,12 +18,12 @@ HEADER = "unaligned.cuh"
 
 
 def known(operand: Operand, vector: int) -> bool:
-    """Whether an operand's first vector is known to be aligned."""
+    """Returns true if an operand's first vector is known to be aligned."""
     return operand.alignment % min(16, vector * operand.dtype.itemsize) == 0
 
 
 def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
-    """Whether the vectors of both operands are aligned at the same elements of the space.
+    """Returns true if the vectors of both operands are aligned at the same elements of the space.
 
     They are if the offsets of the same row of both differ by whole vectors, and both begin with one.
     """
@@ -37,7 +37,7 @@ def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
 
 
 def access(operand: Operand, lead: Operand, vector: int) -> str | None:
-    """How a thread reads a vector that is aligned in the lead: "scalar" (one value for all), "uniform" (one
+    """Returns how a thread reads a vector that is aligned in the lead: "scalar" (one value for all), "uniform" (one
     value), "vector" (as it lies) or "unaligned" (words that are shifted); None if it cannot.
     """
     if not any(operand.strides):
@@ -50,17 +50,17 @@ def access(operand: Operand, lead: Operand, vector: int) -> str | None:
 
 
 def is_skewed(lead: Operand, vector: int) -> bool:
-    """Whether rows of the lead may begin between its vectors."""
+    """Returns true if rows of the lead may begin between its vectors."""
     return not known(lead, vector) or any(step % vector for step in lead.strides[:-1])
 
 
 def period(lead: Operand, vector: int) -> int:
-    """Elements between aligned places in the lead: the skew is less."""
+    """Returns elements between aligned places in the lead: the skew is less."""
     return vector if known(lead, vector) else min(vector, 16 // lead.dtype.itemsize)
 
 
 def skew(lead: Operand, pointer: str, row: str, vector: int) -> str:
-    """The C expression of the skew of the row at offset ``row``."""
+    """Returns the C expression of the skew of the row at offset ``row``."""
     if not known(lead, vector):
         return f"past_boundary<{vector}>({plus(pointer, row)})"
     if row == "0":

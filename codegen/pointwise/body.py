@@ -42,7 +42,7 @@ class Elements:
         self._vectors: dict[int, str] = {}
 
     def scalars(self) -> None:
-        """Operands with one value, and what can be computed from them alone, before any loop."""
+        """Writes operands with one value, and what can be computed from them alone, before any loop."""
         for n, operand in enumerate(self.program.loads):
             if not any(operand.strides):
                 name = self.names.unique(operand.name, "_s")
@@ -54,17 +54,17 @@ class Elements:
         self._emitter.statements(self.w, self.terms, lambda k: not self._varies[k])
 
     def varying_loads(self) -> list[int]:
-        """The loads that are not the same for all elements."""
+        """Returns the loads that are not the same for all elements."""
         return [n for n, operand in enumerate(self.program.loads) if any(operand.strides)]
 
     def register(self, n: int) -> str:
-        """The name of the registers that hold a load's elements as stored."""
+        """Returns the name of the registers that hold a load's elements as stored."""
         if n not in self._registers:
             self._registers[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._registers[n]
 
     def results(self) -> list[str]:
-        """Names for the vectors of results, one a store."""
+        """Returns names for the vectors of results, one a store."""
         return [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
 
     def ahead(
@@ -87,7 +87,7 @@ class Elements:
             self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
 
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
-        """The statements of one element; returns what to store, one text a store.
+        """Returns the statements of one element; returns what to store, one text a store.
 
         loaded has the C expression of the element, as stored, for every load that varies; indices those of the
         program's indices.
@@ -110,7 +110,7 @@ class Elements:
         return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
-        """A constant for a converted value that is used more than once; the expression itself otherwise."""
+        """Returns a constant for a converted value that is used more than once; the expression itself otherwise."""
         simple = "(" not in text and "?" not in text
         if isinstance(value, (Literal, Anchor)) or self._uses.get(value, 0) < 2 or simple:
             return text
@@ -127,7 +127,7 @@ class Body(Elements):
         self.name = name
 
     def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
-        """Everything up to the opening brace."""
+        """Writes everything up to the opening brace."""
         notes = self.program.notes
         plural = "nodes in one kernel" if len(notes) != 1 else "node"
         title = f"{self.name}: {len(notes)} {plural}"
@@ -136,12 +136,12 @@ class Body(Elements):
 
 
 def vector_type(operand: Operand, count: int) -> str:
-    """The C type of ``count`` neighbouring elements in registers."""
+    """Returns the C type of ``count`` neighbouring elements in registers."""
     return operand.dtype.ctype if count == 1 else f"Vector<{operand.dtype.ctype}, {count}>"
 
 
 def kept_type(operand: Operand, count: int, guarded: bool) -> str:
-    """The C type of elements that are loaded well before they are used; guarded: under a condition."""
+    """Returns the C type of elements that are loaded well before they are used; guarded: under a condition."""
     return (
         vector_type(operand, count).replace("Vector", "Packed")
         if packs(operand, count, guarded)
@@ -150,10 +150,10 @@ def kept_type(operand: Operand, count: int, guarded: bool) -> str:
 
 
 def packs(operand: Operand, count: int, guarded: bool) -> bool:
-    """Whether elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
+    """Returns true if elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
     return guarded and count > 1 and operand.dtype.itemsize < 4
 
 
 def plus(pointer: str, offset: str) -> str:
-    """``pointer + offset``."""
+    """Returns ``pointer + offset``."""
     return pointer if offset == "0" else f"{pointer} + {offset}"

@@ -26,33 +26,34 @@ class PointwiseSchedule(Schedule):
     """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
 
     rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that
-    are contiguous along the rows (`pointwise.unaligned`).  lasting: the L2 cache evicts what is read once after what is
-    written (`codegen.lasting`).
+    are contiguous along the rows (`pointwise.unaligned`).  evict_last: the L2 cache evicts what is read once after
+    what is written (`codegen.l2_policy`).
     """
 
     vector: int
     unroll: int
     form: str
     itype: str
-    lasting: bool = False
+    evict_last: bool = False
 
 
 def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
-    """The space in memory order of the first output with merged dimensions, and the program over it."""
+    """Returns the space in memory order of the first output with merged dimensions, and the program over it."""
     strides = spec.program.stores[0].operand.strides
     shape, program, _ = rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
     return shape, program
 
 
 def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:
-    """Whether all addresses of an operand that are a sum of multiples of ``steps`` elements are multiples of ``width``
-    bytes.
+    """Returns true if all addresses of an operand that are a sum of multiples of ``steps`` elements are multiples of
+    ``width`` bytes.
     """
     return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in steps)
 
 
 def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operand: Operand | None) -> str:
-    """How a thread reads or writes ``vector`` consecutive elements of the space: the vector at a position that is a
+    """Returns how a thread reads or writes ``vector`` consecutive elements of the space: the vector at a position
+    that is a
     multiple of ``vector``.  An operand of None has no memory (an index).
 
     scalar   one value for the whole kernel
@@ -83,23 +84,23 @@ def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operan
 
 
 def traffic(operand: Operand, shape: tuple[int, ...]) -> int:
-    """Bytes of an operand, each counted once."""
+    """Returns bytes of an operand, each counted once."""
     return operand.dtype.itemsize * prod(size for size, stride in zip(shape, operand.strides) if stride)
 
 
 def cycle(shape: tuple[int, ...], vector: int) -> int:
-    """Elements after which vectors have the same columns again, in whole blocks' widths or more."""
+    """Returns elements after which vectors have the same columns again, in whole blocks' widths or more."""
     once = shape[-1] * vector // gcd(shape[-1], vector)
     return once * max(1, -(-THREADS * vector // once))
 
 
 def repeats(operand: Operand) -> bool:
-    """Whether an operand is the same in every row, but not the same for all elements."""
+    """Returns true if an operand is the same in every row, but not the same for all elements."""
     return operand.strides[-1] != 0 and not any(operand.strides[:-1])
 
 
 def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSchedule:
-    """The schedule used when nothing was tuned."""
+    """Returns the schedule used when nothing was tuned."""
     shape, program = normalize(spec)
     operands = program.operands
     itype = index_type(*bounds(operands, shape), *far(program))
@@ -142,21 +143,21 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
 
 
 def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
-    """Whether a good part of what a schedule moves goes in accesses of fewer than ``width`` bytes."""
+    """Returns true if a good part of what a schedule moves goes in accesses of fewer than ``width`` bytes."""
     shape, program = normalize(spec)
     moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
     return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)
 
 
 def _access_bytes(operand: Operand, shape: tuple[int, ...], vector: int) -> int:
-    """Bytes of one access, those that serve a whole vector at least 16."""
+    """Returns bytes of one access, those that serve a whole vector at least 16."""
     kind = access(operand.strides, shape, vector, operand)
     wide = kind in ("scalar", "uniform", "pair")
     return 16 if wide else operand.dtype.itemsize * (vector if kind == "vector" else 1)
 
 
 def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:
-    """The form that keeps an operand which repeats from row to row in registers."""
+    """Returns the form that keeps an operand which repeats from row to row in registers."""
     if len(shape) > 1:
         kinds = [(op, access(op.strides, shape, vector, op)) for op in program.loads]
         if any(kind == "vector" and op.strides[-2] == 0 for op, kind in kinds):
@@ -167,7 +168,7 @@ def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:
 
 
 def schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     best = best_schedule(spec, target)
     yield best
     shape, program = normalize(spec)

@@ -25,7 +25,7 @@ class Ahead:
 
 
 def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
-    """What can be done once for a vector of so many elements along the last dimension."""
+    """Returns what can be done once for a vector of so many elements along the last dimension."""
     if vector == 1 or shape[-1] % vector or not program.tables:
         return Ahead()
     uniform: list[bool] = []
@@ -40,7 +40,7 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
         return isinstance(value, (Literal, Pointer))
 
     def counts(value: Value) -> bool:
-        """Whether an index counts the elements of a vector, whose first has a multiple of the vector."""
+        """Returns true if an index counts the elements of a vector, whose first has a multiple of the vector."""
         if not isinstance(value, Index):
             return False
         *outer, last = program.indices[value.index]
@@ -71,8 +71,8 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
-    """Bytes that an element takes of the table that is read in vectors, and of that which is not, with the largest
-    elements each.
+    """Returns bytes that an element takes of the table that is read in vectors, and of that which is not, with the
+    largest elements each.
     """
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):

@@ -18,7 +18,7 @@ from codegen.spec import KernelSource, PointwiseSpec
 
 
 def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C, in tiles."""
+    """Returns the kernel of a spec as CUDA C, in tiles."""
     return Renderer(spec, Tiling(spec, schedule)).render()
 
 
@@ -47,7 +47,7 @@ class Renderer:
     # ---- structure
 
     def _notes(self) -> list[str]:
-        """What the heading says of the tiles."""
+        """Returns what the heading says of the tiles."""
         s, t = self.s, self.t
         dims = " x ".join(str(size) for size in t.shape)
         turned = [self.program.operands[n].name for n in t.stages]
@@ -104,19 +104,19 @@ class Renderer:
     # ---- along the rows
 
     def _kept(self, n: int, stage: Stage) -> str:
-        """The type of what an access to a turned operand leaves in registers."""
+        """Returns the type of what an access to a turned operand leaves in registers."""
         return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
 
     def _tasks(self, stage: Stage) -> int:
-        """Accesses of a turned operand's tile."""
+        """Returns accesses of a turned operand's tile."""
         return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
 
     def _turns(self, stage: Stage) -> int:
-        """Accesses of one thread."""
+        """Returns accesses of one thread."""
         return -(-self._tasks(stage) // THREADS)
 
     def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
-        """A loop over a thread's accesses along the rows of operand n.
+        """Writes a loop over a thread's accesses along the rows of operand n.
 
         body gets n, the stage, the first element and the subscript of the access's registers; ``at`` is where that
         element lies in the tile.
@@ -171,13 +171,13 @@ class Renderer:
         return f"{self.col0}col{f' - {self.s.vector}' if self.t.skewed else ''}"
 
     def _at_most(self, row: int | None, col: int | None) -> Point:
-        """The element (row, col) of the tile, or one no further than these rows and columns of the space."""
+        """Returns the element (row, col) of the tile, or one no further than these rows and columns of the space."""
         texts = f"{self.row0}row", self._turned_col
         bounded = [text if n is None else at_most(text, n, self.s.itype) for text, n in zip(texts, (row, col))]
         return self._at(*bounded)
 
     def _place(self, stage: Stage) -> str:
-        """Where element (row, col) lies in the tile."""
+        """Returns where element (row, col) lies in the tile."""
         skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
         return f"row * {stage.width}{skew} + col"
 
@@ -231,7 +231,7 @@ class Renderer:
         return -(-self._vectors // THREADS)
 
     def _walk(self, body: Callable[[Point], None]) -> None:
-        """A loop over a thread's vectors along the columns; body gets the first element."""
+        """Writes a loop over a thread's vectors along the columns; body gets the first element."""
         w, s, t = self.w, self.s, self.t
         self._loop(self._count)
         step = f" + u * {THREADS}" if self._count > 1 else ""
@@ -282,32 +282,34 @@ class Renderer:
         w.close()
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
-        """An element of the space, by its coordinates over all row and all column dimensions, as C expressions."""
+        """Returns an element of the space, by its coordinates over all row and all column dimensions, as C
+        expressions.
+        """
         parts = [(row, f"r{suffix}", self.t.row_dims), (col, f"c{suffix}", self.t.col_dims)]
         return Point(self.w, self.s.itype, self.outer, parts)
 
     def _point(self) -> Point:
-        """The first element of the vector."""
+        """Returns the first element of the vector."""
         if self.t.flat:
             return self._at(f"{self.row0}t / {self.s.cols}", f"t % {self.s.cols}")
         return self._at(f"{self.row0}row", f"{self.col0}col")
 
     def _own_point(self) -> Point:
-        """Element ``e`` of the vector."""
+        """Returns element ``e`` of the vector."""
         c = self.s.cols
         if self.t.flat:
             return self._at(f"{self.row0}(t + e) / {c}", f"(t + e) % {c}", "e")
         return self._at(f"{self.row0}row", f"({self.col0}col + e)", "e")
 
     def _left(self) -> str:
-        """How many elements are left for the vector; "" if it is whole."""
+        """Returns how many elements are left for the vector; "" if it is whole."""
         s, t = self.s, self.t
         if t.flat:
             return "end - t" if t.height % s.rows and t.height * t.width % s.vector else ""
         return f"{t.width} - ({self.col0}col)" if t.width % s.vector else ""
 
     def _vector_offset(self, point: Point, strides: tuple[int, ...]) -> str:
-        """Where a vector of an operand begins that is accessed as vectors."""
+        """Returns where a vector of an operand begins that is accessed as vectors."""
         if not self.t.flat:
             return point.offset(strides)
         # Rows follow each other: row0 + t / width rows and t % width columns are row0 * width + t elements.
@@ -315,7 +317,7 @@ class Renderer:
         return "t" if base == "0" else f"{base} + t"
 
     def _direct(self) -> None:
-        """Loads of the operands that are contiguous along the columns, all before the first is used."""
+        """Writes loads of the operands that are contiguous along the columns, all before the first is used."""
         if not self.direct_loads:
             return
         for n in self.direct_loads:
@@ -344,12 +346,12 @@ class Renderer:
         return vector_type(operand, 1 if kind == "uniform" else self.s.vector)
 
     def _loaded(self, n: int) -> str:
-        """The C expression of element ``e`` of a direct operand."""
+        """Returns the C expression of element ``e`` of a direct operand."""
         element = "" if self.s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
         return f"{self.body.register(n)}{self._array_at(self._count)}{element}"
 
     def _each(self, point: Point, strides: tuple[int, ...], kind: str, line: str) -> None:
-        """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
+        """Writes a loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
         w, left = self.w, self._left()
         guard = f"if (e < {left}) " if left else ""
         if kind == "element":
@@ -418,7 +420,7 @@ class Renderer:
     # ---- shared memory along the columns
 
     def _pieces(self, n: int, stage: Stage) -> tuple[int, str]:
-        """How a vector lies in the tile of operand n: (elements of one access, place of access ``e``)."""
+        """Returns how a vector lies in the tile of operand n: (elements of one access, place of access ``e``)."""
         s, t = self.s, self.t
         group = stage.vector * stage.width  # elements between two skews
         piece, size = s.vector, self.program.operands[n].dtype.itemsize

@@ -19,7 +19,7 @@ from codegen.spec import KernelSource, PointwiseSpec
 
 
 def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C, in tiles."""
+    """Returns the kernel of a spec as CUDA C, in tiles."""
     return _Renderer(spec, Tiling(spec, schedule)).render()
 
 
@@ -142,5 +142,5 @@ class _Renderer(Renderer):
 
 
 def _row(point: Point, operand: Operand) -> str:
-    """The C expression of the offset of the first element of a point's row."""
+    """Returns the C expression of the offset of the first element of a point's row."""
     return point.offset((*operand.strides[:-1], 0))

@@ -82,7 +82,7 @@ class Stage:
 
     @staticmethod
     def of(operand: Operand, vector: int, cols: int, run: int, width: int, shifted: bool) -> Stage:
-        """The stage of an operand in tiles of ``cols`` columns; ``run`` elements of a column are neighbours."""
+        """Returns the stage of an operand in tiles of ``cols`` columns; ``run`` elements of a column are neighbours."""
         size = operand.dtype.itemsize
         chunk = 16 if size == 8 else max(4, vector * size)
         lanes = 2 if size == 8 else max(1, vector * size // 4)
@@ -96,7 +96,7 @@ class Stage:
         return Stage(vector, lanes, chunk, ((step + (step % 2 == 0)) * chunk - used) // size, width, shifted)
 
     def elements(self, rows: int) -> int:
-        """Elements of shared memory."""
+        """Returns elements of shared memory."""
         return rows * self.width + rows // self.vector * self.skew
 
 
@@ -152,8 +152,8 @@ class Tiling:
         return s.cols == self.width and self.width % s.vector != 0
 
     def direct(self, operand: Operand) -> str:
-        """How a thread reads or writes a vector of a direct operand: "scalar", "vector", "unaligned" (words that
-        are shifted into place), "uniform" (one value), "strided" (one access an element, at even distances) or
+        """Returns how a thread reads or writes a vector of a direct operand: "scalar", "vector", "unaligned" (words
+        that are shifted into place), "uniform" (one value), "strided" (one access an element, at even distances) or
         "element" (each with coordinates of its own).
         """
         strides, vector = operand.strides, self.schedule.vector
@@ -200,7 +200,7 @@ class Tiling:
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
-    """The dimension along which an operand's neighbours in memory lie; the last one among equals."""
+    """Returns the dimension along which an operand's neighbours in memory lie; the last one among equals."""
     strides = [(s, -d) for d, (size, s) in enumerate(zip(shape, operand.strides)) if s and size > 1]
     return -min(strides)[1] if strides else len(shape) - 1
 
@@ -208,9 +208,9 @@ def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
 def row_vector(
     operand: Operand, shape: tuple[int, ...], turn: int, rows: int, several: bool, anywhere: bool = False
 ) -> int:
-    """Elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words (unless they
-    may begin ``anywhere``), where a tile of ``rows`` ends between them, or where they reach over the end of one of
-    ``several`` row dimensions.
+    """Returns elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words
+    (unless they may begin ``anywhere``), where a tile of ``rows`` ends between them, or where they reach over the
+    end of one of ``several`` row dimensions.
     """
     if operand.strides[turn] != 1:
         return 1
@@ -226,7 +226,7 @@ def row_vector(
 
 
 def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
-    """The best guess at tiles; None if no operand is turned or the space is small."""
+    """Returns the best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
     shape, program, _ = rebase(spec.program, spec.shape, orders[0])
     if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
@@ -237,7 +237,7 @@ def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
 
 
 def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool], target: Target) -> TilesSchedule | None:
-    """The cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
+    """Returns the cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
     found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned, target)]
     if not found:
         return None
@@ -246,9 +246,9 @@ def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool], target: Target) -> Til
 
 
 def _is_possible(tiling: Tiling) -> bool:
-    """Whether there can be unaligned tiles of a schedule's sizes, and they differ from others: all results, and what is
-    not turned, lie along the columns, which are one dimension; what is turned is read several bytes at a time; and
-    nothing is read at positions of its own, as the program is evaluated outside of the space as well.
+    """Returns true if there can be unaligned tiles of a schedule's sizes, and they differ from others: all results,
+    and what is not turned, lie along the columns, which are one dimension; what is turned is read several bytes at a
+    time; and nothing is read at positions of its own, as the program is evaluated outside of the space as well.
     """
     s, operands = tiling.schedule, tiling.program.operands
     kinds = {n: tiling.direct(op) for n, op in enumerate(operands) if n not in tiling.stages}
@@ -269,7 +269,7 @@ def _is_possible(tiling: Tiling) -> bool:
 
 
 def tiles(spec: PointwiseSpec, target: Target) -> Iterator[TilesSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     best = best_tiles(spec, target)
     if best is None:
         return
@@ -280,7 +280,7 @@ def tiles(spec: PointwiseSpec, target: Target) -> Iterator[TilesSchedule]:
 
 
 def _around(spec: PointwiseSpec, best: TilesSchedule) -> Iterator[TilesSchedule]:
-    """A schedule, and those with tiles of other sizes."""
+    """Yields a schedule, and those with tiles of other sizes."""
     yield best
     tiling = Tiling(spec, best)
     step = max(best.vector, *(stage.vector for stage in tiling.stages.values()))
@@ -296,7 +296,7 @@ def _around(spec: PointwiseSpec, best: TilesSchedule) -> Iterator[TilesSchedule]
 
 
 def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
-    """The memory orders of the first output and of all operands that have every element of the space."""
+    """Returns the memory orders of the first output and of all operands that have every element of the space."""
     program = spec.program
     full = [
         op
@@ -307,14 +307,16 @@ def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
 
 
 def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
-    """Whether neighbours along the last dimension are apart in memory, and those along another one are closer."""
+    """Returns true if neighbours along the last dimension are apart in memory, and those along another one are
+    closer.
+    """
     return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
 
 
 def _along(
     spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool, target: Target
 ) -> Iterator[tuple[float, TilesSchedule]]:
-    """Tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
+    """Yields tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
     shape, program, _ = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
@@ -334,7 +336,7 @@ def _along(
 
 
 def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, target: Target) -> TilesSchedule:
-    """The schedule with its rows and columns."""
+    """Returns the schedule with its rows and columns."""
     turn, vector = schedule.turn, schedule.vector
     width = prod(shape[turn + 1 :])
     full = [op for op in program.operands if op.strides[-1] or op.strides[turn]]
@@ -381,7 +383,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
 
 
 def _wasteful(extent: int, tile: int) -> bool:
-    """Whether tiles of this size would stick out far over the end."""
+    """Returns true if tiles of this size would stick out far over the end."""
     return -(-extent // tile) * tile > extent * 9 // 8
 
 
@@ -391,7 +393,7 @@ def _blocks(shape: tuple[int, ...], schedule: TilesSchedule) -> int:
 
 
 def _cost(tiling: Tiling) -> float:
-    """Bytes moved, narrow accesses, detours and tiles that stick out counted dearer."""
+    """Returns bytes moved, narrow accesses, detours and tiles that stick out counted dearer."""
     cost = 0.0
     vector, loads = tiling.schedule.vector, len(tiling.program.loads)
     for n, op in enumerate(tiling.program.operands):

@@ -25,8 +25,9 @@ LEAST_VECTORS = 8
 
 
 def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
-    """Schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows or the
-    whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as well.
+    """Yields schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows
+    or the whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as
+    well.
     """
     shape, program = normalize(spec)
     operands = [op for op in program.operands if any(op.strides)]
@@ -59,7 +60,7 @@ def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Itera
 
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return _Renderer(spec, schedule).render()
 
 
@@ -152,7 +153,7 @@ class _Renderer:
     # ---- operands
 
     def _type(self, n: int) -> str:
-        """What a load leaves in registers."""
+        """Returns what a load leaves in registers."""
         operand, kind, vector = self.program.loads[n], self.kinds[n], self.s.vector
         if kind == "unaligned":
             return f"Unaligned<{operand.dtype.ctype}, {vector}>"
@@ -214,13 +215,13 @@ class _Place:
         self._row = row
 
     def row(self, strides: Sequence[int]) -> str:
-        """The offset of the row's first element."""
+        """Returns the offset of the row's first element."""
         return linear(list(zip(self._row, strides)))
 
     def vector(self, strides: Sequence[int]) -> str:
-        """The offset of the vector's first element."""
+        """Returns the offset of the vector's first element."""
         return linear([*zip(self._row, strides), ("col", strides[-1])])
 
     def element(self, strides: Sequence[int]) -> str:
-        """The offset of the vector's element ``e``."""
+        """Returns the offset of the vector's element ``e``."""
         return linear([*zip(self._row, strides), ("col + e", strides[-1])])

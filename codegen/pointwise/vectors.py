@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import prod
 
 from codegen.iteration import Coordinates, at_most, linear
-from codegen.lasting import streams
+from codegen.l2_policy import streams
 from codegen.naming import Writer
 from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
@@ -25,7 +25,7 @@ from codegen.spec import KernelSource, PointwiseSpec
 
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C, in the form of the schedule."""
+    """Returns the kernel of a spec as CUDA C, in the form of the schedule."""
     return _Renderer(spec, schedule).render()
 
 
@@ -44,7 +44,7 @@ class _Place:
         return self._first.offset(strides)
 
     def left(self) -> str:
-        """How many of the vector's elements are in its first row."""
+        """Returns how many of the vector's elements are in its first row."""
         name = "left" if self.variable == "i" else f"{self.variable}_left"
         if not self._left:
             self._w.line(f"const {self._s.itype} {name} = {self._shape[-1]} - {self._first[len(self._shape) - 1]};")
@@ -52,7 +52,7 @@ class _Place:
         return name
 
     def second(self, strides: tuple[int, ...]) -> str:
-        """The offset of element 0 in the second row: of the place so many columns before its start."""
+        """Returns the offset of element 0 in the second row: of the place so many columns before its start."""
         terms = []
         if any(strides[:-1]):
             if self._last is None:
@@ -67,7 +67,7 @@ class _Place:
         return linear([*terms, (col, strides[-1])], -self._shape[-1] * strides[-1])
 
     def each(self, strides: tuple[int, ...], kind: str) -> str:
-        """The offset of element ``e``, for all kinds of access but "element"."""
+        """Returns the offset of element ``e``, for all kinds of access but "element"."""
         if kind == "uniform":
             return self.offset(strides)
         step = linear([("e", strides[-1])]) if strides[-1] else ""
@@ -102,7 +102,7 @@ class _Renderer:
         self.kinds = [access(op.strides, self.shape, schedule.vector, op) for op in self.program.loads]
         self.loads = self.body.varying_loads()
         #: loads that the L2 cache is to evict last
-        self.lasting = streams(self.program, self.shape) if schedule.lasting else frozenset()
+        self.evict_last = streams(self.program, self.shape) if schedule.evict_last else frozenset()
 
     # ---- structure
 
@@ -237,7 +237,7 @@ class _Renderer:
         place: Callable[[], _Place],
         once: list[int] | None = None,
     ) -> None:
-        """All of the thread's loads, then its arithmetic, one vector after the other.
+        """Writes all of the thread's loads, then its arithmetic, one vector after the other.
 
         name and position are the variable that says where a vector is and its value; largest is its largest value, if
         not all of the thread's vectors need be inside the space.  Those outside read the last one, so that no load
@@ -278,7 +278,7 @@ class _Renderer:
             self.w.line(f"{kind} {self.body.register(n)}[{self.schedule.unroll}];")
 
     def _packs(self, n: int) -> bool:
-        """Whether a load of an unrolled loop is kept as packed words."""
+        """Returns true if a load of an unrolled loop is kept as packed words."""
         vector = self.kinds[n] == "vector" and self.schedule.unroll > 1
         return vector and packs(self.program.loads[n], self.schedule.vector, self._ragged)
 
@@ -293,7 +293,7 @@ class _Renderer:
             register = self.body.register(n)
             whole = f"{register}{at}" if at else f"const {self._register_type(n)} {register}"
             if kind == "vector":
-                last = "load_evict_last" if n in self.lasting and not place.ragged else "load"
+                last = "load_evict_last" if n in self.evict_last and not place.ragged else "load"
                 load = "load_packed" if at and self._packs(n) else last
                 w.line(f"{whole} = {load}<{vector}>({plus(pointer, place.offset(strides))}{self._count(place)});")
             elif vector == 1 or kind == "uniform":
@@ -312,7 +312,7 @@ class _Renderer:
         return f", size - {place.variable}" if place.ragged else ""
 
     def _each(self, place: _Place, strides: tuple[int, ...], kind: str, line: str) -> None:
-        """A loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
+        """Writes a loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
         w, s = self.w, self.schedule
         guard = f"if ({place.variable} + e < size) " if place.ragged else ""
         if kind != "element":

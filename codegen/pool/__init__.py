@@ -19,7 +19,7 @@ from codegen.spec import KernelSource, PoolSpec
 
 
 def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     return (PlanesRenderer if schedule.planes else PoolRenderer)(spec, schedule).render()
 
 

@@ -196,7 +196,7 @@ class Elements:
         }
 
     def _strip(self, n: int) -> str:
-        """The template arguments of a strip: elements to the left, in the middle, to the right."""
+        """Returns the template arguments of a strip: elements to the left, in the middle, to the right."""
         window = self.windows[-1][1]
         assert not isinstance(window, Adaptive)
         middle = window.fresh(self.s.cols)
@@ -207,7 +207,7 @@ class Elements:
         return [self._source(k) for k in range(len(self.windows))]
 
     def count(self, n: int) -> int:
-        """The elements of a load that a thread holds for a vector."""
+        """Returns the elements of a load that a thread holds for a vector."""
         return 1 if self.program.loads[n].strides[self.space.rank - 1] == 0 else self.s.vector
 
     def read(self, n: int, target: str, inside: str) -> None:
@@ -234,7 +234,7 @@ class Elements:
             w.line(f"{target} = {pointer}[{self.offset(operand.strides, coordinates)}];")
 
     def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
-        """The C expression of an offset; element: that of neighbour ``e``."""
+        """Returns the C expression of an offset; element: that of neighbour ``e``."""
         terms = list(zip(coordinates, strides))
         if element and self.s.vector > 1:
             terms.append(("e", strides[self.space.rank - 1]))
@@ -248,7 +248,7 @@ def _quotient(text: str, divisor: int) -> str:
 
 
 def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
-    """The conditions under which a place that may be negative, or too large, is one of ``size``."""
+    """Returns the conditions under which a place that may be negative, or too large, is one of ``size``."""
     if below and above:
         return [f"{unsigned(itype)}({place}) < {size}"]
     return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []

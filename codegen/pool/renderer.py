@@ -76,7 +76,7 @@ class PoolRenderer(Elements):
         return threads
 
     def _spelled(self) -> int:
-        """The first window from which on loops are spelled out, of elements that are not held."""
+        """Returns the first window from which on loops are spelled out, of elements that are not held."""
         last = len(self.windows) - 1
         return last if self.windows[last][1].count <= SPELLED else last + 1
 
@@ -123,7 +123,7 @@ class PoolRenderer(Elements):
         return total
 
     def _coordinates(self) -> list[str]:
-        """What coordinates of the result are called."""
+        """Returns what coordinates of the result are called."""
         n = len(self.windows)
         names = [f"outer{d}" for d in range(self.space.rank)]
         free = [d for d in range(self.space.rank) if all(d != k for k, _ in self.windows)]
@@ -143,7 +143,7 @@ class PoolRenderer(Elements):
             self.w.line(f"if (at >= {total}) return;")
 
     def _fixed_loads(self) -> None:
-        """Operands that all elements under the thread's windows share."""
+        """Writes operands that all elements under the thread's windows share."""
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         for n, operand in enumerate(self.program.loads):
             used = Load(n) in self.space.folded or Load(n) in self.space.final
@@ -185,7 +185,7 @@ class PoolRenderer(Elements):
         self.close_to(depth)
 
     def _free(self, reduction: Reduction) -> str:
-        """A name for what a window is folded to, which may be that of a tensor."""
+        """Returns a name for what a window is folded to, which may be that of a tensor."""
         taken = identifier(reduction.name) in {identifier(operand.name) for operand in self.program.operands}
         return self.names.unique(
             reduction.name, ("_at" if reduction.at is not None else f"_{reduction.combiner.word}") if taken else ""
@@ -198,7 +198,7 @@ class PoolRenderer(Elements):
         return [("p", rows), ("q", cols), ("e", self.s.vector)]
 
     def _part(self, name: str) -> str:
-        """The element of window (p, q) and neighbour e."""
+        """Returns the element of window (p, q) and neighbour e."""
         return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
 
     def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
@@ -246,7 +246,9 @@ class PoolRenderer(Elements):
                 w.line(reduction.into(part, value))
 
     def _of_one_window(self) -> set[Value]:
-        """What is computed for every element of a window, but differs from one of the thread's windows to the next."""
+        """Returns what is computed for every element of a window, but differs from one of the thread's windows to
+        the next.
+        """
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         found: set[Value] = set()
         for k, strides in enumerate(self.program.indices):
@@ -258,7 +260,7 @@ class PoolRenderer(Elements):
         return found
 
     def _open_patch(self) -> None:
-        """Loops over those of the thread's windows that have the element at hand."""
+        """Writes loops over those of the thread's windows that have the element at hand."""
         w, n = self.w, len(self.windows)
         for back, variable in ((1, "p"), (0, "q")):
             k = n - 1 - back
@@ -288,7 +290,7 @@ class PoolRenderer(Elements):
         return "e", self.s.vector
 
     def _wide(self, operand: Operand) -> bool:
-        """Whether a run of results can be one access."""
+        """Returns true if a run of results can be one access."""
         count = self._run[1]
         return operand.strides[self.space.rank - 1] == 1 and is_aligned(operand, count, self.space.rank - 1)
 
@@ -310,7 +312,7 @@ class PoolRenderer(Elements):
         return name
 
     def _element(self, n: int, text: str) -> str:
-        """A load's element in its compute type, named if it must be converted."""
+        """Returns a load's element in its compute type, named if it must be converted."""
         operand = self.program.loads[n]
         value = converted(operand, text, self.program.real)
         if value == text and text.count("[") < 2:
@@ -320,7 +322,7 @@ class PoolRenderer(Elements):
         return name
 
     def _results(self) -> None:
-        """The program on what the windows were folded to, and its stores."""
+        """Writes the program on what the windows were folded to, and its stores."""
         w, program, space = self.w, self.program, self.space
         variable, count = self._run
         last = space.rank - 1

@@ -43,14 +43,14 @@ class PoolSchedule(Schedule):
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
-    """The positions of a thread along each window."""
+    """Returns the positions of a thread along each window."""
     n = len(space.windows)
     return [s.cols if k == n - 1 else s.rows if k == n - 2 else 1 for k in range(n)]
 
 
 def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
-    """Whether the elements of a load under a thread's last windows can be read as one vector and its neighbours: they
-    are contiguous, and the vector is inside of the image or outside.
+    """Returns true if the elements of a load under a thread's last windows can be read as one vector and its
+    neighbours: they are contiguous, and the vector is inside of the image or outside.
     """
     operand = space.program.loads[n]
     if not space.windows or space.inner or s.cols == 1:
@@ -66,8 +66,8 @@ def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
 
 
 def held_from(space: Space, s: PoolSchedule) -> int:
-    """The first window from which on all elements under a thread's windows are read before any is used; the number of
-    windows if not even those along the last are.
+    """Returns the first window from which on all elements under a thread's windows are read before any is used; the
+    number of windows if not even those along the last are.
     """
     sizes = [width(window, many) for (_, window), many in zip(space.windows, patch(space, s))]
     bytes_each = sum(max(4, s.vector * space.program.loads[n].dtype.itemsize) for n in space.taps)
@@ -81,7 +81,9 @@ def held_from(space: Space, s: PoolSchedule) -> int:
 
 
 def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
-    """Schedules worth trying, best guess first: the fewest elements read for a result, if there are enough threads."""
+    """Yields schedules worth trying, best guess first: the fewest elements read for a result, if there are enough
+    threads.
+    """
     space = normalize(spec)
     itype = index_type(space)
     vector = widest(space)
@@ -114,7 +116,7 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
 
 
 def _patches(space: Space, back: int, most: int) -> list[int]:
-    """Numbers of positions along a window, counted from the last, that a thread may take."""
+    """Returns numbers of positions along a window, counted from the last, that a thread may take."""
     if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
         return [1]
     d, window = space.windows[-back]
@@ -125,7 +127,9 @@ def _patches(space: Space, back: int, most: int) -> list[int]:
 
 
 def down(space: Space, s: PoolSchedule) -> int:
-    """Positions below each other in a block: where windows overlap along the last dimension but one of theirs."""
+    """Returns positions below each other in a block: where windows overlap along the last dimension but one of
+    theirs.
+    """
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]
@@ -137,7 +141,7 @@ def down(space: Space, s: PoolSchedule) -> int:
 
 
 def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[float, ...]:
-    """What a thread reads for each result, in accesses; more if threads are too few."""
+    """Returns what a thread reads for each result, in accesses; more if threads are too few."""
     many = patch(space, s)
     accesses = 0.0
     for n in space.taps or (0,):

@@ -30,7 +30,7 @@ class Space:
         return len(self.outer)
 
     def under(self, strides: tuple[int, ...]) -> bool:
-        """Whether strides tell the elements of a window apart."""
+        """Returns true if strides tell the elements of a window apart."""
         return any(strides[self.rank :])
 
     @cached_property
@@ -66,7 +66,7 @@ class Space:
 
 
 def normalize(spec: PoolSpec) -> Space:
-    """The space that a kernel walks."""
+    """Returns the space that a kernel walks."""
     rank, program = len(spec.outer), spec.program
     columns = [list(op.strides) for op in program.operands] + [list(s) for s in program.indices]
     windows = [(d, _simpler(window, spec.outer[d])) for d, window in spec.windows]
@@ -114,7 +114,7 @@ def normalize(spec: PoolSpec) -> Space:
 
 
 def _simpler(window: Window, positions: int) -> Window:
-    """Windows that share elements out evenly slide."""
+    """Returns windows that share elements out evenly slide."""
     if isinstance(window, Adaptive) and window.size % positions == 0:
         each = window.size // positions
         return Sliding(window.size, each, each, 1, 0)
@@ -125,12 +125,12 @@ def _simpler(window: Window, positions: int) -> Window:
 
 
 def width(window: Window, positions: int) -> int:
-    """The elements that the windows at so many neighbouring positions span."""
+    """Returns the elements that the windows at so many neighbouring positions span."""
     return window.count if positions == 1 or isinstance(window, Adaptive) else window.span(positions)
 
 
 def widest(space: Space) -> int:
-    """The widest vector that suits all operands that are contiguous along the last dimension."""
+    """Returns the widest vector that suits all operands that are contiguous along the last dimension."""
     if not space.inner or not space.outer:
         return 1
     last = space.rank - 1
@@ -152,14 +152,14 @@ def widest(space: Space) -> int:
 
 
 def is_aligned(operand: Operand, vector: int, last: int) -> bool:
-    """Whether every vector of an operand along a dimension may be read as one."""
+    """Returns true if every vector of an operand along a dimension may be read as one."""
     needed = min(16, vector * operand.dtype.itemsize)
     starts = [t for d, t in enumerate(operand.strides) if d != last]
     return operand.alignment % needed == 0 and all(t * operand.dtype.itemsize % needed == 0 for t in starts)
 
 
 def index_type(space: Space) -> str:
-    """int32 if every offset, and that of the elements just outside of the image, fits it."""
+    """Returns int32 if every offset, and that of the elements just outside of the image, fits it."""
     shape = (*space.outer, *(w.size for _, w in space.windows))
     reach = 1
     for op in space.program.operands:

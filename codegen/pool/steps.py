@@ -20,8 +20,8 @@ _DTYPES = {"float": dtypes.float32, "double": dtypes.float64}
 
 
 def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
-    """The two steps for so many planes: windows along the columns, whose folds are what the first stores and the second
-    loads after all else; and windows along their rows, folded alike.
+    """Returns the two steps for so many planes: windows along the columns, whose folds are what the first stores and
+    the second loads after all else; and windows along their rows, folded alike.
     """
     space = normalize(spec)
     program, rank = space.program, space.rank
@@ -55,7 +55,8 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
 
 
 def planes_of_block(spec: PoolSpec, target: Target) -> int:
-    """The planes that a block folds in steps; 0 where that is not possible, or no better than each window by itself.
+    """Returns the planes that a block folds in steps; 0 where that is not possible, or no better than each window by
+    itself.
 
     Threads side by side read columns side by side, in vectors; those of windows of different sizes by themselves would
     read elements far apart, one by one.
@@ -78,13 +79,13 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
 
 
 def vector_of_columns(spec: PoolSpec) -> int:
-    """The columns that a thread folds at once: of two planes or more, so that vectors of each are aligned."""
+    """Returns the columns that a thread folds at once: of two planes or more, so that vectors of each are aligned."""
     return widest(normalize(in_steps(spec, 2)[0]))
 
 
 def _separable(space: Space) -> bool:
-    """Whether windows are along the two innermost dimensions, the last contiguous, and can be folded one after the
-    other; all else is one dimension, the planes, which no position depends on.
+    """Returns whether windows are along the two innermost dimensions, the last contiguous, and can be folded one
+    after the other; all else is one dimension, the planes, which no position depends on.
     """
     program = space.program
     return (

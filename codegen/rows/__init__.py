@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.family import Family, Form
-from codegen.lasting import worth_lasting
+from codegen.l2_policy import worth_evict_last
 from codegen.rows import schedule as rows_schedule
 from codegen.rows import walk_schedule as rows_walk_schedule
 from codegen.rows.across import AcrossRenderer
@@ -28,17 +28,17 @@ from codegen.target import Target
 
 
 def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Returns schedules worth trying, best guess first."""
     if spec.walk is not None:
         return rows_walk_schedule.schedules(spec, target)
     found = rows_schedule.schedules(spec, target)
-    if not worth_lasting(spec.program, (*spec.outer, *spec.row), target):
+    if not worth_evict_last(spec.program, (*spec.outer, *spec.row), target):
         return found
-    return (replace(schedule, lasting=schedule.form != "memory" and not schedule.across) for schedule in found)
+    return (replace(schedule, evict_last=schedule.form != "memory" and not schedule.across) for schedule in found)
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C."""
     if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
     if spec.segments is not None:

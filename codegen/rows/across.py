@@ -77,7 +77,7 @@ class AcrossRenderer(RowsRenderer):
     # ---- once a row
 
     def _open_rows(self) -> None:
-        """A loop over the thread's rows."""
+        """Writes a loop over the thread's rows."""
         if self.s.vector > 1:
             self.w.line("#pragma unroll")
             self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
@@ -95,7 +95,7 @@ class AcrossRenderer(RowsRenderer):
             self.emitter.statements(w, self.terms, lambda k: k in chosen)
             return
         arrays = {}
-        for k in self._lasting(chosen):
+        for k in self._read_again(chosen):
             instruction = self.program.instructions[k]
             arrays[k] = self.names.unique(instruction.name, "_r")
             w.line(f"{instruction.ctype} {arrays[k]}[{self.s.vector}];")
@@ -108,7 +108,7 @@ class AcrossRenderer(RowsRenderer):
                 self.emitter.statements(w, self.terms, lambda n, k=k: n == k)  # type: ignore[misc]
         self._close_rows()
 
-    def _lasting(self, chosen: list[int]) -> list[int]:
+    def _read_again(self, chosen: list[int]) -> list[int]:
         """Of some instructions those whose results others need, too."""
         program = self.program
         used: set[Value] = {v for k, i in enumerate(program.instructions) if k not in chosen for v in i.args}
@@ -170,7 +170,7 @@ class AcrossRenderer(RowsRenderer):
     # ---- the elements of a row
 
     def _open_vectors(self, *, loading: bool = False) -> None:
-        """A loop over the elements of its rows that are the thread's: ``col`` is one.
+        """Writes a loop over the elements of its rows that are the thread's: ``col`` is one.
 
         In registers its passes are spelled out, and so are a few that read again: all their loads are under way at
         once.  Those past the end are left out, or, when loading, read the last element, so that no load waits for a

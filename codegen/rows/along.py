@@ -95,7 +95,7 @@ class AlongRenderer(RowsRenderer):
         return 0
 
     def _asynchronous(self) -> bool:
-        """Whether all that is kept in shared memory can be copied there without passing through registers."""
+        """Returns true if all that is kept in shared memory can be copied there without passing through registers."""
         kept = [self.program.loads[n] for n in self.kept]
         vector = self.s.vector
         return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
@@ -132,7 +132,7 @@ class AlongRenderer(RowsRenderer):
         return used
 
     def _kept_elements(self) -> int:
-        """Elements of a row, of one tensor, that a block keeps in shared memory."""
+        """Returns elements of a row, of one tensor, that a block keeps in shared memory."""
         return self.unroll * self.s.lanes * self.s.vector
 
     @property
@@ -249,7 +249,7 @@ class AlongRenderer(RowsRenderer):
         self.terms[Reduced(k)] = total
 
     def _row_results(self, value: Value) -> set[Value]:
-        """The results that a value of the row takes, itself included."""
+        """Returns the results that a value of the row takes, itself included."""
         if not isinstance(value, Result):
             return set()
         args = self.program.instructions[value.instruction].args
@@ -317,12 +317,12 @@ class AlongRenderer(RowsRenderer):
             w.open(f"if ({self._inside(self.length // self.step)})")
 
     def _inside(self, full: int) -> str:
-        """Whether a pass has an element; the first ``full`` of a row that is not a part always have."""
+        """Returns whether a pass has an element; the first ``full`` of a row that is not a part always have."""
         last = self.space.chunk is None or self.space.total % self.length == 0
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 
     def _from(self, start: str) -> str:
-        """A position counted from the row's first element."""
+        """Returns a position counted from the row's first element."""
         return start if self.begin == "0" else self.begin if start == "0" else f"{self.begin} + {start}"
 
     def _close_vectors(self) -> None:

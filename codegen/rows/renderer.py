@@ -8,7 +8,7 @@ from math import prod
 from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Pointers, converted, headers, heading
-from codegen.lasting import streams
+from codegen.l2_policy import streams
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.rows.schedule import RowsSchedule
@@ -47,7 +47,7 @@ class RowsRenderer(ABC):
         self.kept_names: dict[int, str] = {}
         #: loads that the L2 cache is to evict last
         everywhere = (*self.space.outer, *self.space.row)
-        self.lasting = streams(self.program, everywhere) if schedule.lasting else frozenset()
+        self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
         #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
         #: of the stage that is being written
         self.columns: dict[int, str] = {}
@@ -69,7 +69,7 @@ class RowsRenderer(ABC):
         return KernelSource(self.spec.name, w.text(), grid, (s.threads, 1, 1), shared, barriers, cluster=cluster)
 
     def _body(self) -> int:
-        """The statements of the kernel.  Returns the bytes of its dynamic shared memory."""
+        """Returns the statements of the kernel.  Returns the bytes of its dynamic shared memory."""
         self._place()
         self._row_values()
         shared = self._keep()
@@ -77,7 +77,7 @@ class RowsRenderer(ABC):
         return shared
 
     def _blocks(self) -> int:
-        """Blocks, or clusters of blocks."""
+        """Returns blocks, or clusters of blocks."""
         return -(-self.count // self.s.rows)
 
     def _stages(self) -> None:
@@ -98,14 +98,14 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _headers(self) -> list[str]:
-        """More device headers."""
+        """Returns more device headers."""
 
     @abstractmethod
     def _signature(self) -> None: ...
 
     @abstractmethod
     def _place(self) -> None:
-        """``row`` (the first of the thread's rows), and ``lane``: which of the row's threads this one is."""
+        """Writes ``row`` (the first of the thread's rows), and ``lane``: which of the row's threads this one is."""
 
     @abstractmethod
     def _keep(self) -> int:
@@ -113,7 +113,7 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _scalars(self, stage: int) -> None:
-        """What follows from the reductions of the stage before, once a row."""
+        """Writes what follows from the reductions of the stage before, once a row."""
 
     @abstractmethod
     def _part(self, reduction: Reduction) -> str:
@@ -129,13 +129,13 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _open_vectors(self, *, loading: bool = False) -> None:
-        """A loop over the thread's vectors of the row: ``col`` is where one is."""
+        """Writes a loop over the thread's vectors of the row: ``col`` is where one is."""
 
     @abstractmethod
     def _close_vectors(self) -> None: ...
 
     def _stage(self, stage: int) -> None:
-        """The loop over the row, and the reductions it makes."""
+        """Writes the loop over the row, and the reductions it makes."""
         if not self.stages.ends(stage):
             return
         reductions = [k for k in range(len(self.program.reductions)) if self.stages.made(k) == stage]
@@ -149,7 +149,7 @@ class RowsRenderer(ABC):
             self._combined(parts)
 
     def _row_values(self) -> None:
-        """The operands and indices with one value a row."""
+        """Writes the operands and indices with one value a row."""
         self.rows = self._coordinates()
         n = len(self.space.outer)
         for k, operand in enumerate(self.program.loads):
@@ -169,7 +169,7 @@ class RowsRenderer(ABC):
                 self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _coordinates(self) -> Coordinates:
-        """Those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
+        """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
         every = [op.strides for op in self.program.operands] + list(self.program.indices)
@@ -193,7 +193,7 @@ class RowsRenderer(ABC):
         return str(self.length) if self.space.chunk is None else "end"
 
     def _row_stored(self, stage: int) -> list[int]:
-        """The stores of a stage with one value a row."""
+        """Returns the stores of a stage with one value a row."""
         return [
             k
             for k, store in enumerate(self.program.stores)
@@ -203,7 +203,7 @@ class RowsRenderer(ABC):
         ]
 
     def _of_row(self, stage: int) -> list[int]:
-        """The instructions that follow from the reductions of the stage before, once a row."""
+        """Returns the instructions that follow from the reductions of the stage before, once a row."""
         every = range(len(self.program.instructions))
         return [k for k in every if self.stages.stage(Result(k)) == stage and not self.stages.varies(Result(k))]
 
@@ -214,16 +214,18 @@ class RowsRenderer(ABC):
     # ---- the vectors of a thread
 
     def _kind(self, strides: tuple[int, ...]) -> str:
-        """How the elements of a vector lie: "vector" (side by side), "uniform" (all the same one), or "element"."""
+        """Returns how the elements of a vector lie: "vector" (side by side), "uniform" (all the same one), or
+        "element".
+        """
         step = strides[self.dim]
         return "uniform" if step == 0 and self.s.vector > 1 else "vector" if step == 1 else "element"
 
     def _count(self, n: int) -> int:
-        """The elements of a load that a thread holds for a vector."""
+        """Returns the elements of a load that a thread holds for a vector."""
         return 1 if self._kind(self.program.loads[n].strides) == "uniform" else self.s.vector
 
     def _offset(self, strides: tuple[int, ...]) -> str:
-        """The C expression of the offset of a vector's first element."""
+        """Returns the C expression of the offset of a vector's first element."""
         n = len(self.space.outer)
         terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:n]) if stride]
         return linear([*terms, *((self.cols[d], stride) for d, stride in enumerate(strides[n:]) if stride)])
@@ -238,7 +240,7 @@ class RowsRenderer(ABC):
         if vector == 1 or (kind == "uniform" and not every):
             w.line(f"{target} = {pointer}[{offset}];")
         elif kind == "vector":
-            load = "load_evict_last" if n in self.lasting else "load"
+            load = "load_evict_last" if n in self.evict_last else "load"
             w.line(f"{target} = {load}<{vector}>({plus(pointer, offset)});")
         else:
             if target.startswith("const "):
@@ -251,8 +253,8 @@ class RowsRenderer(ABC):
             w.line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
 
     def _copy(self, n: int, nbytes: int) -> str:
-        """What copies so many bytes of a load to shared memory."""
-        return "copy_async_evict_last" if n in self.lasting and nbytes == 16 else f"copy_async<{nbytes}>"
+        """Returns what copies so many bytes of a load to shared memory."""
+        return "copy_async_evict_last" if n in self.evict_last and nbytes == 16 else f"copy_async<{nbytes}>"
 
     def _write(self, k: int, values: str, offset: str, guard: str = "") -> None:
         """Writes the vector of a store."""
@@ -268,7 +270,7 @@ class RowsRenderer(ABC):
     # ---- the elements of a vector
 
     def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
-        """The statements for each element of a vector, and the stores of the stage."""
+        """Writes the statements for each element of a vector, and the stores of the stage."""
         w, s, program = self.w, self.s, self.program
         held = {n: self._held(n) for n in range(len(program.loads)) if Load(n) in needed}
         stores = [(k, program.stores[k]) for k in self.stages.stored(stage)]
@@ -305,7 +307,7 @@ class RowsRenderer(ABC):
             self._run(one, parts[k], parts[one.most], before[k], held, indices)
 
     def _open_elements(self) -> None:
-        """A loop over the elements of a vector."""
+        """Writes a loop over the elements of a vector."""
         if self.s.vector > 1:
             self.w.line("#pragma unroll")
             self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
@@ -334,13 +336,13 @@ class RowsRenderer(ABC):
         return name + ("[e]" if self._count(n) > 1 else "")
 
     def _vector(self, n: int) -> str:
-        """The name of the registers that hold a vector of a load within one loop."""
+        """Returns the name of the registers that hold a vector of a load within one loop."""
         if n not in self._vectors:
             self._vectors[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._vectors[n]
 
     def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
-        """The C expressions of an element's loads and indices; a conversion that is used twice is done once."""
+        """Returns the C expressions of an element's loads and indices; a conversion that is used twice is done once."""
         program, terms = self.program, dict(self.terms)
         used = self._used(needed)
         for n, text in held.items():
@@ -356,12 +358,12 @@ class RowsRenderer(ABC):
         return terms
 
     def _index(self, k: int, offset: str) -> str:
-        """The C expression of an index for an element of a vector."""
+        """Returns the C expression of an index for an element of a vector."""
         step = self.program.indices[k][self.dim] if self.s.vector > 1 else 0
         return f"int32({f'{offset} + ' if step else offset}{linear([('e', step)]) if step else ''})"
 
     def _used(self, needed: set[Value]) -> dict[Value, int]:
-        """How often each value is used by the instructions of a loop."""
+        """Returns how often each value is used by the instructions of a loop."""
         count: dict[Value, int] = {}
         for value in (v for k, i in enumerate(self.program.instructions) if Result(k) in needed for v in i.args):
             count[value] = count.get(value, 0) + 1

@@ -53,7 +53,7 @@ class RowsSchedule(Schedule):
     cluster  blocks of a row, a power of two.
     resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
     stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
-    lasting  the L2 cache evicts what is read once after what is written (`codegen.lasting`).
+    evict_last  the L2 cache evicts what is read once after what is written (`codegen.l2_policy`).
     """
 
     form: str
@@ -65,7 +65,7 @@ class RowsSchedule(Schedule):
     cluster: int = 1
     resident: int = 0
     stages: int = 1
-    lasting: bool = False
+    evict_last: bool = False
 
     @property
     def threads(self) -> int:
@@ -73,7 +73,9 @@ class RowsSchedule(Schedule):
 
 
 def reads_across(space: Space) -> bool:
-    """Whether most bytes have their neighbours in the next row, not in the same, and enough of them to be worth it."""
+    """Returns true if most bytes have their neighbours in the next row, not in the same, and enough of them to be
+    worth it.
+    """
     dim = len(space.outer) - 1
     along = beside = 0
     for operand in space.program.operands:
@@ -86,7 +88,7 @@ def reads_across(space: Space) -> bool:
 
 
 def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Returns schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*space.bounds())
     if space.segments is not None:
@@ -137,7 +139,7 @@ def _in_registers(
     once: Sequence[Operand],
     count: int,
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Rows in registers: (how bad they are thought to be, schedule), for so many rows.
+    """Yields rows in registers: (how bad they are thought to be, schedule), for so many rows.
 
     read, once  the loads that are kept, and those of a later stage: a compiler has all of these under way at once.
     """
@@ -177,7 +179,7 @@ def _in_registers(
 def _in_shared(
     target: Target, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
+    """Yields rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
     itemsize = sum(op.dtype.itemsize for op in kept)
     for most in (
         target.arch.shared_bytes_per_sm // 4,
@@ -196,7 +198,7 @@ def _in_shared(
 
 
 def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
-    """Rows whose segments are reduced by a warp each."""
+    """Yields rows whose segments are reduced by a warp each."""
     assert space.segments is not None
     lead = len(space.row) - space.segments.dims
     segments, size = prod(space.row[:lead]), prod(space.row[lead:])
@@ -225,12 +227,12 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 
 
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
-    """What each access of a thread adds to a kernel where no other row hides how long one takes."""
+    """Returns what each access of a thread adds to a kernel where no other row hides how long one takes."""
     return 0.015 if count <= schedule.rows * target.sms else 0.0
 
 
 def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:
-    """A guess at how much longer than a copy a schedule takes, fitted to measurements.
+    """Returns a guess at how much longer than a copy a schedule takes, fitted to measurements.
 
     count     rows in all.
     resident  blocks that an SM has room for.
@@ -252,7 +254,7 @@ def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, 
 
 
 def _clusters(target: Target) -> list[int]:
-    """Numbers of blocks that may share a row."""
+    """Returns numbers of blocks that may share a row."""
     if not target.arch.has_clusters:
         return [1]
     return [1, 2, 4, 8, 16] if target.arch.major in (9, 10) else [1, 2, 4, 8]
@@ -318,5 +320,5 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is no smaller."""
+    """Returns the smallest power of two that is no smaller."""
     return 1 << max(0, number - 1).bit_length()

@@ -25,11 +25,11 @@ class Space:
     segments: Segments | None = None
 
     def along(self, operand: Operand) -> tuple[int, ...]:
-        """An operand's strides within the row."""
+        """Returns an operand's strides within the row."""
         return operand.strides[len(self.outer) :]
 
     def varies(self, operand: Operand) -> bool:
-        """Whether an operand has more than one element a row."""
+        """Returns true if an operand has more than one element a row."""
         return any(self.along(operand))
 
     @property
@@ -49,7 +49,7 @@ class Space:
         return prod(self.row)
 
     def bounds(self) -> list[int]:
-        """What `index_type` needs to know: numbers of rows and of elements in one, and extents of operands."""
+        """Returns what `index_type` needs to know: numbers of rows and of elements in one, and extents of operands."""
         shape = (*self.outer, *self.row)
         parts = -(-prod(self.outer[-self.walk.dims :]) // self.walk.chunk) if self.walk is not None else 0
         sums = [step * (parts + 1) for _, step in (self.walk.sums if self.walk is not None else ())]
@@ -62,8 +62,8 @@ class Space:
 
 
 def normalize(spec: RowsSpec) -> Space:
-    """The space that a kernel walks.  The order of a row's elements is free: sums may be made in any; so is that of the
-    rows of which columns are combined.
+    """Returns the space that a kernel walks.  The order of a row's elements is free: sums may be made in any; so is
+    that of the rows of which columns are combined.
     """
     program, n, walk = spec.program, len(spec.outer), spec.walk
     parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
@@ -116,7 +116,7 @@ def normalize(spec: RowsSpec) -> Space:
 
 
 def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
-    """Segments that the warps of each block of a row may have between them."""
+    """Returns segments that the warps of each block of a row may have between them."""
     warps = lanes // 32
     return -(-segments // (warps * cluster)) * warps
 
@@ -138,7 +138,7 @@ def _walked(space: Space, operand: Operand) -> bool:
 
 
 def widest(space: Space, dim: int) -> int:
-    """The widest vector along a dimension that suits all operands which are contiguous along it."""
+    """Returns the widest vector along a dimension that suits all operands which are contiguous along it."""
     size = (*space.outer, *space.row)[dim]
     varying = [op for op in space.program.operands if space.varies(op)]
     contiguous = [op for op in varying if op.strides[dim] == 1]
@@ -158,7 +158,7 @@ def widest(space: Space, dim: int) -> int:
 
 
 def _aligned(operand: Operand, vector: int, dim: int) -> bool:
-    """Whether every vector of an operand along a dimension may be read as one."""
+    """Returns true if every vector of an operand along a dimension may be read as one."""
     needed = min(16, vector * operand.dtype.itemsize)
     starts = (s for d, s in enumerate(operand.strides) if d != dim)
     return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)

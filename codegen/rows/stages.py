@@ -49,12 +49,12 @@ class Stages:
         self.last = max((self.stage(v) for v in self._ends()), default=0)
 
     def _ends(self) -> list[Value]:
-        """What is stored; of a column's reduction, what it combines."""
+        """Returns what is stored; of a column's reduction, what it combines."""
         program, sums = self._space.program, self._sums
         return [program.reductions[sums[n]].value if n in sums else s.value for n, s in enumerate(program.stores)]
 
     def stage(self, value: Value) -> int:
-        """The first stage in which a value is known."""
+        """Returns the first stage in which a value is known."""
         if isinstance(value, Result):
             return self._stage[value.instruction]
         if isinstance(value, Reduced):
@@ -62,13 +62,13 @@ class Stages:
         return 0
 
     def made(self, reduction: int) -> int:
-        """The stage whose loop makes a reduction."""
+        """Returns the stage whose loop makes a reduction."""
         if reduction in self.running:
             reduction = self.running[reduction].most
         return self.stage(self._space.program.reductions[reduction].value)
 
     def varies(self, value: Value) -> bool:
-        """Whether a value differs from element to element of a row."""
+        """Returns true if a value differs from element to element of a row."""
         if isinstance(value, Result):
             return self._varies[value.instruction]
         if isinstance(value, Load):
@@ -78,7 +78,7 @@ class Stages:
         return False
 
     def ends(self, stage: int) -> list[Value]:
-        """The values that the loop over the row of a stage is for: what is reduced, and what is stored for each
+        """Returns the values that the loop over the row of a stage is for: what is reduced, and what is stored for each
         element; but not what running sums are of, which follows from the value whose maximum is made.
         """
         program = self._space.program
@@ -86,17 +86,17 @@ class Stages:
         return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
 
     def stored(self, stage: int) -> list[int]:
-        """The stores of a stage with a value for each element."""
+        """Returns the stores of a stage with a value for each element."""
         stores = enumerate(self._space.program.stores)
         elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
         return [n for n, value in elements if self.stage(value) == stage]
 
     def needed(self, stage: int) -> set[Value]:
-        """All varying values that the loop of a stage computes or reads, but for running sums."""
+        """Returns all varying values that the loop of a stage computes or reads, but for running sums."""
         return self.behind(self.ends(stage))
 
     def behind(self, ends: Iterable[Value]) -> set[Value]:
-        """All varying values that some values take, themselves included."""
+        """Returns all varying values that some values take, themselves included."""
         found: set[Value] = set()
         stack = list(ends)
         while stack:
@@ -113,8 +113,8 @@ class Stages:
         return sum(bool(self.ends(stage)) for stage in range(self.last + 1))
 
     def kept(self, form: str = "registers", *, early: bool = False) -> list[int]:
-        """The loads that more than one stage needs, and that had better stay on the chip between them: not those of
-        which many elements are the same, in shared memory, where they would take the place of all.
+        """Returns the loads that more than one stage needs, and that had better stay on the chip between them: not
+        those of which many elements are the same, in shared memory, where they would take the place of all.
 
         early  also those of later stages, so that all are under way at once.
         """
@@ -126,8 +126,8 @@ class Stages:
 
 
 def stages_along(space: Space, form: str, vector: int) -> Stages:
-    """The stages of a kernel whose threads have vectors of a row, with running sums where these save a look at it:
-    another look at registers costs less than the exponentials of the sums' scales.
+    """Returns the stages of a kernel whose threads have vectors of a row, with running sums where these save a look
+    at it: another look at registers costs less than the exponentials of the sums' scales.
     """
     plain = Stages(space)
     again = form == "memory" or (form == "shared" and vector >= LEAST_NEIGHBOURS)
@@ -140,7 +140,7 @@ def stages_along(space: Space, form: str, vector: int) -> Stages:
 
 
 def _running(space: Space, plain: Stages) -> dict[int, Running]:
-    """The reductions that can be running sums, of each maximum one at most."""
+    """Returns the reductions that can be running sums, of each maximum one at most."""
     program, found = space.program, dict[int, Running]()
     for k, reduction in enumerate(program.reductions):
         value = reduction.value

@@ -120,7 +120,7 @@ class WalkRenderer(AlongRenderer):
         return shared
 
     def _turns(self) -> str:
-        """How often a block goes on to other rows."""
+        """Returns how often a block goes on to other rows."""
         w, s = self.w, self.s
         if self.each is not None:
             return str(-(-self.each // s.rows))
@@ -130,7 +130,7 @@ class WalkRenderer(AlongRenderer):
         return "steps"
 
     def _number(self, later: int) -> str:
-        """Which of its part's rows a thread works on, some steps later."""
+        """Returns which of its part's rows a thread works on, some steps later."""
         rows = self.s.rows
         step = f"step {'+' if later > 0 else '-'} {abs(later)}" if later else "step"
         return step if rows == 1 else f"{f'({step})' if later else step} * {rows} + sub"
@@ -217,7 +217,7 @@ class WalkRenderer(AlongRenderer):
         return self.program.real
 
     def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
-        """Coordinates of a row, those that some strides need being there already."""
+        """Returns coordinates of a row, those that some strides need being there already."""
         rows = Coordinates(self.w, position, self.space.outer, self.s.itype, position)
         for d in range(len(self.space.outer)):
             if any(strides[d] for strides in every):
@@ -225,7 +225,7 @@ class WalkRenderer(AlongRenderer):
         return rows
 
     def _row_value(self, k: int, rows: Coordinates) -> str:
-        """The C expression of an operand's value for a row."""
+        """Returns the C expression of an operand's value for a row."""
         return f"{self.pointers.loads[k]}[{rows.offset(self.program.loads[k].strides[: len(self.space.outer)])}]"
 
     # ---- rows on their way
@@ -244,7 +244,7 @@ class WalkRenderer(AlongRenderer):
         return used
 
     def _slot(self, step: str, slots: int) -> str:
-        """Where the row of a step lies in shared memory: the number of its first element."""
+        """Returns where the row of a step lies in shared memory: the number of its first element."""
         rows = self.s.rows
         slot = f"{step} % {slots}" if slots > 1 else "0"
         if rows > 1:

@@ -29,7 +29,7 @@ MOST_STAGES = 16
 
 
 def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
-    """Schedules worth trying, best guess first."""
+    """Yields schedules worth trying, best guess first."""
     space = normalize(spec)
     itype = index_type(*space.bounds())
     vector = widest(space, len(space.outer) + len(space.row) - 1)
@@ -40,19 +40,19 @@ def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
 
 
 def _aligned(space: Space, vector: int) -> bool:
-    """Whether parts of columns begin where vectors may."""
+    """Returns true if parts of columns begin where vectors may."""
     assert space.walk is not None
     sizes = ((space.program.stores[n].operand.dtype.itemsize, step) for n, step in space.walk.sums)
     return all(step * size % min(16, vector * size) == 0 for size, step in sizes)
 
 
 def sum_words(space: Space) -> int:
-    """32-bit registers that the reductions of one column take."""
+    """Returns 32-bit registers that the reductions of one column take."""
     return sum((SIZE_OF[space.program.reductions[k].ctype] + 3) // 4 for k in set(space.sums.values()))
 
 
 def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tuple[float, RowsSchedule]]:
-    """(how bad they are thought to be, schedule)"""
+    """Yields (how bad they are thought to be, schedule)"""
     program, walk = space.program, space.walk
     assert walk is not None
     vectors = max(1, -(-space.length // vector))

@@ -16,7 +16,7 @@ PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)
 
 
 def attention() -> Iterator[Workload]:
-    """Every row, the board's first."""
+    """Yields every row, the board's first."""
     yield from board()
     yield _row(2, 32, 32, 8192, 256, causal=True)
     yield _row(2, 32, 32, 8192, 128, causal=True, window=WINDOW)
@@ -81,7 +81,7 @@ def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Work
 
 
 def _packed(lengths: tuple[int, ...], heads: int, shared: int, size: int) -> Workload:
-    """Sequences of so many tokens; in memory all heads of a token lie beside each other."""
+    """Returns sequences of so many tokens; in memory all heads of a token lie beside each other."""
     tokens, offsets = sum(lengths), (0, *accumulate(lengths))
     grouped = f"/{shared}" if shared != heads else ""
     span = f"{min(lengths)} to {max(lengths)}"

@@ -24,7 +24,7 @@ def functions() -> dict[str, Callable[..., Made]]:
 
 
 def sdpa_packed(workload: Workload, arrays: Sequence[DeviceArray], timer: ColdTimer) -> Made:
-    """Causal attention to a packed batch by the fastest of cuDNN's plans.
+    """Returns causal attention to a packed batch by the fastest of cuDNN's plans.
 
     The workload's queries, keys, values and results are (1, heads, tokens, d), bfloat16, and its offsets (sequences +
     1,) are in tokens.  cuDNN's are (sequences, heads, longest, d), ragged: with offsets in elements, and lengths that

@@ -16,7 +16,7 @@ WINDOW = 1024
 
 
 def _affine(g: Graph, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """relu(x * scale + bias), rounded as a tensor in memory would be."""
+    """Returns relu(x * scale + bias), rounded as a tensor in memory would be."""
     return g.cast(g.relu(x * scale + bias), x.dtype)
 
 

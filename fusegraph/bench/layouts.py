@@ -11,7 +11,7 @@ Strides = tuple[int, ...] | None
 
 
 def layouts() -> Iterator[Workload]:
-    """The same sums over aligned, odd, unaligned, transposed and broadcast operands.
+    """Yields the same sums over aligned, odd, unaligned, transposed and broadcast operands.
 
     The part of the floor (a device copy of as many bytes) that each reaches is to be compared with that of the aligned
     ones.
@@ -53,7 +53,7 @@ def layouts() -> Iterator[Workload]:
 
 
 def calls() -> Iterator[Workload]:
-    """Three inputs and one output of few elements: the time of a call is the host's."""
+    """Yields three inputs and one output of few elements: the time of a call is the host's."""
     for n in (1 << 10, 1 << 16):
         operands = tuple(Input(name, (n,)) for name in "abc")
         yield Workload(f"sigmoid(a+b*c) {n} fp32", "float32", operands, (n,), "sigmoid_fma")

@@ -108,7 +108,7 @@ class Bench:
     # ---- floors
 
     def copy_us(self, nbytes: int) -> float:
-        """Microseconds of a device copy that reads and writes ``nbytes`` altogether."""
+        """Returns microseconds of a device copy that reads and writes ``nbytes`` altogether."""
         half = max(nbytes // 2, 1)
         if half not in self._copies:
             source = random_array((half,), (1,), as_dtype("uint8"), self.device)
@@ -119,7 +119,7 @@ class Bench:
         return self._copies[half]
 
     def flops_per_us(self, unit: str) -> float | None:
-        """Rate of torch's own matrix product of 8192 x 8192 x 8192; None without torch."""
+        """Returns rate of torch's own matrix product of 8192 x 8192 x 8192; None without torch."""
         if unit not in self._rates:
             try:
                 import torch
@@ -140,7 +140,7 @@ class Bench:
     # ---- rows
 
     def rows(self, workload: AnyWorkload, peers: Sequence[str]) -> Iterator[Row]:
-        """Ours, then every peer, on the same inputs."""
+        """Yields ours, then every peer, on the same inputs."""
         if "compile" in peers and "compile-max" not in peers:
             # Its pool of compilers, which one kernel does not need, would take the processors from those timed.
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -232,7 +232,7 @@ class Bench:
         entry.replay_us = None if built.record is None else self._host_us(built.record(), us)
 
     def _seconds(self, work: Callable[[], Any]) -> float:
-        """Seconds of what ``work`` does and queues: the median of three."""
+        """Returns seconds of what ``work`` does and queues: the median of three."""
         times = []
         for _ in range(3):
             began = time.perf_counter()
@@ -242,7 +242,8 @@ class Bench:
         return median(times)
 
     def _host_us(self, run: Callable[[], Any], us: float) -> float:
-        """Microseconds until a call returns, its work, of ``us`` microseconds, still on the way: the least of batches.
+        """Returns microseconds until a call returns, its work, of ``us`` microseconds, still on the way: the least
+        of batches.
 
         What else the machine does can only add to the host's work (as `timeit` has it).  A batch is too short to fill
         the driver's queue, in which calls would wait; it is drained before each.
@@ -293,7 +294,7 @@ class Bench:
     def _torch_call(
         self, workload: AnyWorkload, arrays: Sequence[DeviceArray], which: str = "functions"
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """The workload's function of a table of `fusegraph.bench.peers`, and its operands."""
+        """Returns the workload's function of a table of `fusegraph.bench.peers`, and its operands."""
         try:
             import torch
         except ImportError as error:
@@ -343,7 +344,7 @@ class Bench:
 
 
 def environment(device: int = 0) -> dict[str, Any]:
-    """What a result depends on besides the code: device, driver, versions, the commit."""
+    """Returns what a result depends on besides the code: device, driver, versions, the commit."""
     properties = driver.properties(device)
     names = ("fusegraph", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", "torch", "triton", "nvidia-cudnn-frontend")
     return {
@@ -365,7 +366,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, with "+" if it has changes beside results; None outside one."""
+    """Returns the commit of the checkout this runs from, with "+" if it has changes beside results; None outside
+    one.
+    """
     folder = Path(__file__).parent
     changes = ["git", "status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)benchmarks/results"]
     try:

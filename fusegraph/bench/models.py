@@ -30,7 +30,9 @@ _OPERANDS = ("bias", "scale", "add", "mul")
 
 
 def _build(product: Build, epilogue: tuple[str, ...]) -> Build:
-    """A workload's graph: the product of the first two inputs, then every step, its operand next in the inputs."""
+    """Returns a workload's graph: the product of the first two inputs, then every step, its operand next in the
+    inputs.
+    """
 
     def build(g: Graph, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
         y, operands = product(g, first, second), iter(rest)
@@ -137,7 +139,7 @@ class Network:
     draw: int
 
     def variants(self, layer: Layer) -> Iterator[Workload]:
-        """A layer in every batch size and arithmetic."""
+        """Yields a layer in every batch size and arithmetic."""
         for batch in BATCHES:
             for unit in self.units:
                 workload = layer.workload(self.name, batch, unit)
@@ -237,12 +239,13 @@ NETWORKS = (
 
 
 def layers() -> list[Workload]:
-    """Every layer of every network in every batch size and arithmetic."""
+    """Returns every layer of every network in every batch size and arithmetic."""
     return [workload for network in NETWORKS for layer in network.layers for workload in network.variants(layer)]
 
 
 def drawn() -> list[Workload]:
-    """40 of `layers`: of every network as many different ones as it says, each in one batch size and arithmetic.
+    """Returns 40 of `layers`: of every network as many different ones as it says, each in one batch size and
+    arithmetic.
 
     The choice is by hash, not by a generator: it is the same everywhere, and adding a layer replaces at most one.
     """

@@ -11,7 +11,7 @@ Array = Any
 
 
 def functions(torch: Any) -> dict[str, Any]:
-    """Every workload's torch function, by the name `Workload.torch`."""
+    """Returns every workload's torch function, by the name `Workload.torch`."""
     f = torch.nn.functional
 
     def conv_bias_relu(stride: int, padding: int) -> Any:
@@ -182,7 +182,7 @@ def _by_distance(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def alone(torch: Any) -> dict[str, Any]:
-    """The product or convolution of a workload without what follows, by the name `Workload.torch`.
+    """Returns the product or convolution of a workload without what follows, by the name `Workload.torch`.
 
     What a library needs that fuses nothing, before its second pass; operands that only the rest needs are passed over.
     """
@@ -205,12 +205,13 @@ def alone(torch: Any) -> dict[str, Any]:
 
 
 def _layers() -> Iterator[str]:
-    """The names `Workload.torch` of `fusegraph.bench.models`, each once."""
+    """Yields the names `Workload.torch` of `fusegraph.bench.models`, each once."""
     yield from dict.fromkeys(w.torch for w in models.layers())
 
 
 def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array]:
-    """A layer by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then ``+`` and every step of its epilogue.
+    """Returns a layer by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then ``+`` and every step of its
+    epilogue.
 
     The bias goes into torch's own function, which adds it as cheaply as torch can.
     """

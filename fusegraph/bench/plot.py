@@ -55,7 +55,7 @@ class Standing:
 
 
 def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
-    """The rows of a run's JSON, workload by workload in their order."""
+    """Returns the rows of a run's JSON, workload by workload in their order."""
     by_workload: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_workload.setdefault(row["workload"], []).append(row)
@@ -71,7 +71,7 @@ def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
 
 
 def svg(document: Mapping[str, Any]) -> str:
-    """The picture of a run's JSON.  Workloads that we do not run are left out, and counted below the bars."""
+    """Returns the picture of a run's JSON.  Workloads that we do not run are left out, and counted below the bars."""
     every = standings(document["rows"])
     shown = [s for s in every if s.ours is not None]
     bars = [row for s in shown for row in (s.ours, s.peer) if row is not None]

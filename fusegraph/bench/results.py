@@ -60,8 +60,8 @@ class Measured:
 def document(
     environment: Mapping[str, Any], options: str, repeats: int, rows: Sequence[Row], *, complete: bool
 ) -> dict[str, Any]:
-    """The JSON of a run: `bench.environment`, ``options`` of the command line that say what was measured, ``repeats``,
-    ``complete`` (False until the last row is there), ``rows``.
+    """Returns the JSON of a run: `bench.environment`, ``options`` of the command line that say what was measured,
+    ``repeats``, ``complete`` (False until the last row is there), ``rows``.
     """
     facts = {"options": options, "repeats": repeats, "complete": complete}
     return {**environment, **facts, "rows": [asdict(row) for row in rows]}
@@ -70,7 +70,7 @@ def document(
 def finished(
     told: Any, environment: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
 ) -> list[Row]:
-    """The rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
+    """Returns the rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
 
     Those of workloads that have a row of every engine; none if the run was of another machine, version, commit or
     command line, or of a checkout with changes, which may be others now.
@@ -95,7 +95,7 @@ def finished(
 
 
 def runs(told: Mapping[str, Any]) -> list[Measured]:
-    """The runs that a file has rows of, the oldest first.
+    """Returns the runs that a file has rows of, the oldest first.
 
     The last is the one whose commit and date are the file's own; ``earlier`` lists the others with their workloads,
     and is not there where there are none.
@@ -107,7 +107,8 @@ def runs(told: Mapping[str, Any]) -> list[Measured]:
 
 
 def when(told: Mapping[str, Any], mark: str = "") -> tuple[str, str]:
-    """The dates and the commits that a file's rows were measured at, in words: of several those of the oldest and of
+    """Returns the dates and the commits that a file's rows were measured at, in words: of several those of the
+    oldest and of
     the newest run.  ``mark`` is put around every commit.
     """
     every = runs(told)
@@ -120,7 +121,7 @@ def when(told: Mapping[str, Any], mark: str = "") -> tuple[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON of a whole run.  Raises FileError for a file that cannot be read or has none."""
+    """Returns the JSON of a whole run.  Raises FileError for a file that cannot be read or has none."""
     try:
         told = json.loads(path.read_text("utf-8"))
         names = sorted({Row(**row).workload for row in told["rows"]})
@@ -143,7 +144,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def pattern(told: Mapping[str, Any]) -> str | None:
-    """Which workloads of its suite a file is of: a regular expression, None for all."""
+    """Returns which workloads of its suite a file is of: a regular expression, None for all."""
     words = shlex.split(told.get("options", ""))
     return words[words.index(ONLY) + 1] if ONLY in words[:-1] else None
 
@@ -175,8 +176,8 @@ def check_same(told: Mapping[str, Any], environment: Mapping[str, Any], options:
 
 
 def _same_version(a: str | None, b: str | None) -> bool:
-    """Whether two versions are the same.  One may be without the local part that the other has (2.11.0+cu130): a
-    package's own word and that of its metadata differ so."""
+    """Returns true if two versions are the same.  One may be without the local part that the other has
+    (2.11.0+cu130): a package's own word and that of its metadata differ so."""
     if a is None or b is None or ("+" in a) == ("+" in b):
         return a == b
     return a.partition("+")[0] == b.partition("+")[0]
@@ -192,9 +193,9 @@ def _without_only(options: str) -> str:
 def updated(
     told: Mapping[str, Any], environment: Mapping[str, Any], rows: Iterable[Row], order: Sequence[str]
 ) -> dict[str, Any]:
-    """A file's JSON with all rows of the workloads of ``rows`` in the place of those that it had, measured at the
-    commit and date of ``environment``; the others stay, as of their own run.  Workloads that it had not come where
-    ``order``, the names of all, has them.
+    """Returns a file's JSON with all rows of the workloads of ``rows`` in the place of those that it had, measured
+    at the commit and date of ``environment``; the others stay, as of their own run.  Workloads that it had not come
+    where ``order``, the names of all, has them.
     """
     fresh: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

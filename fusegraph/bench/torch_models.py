@@ -19,7 +19,7 @@ from torch.nn import functional
 def _conv_norm(
     channels: int, filters: int, taps: int, stride: int = 1, groups: int = 1, activation: type[nn.Module] | None = None
 ) -> nn.Sequential:
-    """A convolution without bias, batch normalisation and an activation."""
+    """Returns a convolution without bias, batch normalisation and an activation."""
     layers: list[nn.Module] = [
         nn.Conv2d(channels, filters, taps, stride, taps // 2, groups=groups, bias=False),
         nn.BatchNorm2d(filters),
@@ -67,7 +67,7 @@ class ResNet(nn.Module):  # type: ignore[misc]
 
 
 def _round(channels: float, divisor: int = 8) -> int:
-    """The nearest multiple of 8 that is not more than a tenth below."""
+    """Returns the nearest multiple of 8 that is not more than a tenth below."""
     near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * channels else near
 
@@ -175,12 +175,12 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 def vit_block(width: int = 768, heads: int = 12) -> Block:
-    """A block of ViT-B/16, which takes 197 tokens for an image of 224 x 224."""
+    """Returns a block of ViT-B/16, which takes 197 tokens for an image of 224 x 224."""
     return Block(width, heads)
 
 
 def gpt2_block(width: int = 768, heads: int = 12) -> Block:
-    """A block of GPT-2 (124M)."""
+    """Returns a block of GPT-2 (124M)."""
     return Block(width, heads, causal=True)
 
 
@@ -193,7 +193,9 @@ class Model:
     shape: tuple[int, ...]
 
     def module(self, dtype: Any, device: str = "cpu", seed: int = 0) -> Any:
-        """The network for inference, with random weights; statistics of batch normalisation are no zeros and ones."""
+        """Returns the network for inference, with random weights; statistics of batch normalisation are no zeros and
+        ones.
+        """
         torch.manual_seed(seed)
         made = self.make()
         for layer in made.modules():

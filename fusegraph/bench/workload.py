@@ -69,7 +69,7 @@ class Workload:
         return sum(each) + written + self.extra_bytes
 
     def graph(self) -> Graph:
-        """The workload as a graph."""
+        """Returns the workload as a graph."""
         build = self.build or GRAPHS[self.torch]
         compute = "tf32" if self.unit == "tf32" else "float32"
         graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
@@ -86,12 +86,12 @@ class Workload:
 
 
 def transposed(name: str, k: int, n: int) -> Input:
-    """The weight (N, K) of a linear layer as a factor (K, N)."""
+    """Returns the weight (N, K) of a linear layer as an operand (K, N)."""
     return Input(name, (k, n), strides=(1, k))
 
 
 def short(dtype: str) -> str:
-    """What rows call a dtype."""
+    """Returns what rows call a dtype."""
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
 
 
@@ -123,7 +123,7 @@ AnyWorkload: TypeAlias = Workload | GraphWorkload
 
 
 def _products(graph: Graph) -> tuple[str, int]:
-    """The rate that bounds a graph's matrix products and convolutions, and their operations.
+    """Returns the rate that bounds a graph's matrix products and convolutions, and their operations.
 
     No operations if the operands are of a dtype, or of several, for which no rate is measured, and none where data say
     how many there are: of packed batches.

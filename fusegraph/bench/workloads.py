@@ -17,7 +17,7 @@ from fusegraph.bench.workload import Input, Workload, short, transposed
 
 
 def memory_bound() -> Iterator[Workload]:
-    """Workloads bound by device-memory bandwidth."""
+    """Yields workloads bound by device-memory bandwidth."""
     operands: tuple[Input, ...]
     for dtype in ("float32", "bfloat16"):
         n = 1 << 26
@@ -94,7 +94,7 @@ def _conv_inputs(n: int, c: int, size: int, k: int, taps: int) -> tuple[Input, .
 
 
 def tensor_core_bound() -> Iterator[Workload]:
-    """Workloads bound by the tensor cores."""
+    """Yields workloads bound by the tensor cores."""
     operands: tuple[Input, ...]
     n = 8192
     plain = (Input("a", (n, n)), transposed("b", n, n))
@@ -131,13 +131,13 @@ def tensor_core_bound() -> Iterator[Workload]:
     for gradient, operands, output in (("dgrad", (loss, w), image), ("wgrad", (x, loss), filters)):
         name = f"{gradient} 3x3 64x256x56x56 256 filters bf16"
         yield Workload(name, "bfloat16", operands, output, gradient, flops, "bf16")
-    yield from in_front()
+    yield from prologues()
     yield from on_the_result()
     yield from attention.board()
 
 
-def in_front() -> Iterator[Workload]:
-    """Products of factors that are computed in front of them."""
+def prologues() -> Iterator[Workload]:
+    """Yields products with prologues."""
     n = 4096
     vectors = tuple(Input(name, (n,), dtype="float32") for name in ("scale", "bias"))
     operands: tuple[Input, ...]
@@ -159,7 +159,7 @@ def in_front() -> Iterator[Workload]:
 
 
 def on_the_result() -> Iterator[Workload]:
-    """Products that meet, and reductions of a result."""
+    """Yields products that meet, and reductions of a result."""
     m, k, n = 4096, 4096, 14336  # a layer of Llama-8B
     operands: tuple[Input, ...] = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
     name, flops = f"swiglu {m}x{k}->{n} bf16", 4 * m * k * n
@@ -172,7 +172,7 @@ def on_the_result() -> Iterator[Workload]:
 
 
 def board() -> list[Workload]:
-    """Every workload of the board, in its order."""
+    """Returns every workload of the board, in its order."""
     return [*memory_bound(), *tensor_core_bound()]
 
 

@@ -125,7 +125,7 @@ class _Book:
 def _earlier(
     target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
 ) -> list[Row]:
-    """The rows that the same run, cut short, has left in the file."""
+    """Returns the rows that the same run, cut short, has left in the file."""
     if target is None or not target.exists():
         return []
     try:
@@ -139,7 +139,7 @@ def _earlier(
 
 
 def _measure(workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: Bench, book: _Book) -> list[str]:
-    """Measures, prints and writes down what the book has no rows of; returns the workloads that do not run."""
+    """Returns measures, prints and writes down what the book has no rows of; returns the workloads that do not run."""
     width = max(len(w.name) for w in workloads)
     _print(_HEADINGS, width)
     for row in book.rows:
@@ -195,7 +195,9 @@ def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
 def _options(
     file: str | None, suite: str | None, only: str | None, peers: Sequence[str], repeats: int, autotune: bool
 ) -> str:
-    """The options that say what is measured, as on a command line; of a file its name alone, not where it is."""
+    """Returns the options that say what is measured, as on a command line; of a file its name alone, not where it
+    is.
+    """
     words = ["--suite", suite or SUITE] if file is None else [Path(file).name]
     words += [results.ONLY, only] if only is not None else []
     words += ["--peers", ",".join(peers) or "none"]
@@ -218,7 +220,7 @@ def _only(pattern: str | None, workloads: list[AnyWorkload]) -> list[AnyWorkload
 
 
 def _peers(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """The peers meant by ``--peers``, each once; all that are known if none is given."""
+    """Returns the peers meant by ``--peers``, each once; all that are known if none is given."""
     if given is None:
         return list(known)
     names = [part.strip() for text in given for part in text.split(",")]

@@ -72,7 +72,7 @@ def compare_file(
 
 
 def chosen(texts: Sequence[str]) -> list[str]:
-    """The engines meant by ``--engines``, each once.  Raises FusegraphError for one that is none."""
+    """Returns the engines meant by ``--engines``, each once.  Raises FusegraphError for one that is none."""
     names = [part.strip() for text in texts for part in text.split(",")]
     for name in names:
         if name not in ENGINES:

@@ -120,7 +120,7 @@ def compile_file(
 
 
 def _targets(given: Sequence[str]) -> list[str]:
-    """The targets meant by ``--target``, each once; the GPU's or the default one if there is none.
+    """Returns the targets meant by ``--target``, each once; the GPU's or the default one if there is none.
 
     Raises CompileError for one that is none, or that NVRTC does not know.
     """
@@ -258,7 +258,7 @@ def _print(job: _Job, entry: Mapping[str, Any], folder: Path) -> None:
 
 
 def _details(kernel: Mapping[str, Any]) -> str:
-    """What stands under a kernel's row: its nodes, and the time of a schedule that was measured."""
+    """Returns what stands under a kernel's row: its nodes, and the time of a schedule that was measured."""
     nodes = f"nodes: {', '.join(kernel['nodes'])}"
     return nodes if kernel["chosen_by"] == "cost model" else f"{nodes}; {kernel['chosen_by']}"
 

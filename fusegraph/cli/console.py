@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 
 def guarded(command: Callable[P, int]) -> Callable[P, None]:
-    """A command that ends the process with the status it returns, or with that of the error it raises."""
+    """Returns a command that ends the process with the status it returns, or with that of the error it raises."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -132,7 +132,9 @@ def _own_warnings_as_notes() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which a terminal would obey: they are shown as escapes; lines and tabs stay."""
+    """Returns text without control characters, which a terminal would obey: they are shown as escapes; lines and
+    tabs stay.
+    """
     control = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return "".join(
         c.encode("unicode_escape", "surrogatepass").decode()
@@ -160,7 +162,7 @@ def print_json(value: Any) -> None:
 
 
 def columns() -> int:
-    """Width of text on stdout: the terminal's, at most 120; 80 in a pipe."""
+    """Returns width of text on stdout: the terminal's, at most 120; 80 in a pipe."""
     return min(shutil.get_terminal_size((80, 24)).columns, 120) if sys.stdout.isatty() else 80
 
 

@@ -82,7 +82,9 @@ def run_file(
 
 
 def _timed(executable: Executable, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], float]:
-    """The outputs, and the milliseconds of one call: on a GPU the mean of several with the arrays there already."""
+    """Returns the outputs, and the milliseconds of one call: on a GPU the mean of several with the arrays there
+    already.
+    """
     start = time.perf_counter()
     outputs = run(executable, inputs)
     elapsed = (time.perf_counter() - start) * 1e3
@@ -124,7 +126,7 @@ def _entry(
     files: Mapping[str, str],
     result: CheckResult | None,
 ) -> dict[str, Any]:
-    """A graph in ``run --json``; what only ``--check`` knows is None without it."""
+    """Returns a graph in ``run --json``; what only ``--check`` knows is None without it."""
     checks = {c.name: c for c in result.outputs} if result else {}
     verdict = ("max_abs_error", "rel_error", "wrong", "undecided", "worst", "ok")
     entries = [
@@ -150,7 +152,7 @@ def _entry(
 
 
 def _summary(array: Array) -> dict[str, Any]:
-    """Least, largest and mean finite value, and how many are not finite."""
+    """Returns least, largest and mean finite value, and how many are not finite."""
     values = np.asarray(array, np.float64)
     finite = values[np.isfinite(values)]
     none = finite.size == 0

@@ -47,8 +47,8 @@ def compile(
     strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
     fusion           False makes every node a kernel of its own.
     target           machine such as "h200" (`codegen.target.TARGETS`), or an architecture such as "sm_90a".  cuda: what
-                     is planned and compiled for, by default the device.  cpu: that whose kernels are run, tensor cores,
-                     copy engine and all; default: kernels that run everywhere.
+                     is planned and compiled for, by default the device.  cpu: that whose kernels are run,
+                     tensor cores, TMA and all; default: kernels that run everywhere.
     device           cuda: CUDA ordinal.
     workspace_limit  bytes; a graph that needs more raises WorkspaceError.
     cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with

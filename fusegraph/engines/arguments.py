@@ -37,12 +37,12 @@ class Argument:
         self._role, self._engine, self._device = role, engine, device
 
     def same_elements(self, other: Argument) -> bool:
-        """Whether each element of one lies where that of the other does, if the first ones do."""
+        """Returns true if each element of one lies where that of the other does, if the first ones do."""
         alike = (self.shape, self.dtype) == (other.shape, other.dtype)
         return alike and same_strides(self.shape, self.strides, other.strides)
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:
-        """The address of an array's first element, after checking it.
+        """Returns the address of an array's first element, after checking it.
 
         ``stream`` will use the array.  What must stay alive during the call is appended to ``keep``.  Raises
         ArgumentError or DeviceError.
@@ -86,7 +86,8 @@ class Overlaps:
         self._known: dict[tuple[int, int, int], bool | None] = {}
 
     def found(self, addresses: Sequence[int]) -> Pairs:
-        """(number of the input, number of the output) of outputs in the memory of inputs of the same shape, strides and
+        """Returns (number of the input, number of the output) of outputs in the memory of inputs of the same shape,
+        strides and
         dtype.  Raises ArgumentError for any other memory that an output has in common with something.
         """
         pairs = set()
@@ -102,13 +103,13 @@ class Overlaps:
         return frozenset(pairs)
 
     def in_place(self, pairs: Pairs, reason: str) -> ArgumentError:
-        """The error for outputs that cannot lie in the memory of inputs."""
+        """Returns the error for outputs that cannot lie in the memory of inputs."""
         given, made = min(pairs)
         target, source = self._arguments[self._inputs + made], self._arguments[given]
         return ArgumentError(f"{target.what} overlaps {source.what} in memory: {reason}; give another array")
 
     def _meet(self, first: int, second: int, apart: int) -> bool:
-        """Whether two arguments have a byte in common."""
+        """Returns true if two arguments have a byte in common."""
         key = first, second, apart
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
@@ -125,7 +126,9 @@ class Overlaps:
 
 
 def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One array an input from positional and named arguments.  Raises ArgumentError for missing and extra ones."""
+    """Returns one array an input from positional and named arguments.  Raises ArgumentError for missing and extra
+    ones.
+    """
     names = [t.name for t in graph.inputs]
     if len(args) > len(names):
         raise ArgumentError(f"graph {graph.name!r} takes {len(names)} arrays ({', '.join(names)}), got {len(args)}")
@@ -143,7 +146,7 @@ def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[A
 
 
 def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
-    """One array an output from ``out=``: an array, a sequence, or a mapping by name."""
+    """Returns one array an output from ``out=``: an array, a sequence, or a mapping by name."""
     names = [t.name for t in graph.outputs]
     if isinstance(out, Mapping):
         if set(out) != set(names):
@@ -156,7 +159,7 @@ def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
 
 
 def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
-    """What a kernel takes for an array given for a tensor: for packed elements their bytes, one after another.
+    """Returns what a kernel takes for an array given for a tensor: for packed elements their bytes, one after another.
 
     An array in NumPy's type of the dtype is packed; if it is to be ``written``, bytes are made that stand for it.
     Others are left to the checks of every array.
@@ -179,7 +182,7 @@ def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
 
 
 def as_values(tensor: Tensor, array: NDArray) -> NDArray:
-    """A result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
+    """Returns a result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
     if not tensor.dtype.is_packed or array.dtype == tensor.dtype.numpy:
         return array
     return unpack(array, tensor.dtype, tensor.shape, tensor.strides)

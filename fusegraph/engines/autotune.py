@@ -23,7 +23,7 @@ from typing import Protocol
 
 import codegen
 from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules
-from codegen.anonymous import anonymous
+from codegen.canonical import canonical
 from codegen.spec import KernelSource
 from codegen.target import Target
 from fusegraph.engines.scratch import random_array
@@ -54,7 +54,9 @@ class Stopwatch(Protocol):
     """Times kernels on arguments of its own."""
 
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
-        """A function that runs the kernel once and returns its microseconds.  Raises DeviceError if it cannot run."""
+        """Returns a function that runs the kernel once and returns its microseconds.  Raises DeviceError if it
+        cannot run.
+        """
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Tuned:
     untuned_us: float | None
 
     def choice(self, untuned: Schedule) -> Choice:
-        """The schedule with the reason shown to users."""
+        """Returns the schedule with the reason shown to users."""
         if self.schedule == untuned:
             beside = "as the cost model chose"
         else:
@@ -77,7 +79,7 @@ class Tuned:
 
 
 def from_environment() -> bool | None:
-    """What ``FUSEGRAPH_AUTOTUNE`` says: 1 or 0, or None without it.  Raises FusegraphError if it is neither."""
+    """Returns what ``FUSEGRAPH_AUTOTUNE`` says: 1 or 0, or None without it.  Raises FusegraphError if it is neither."""
     text = os.environ.get("FUSEGRAPH_AUTOTUNE", "").strip()
     if text not in ("", "0", "1"):
         raise FusegraphError(f"FUSEGRAPH_AUTOTUNE is {shown(text)}; 1 times schedules, 0 ignores what was found before")
@@ -85,7 +87,7 @@ def from_environment() -> bool | None:
 
 
 def wanted(autotune: bool | None) -> bool | None:
-    """What a build does: True times candidates, None uses remembered winners, False the cost model alone.
+    """Returns what a build does: True times candidates, None uses remembered winners, False the cost model alone.
 
     Where the caller leaves it open (None), ``FUSEGRAPH_AUTOTUNE`` decides: 1 or 0.  Raises FusegraphError if it is
     neither.
@@ -101,7 +103,8 @@ def choosers(
     options: Sequence[str] = (),
     jobs: int | None = None,
 ) -> tuple[Chooser, Chooser]:
-    """Who chooses the schedules of a build for a target on a device, and of kernels built later, while calls wait.
+    """Returns who chooses the schedules of a build for a target on a device, and of kernels built later, while calls
+    wait.
 
     ``autotune`` as for `fusegraph.compile`, ``options`` are NVRTC's.  Raises DeviceError if candidates are to be timed
     and there is no such GPU.
@@ -145,13 +148,13 @@ class Tuner:
         self._stopwatch = stopwatch or functools.partial(DeviceStopwatch, device=device)
 
     def remember(self, spec: KernelSpec, group: Group) -> Choice:
-        """What was measured before, else the cost model's choice."""
+        """Returns what was measured before, else the cost model's choice."""
         untuned = best_schedule(spec, self._target)
         found = self.remembered(spec)
         return found.choice(untuned) if found is not None else Choice(untuned)
 
     def tune(self, spec: KernelSpec, group: Group) -> Choice:
-        """What was measured before, else what is measured now.
+        """Returns what was measured before, else what is measured now.
 
         Raises CompileError if a candidate does not compile, DeviceError if none can run or one fails.  Where the
         device has no memory for scratch arrays the cost model's choice stays, and the reason says so.
@@ -168,7 +171,9 @@ class Tuner:
         return found.choice(untuned)
 
     def remembered(self, spec: KernelSpec) -> Tuned | None:
-        """What was measured before on this device, with these sources; None if nothing was, or it is unreadable."""
+        """Returns what was measured before on this device, with these sources; None if nothing was, or it is
+        unreadable.
+        """
         entry = self._cache.get(self._key(spec))
         return None if entry is None else _decode(entry)
 
@@ -210,13 +215,13 @@ class Tuner:
 
 
 def winner(times: dict[int, float]) -> int:
-    """The first candidate, in the order of their numbers, that none is more than 2 % faster than."""
+    """Returns the first candidate, in the order of their numbers, that none is more than 2 % faster than."""
     fastest = min(times.values())
     return min(n for n, us in times.items() if us <= fastest * TIE)
 
 
 def _median_of(run: Callable[[], float]) -> float:
-    """Median microseconds of the first round; the very first run does not count unless it takes long."""
+    """Returns median microseconds of the first round; the very first run does not count unless it takes long."""
     once = run()
     repeats = _repeats(once, FIRST_ROUND)
     return once if repeats == 1 else median(run() for _ in range(repeats))
@@ -257,13 +262,15 @@ class DeviceStopwatch:
 
 
 def fingerprint(spec: KernelSpec) -> str:
-    """Digest of what a kernel computes: everything in its specification but the names of kernel, nodes and tensors."""
-    return digest(repr(anonymous(spec)))
+    """Returns digest of what a kernel computes: everything in its specification but the names of kernel, nodes and
+    tensors.
+    """
+    return digest(repr(canonical(spec)))
 
 
 @functools.cache
 def sources_digest() -> str:
-    """Digest of the renderers and the device library: another version of them may have another winner."""
+    """Returns digest of the renderers and the device library: another version of them may have another winner."""
     folder = Path(codegen.__file__).parent
     files = sorted([*folder.rglob("*.py"), *(folder / "device").glob("*.cuh")])
     return digest(*(part for file in files for part in (file.relative_to(folder).as_posix(), file.read_bytes())))

@@ -97,11 +97,13 @@ class Executable(ABC):
         """Computes the outputs at these addresses; everything has been checked."""
 
     def _select(self, bits: int, pairs: Pairs) -> Queue | None:
-        """What computes the outputs where the addresses of all arrays, or-ed, are ``bits``; None: `_run`."""
+        """Returns what computes the outputs where the addresses of all arrays, or-ed, are ``bits``; None: `_run`."""
         return None
 
     def _refused(self, bits: int, pairs: Pairs) -> str | None:
-        """Why these outputs cannot lie in the memory of inputs, with arrays at such addresses; None if they can."""
+        """Returns why these outputs cannot lie in the memory of inputs, with arrays at such addresses; None if they
+        can.
+        """
         return f"engine {self.engine!r} does not say in which order it reads and writes"
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
@@ -123,7 +125,9 @@ class Executable(ABC):
         return results[0] if self._single else results
 
     def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
-        """A call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own types."""
+        """Returns a call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own
+        types.
+        """
         inputs, outputs = self.graph.inputs, self.graph.outputs
         given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
         results = None if out is None else bind_outputs(self.graph, out)
@@ -142,7 +146,7 @@ class Executable(ABC):
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
-        """The outputs of any call."""
+        """Returns the outputs of any call."""
         results: tuple[Any, ...]
         if out is not None:
             results = bind_outputs(self.graph, out)
@@ -162,7 +166,7 @@ class Executable(ABC):
         return results
 
     def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """One array an input.  Raises ArgumentError."""
+        """Returns one array an input.  Raises ArgumentError."""
         if len(args) + len(named) == len(self._names):
             try:
                 return args + tuple([named[name] for name in self._names[len(args) :]])
@@ -190,7 +194,7 @@ class Executable(ABC):
         return True
 
     def _found_in_place(self, addresses: tuple[int, ...], bits: int) -> Pairs:
-        """Which outputs lie in the memory of inputs.  Raises ArgumentError if one may not."""
+        """Returns which outputs lie in the memory of inputs.  Raises ArgumentError if one may not."""
         pairs = self._overlaps.found(addresses)
         if pairs and (reason := self._refused(bits, pairs)) is not None:
             raise self._overlaps.in_place(pairs, reason)
@@ -204,7 +208,7 @@ class Executable(ABC):
             self._run(addresses[:inputs], addresses[inputs:], stream, pairs)
 
     def _look_and_run(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
-        """A call with any arrays: looks at each, says what is wrong, or computes the results."""
+        """Returns a call with any arrays: looks at each, says what is wrong, or computes the results."""
         keep: list[Any] = []
         inputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._inputs, arrays)]
         if out is None:
@@ -219,7 +223,7 @@ class Executable(ABC):
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
     def _prepare(self, kind: type) -> _Call:
-        """What a call whose first array is of ``kind`` does, worked out once."""
+        """Returns what a call whose first array is of ``kind`` does, worked out once."""
         framework = framework_of(kind)
         any_stream = framework in ("torch", "cupy") or not self.device.is_cuda
         call = self._calls[kind] = _Call(
@@ -234,7 +238,7 @@ class Executable(ABC):
         return call
 
     def _allocators(self, framework: str, stream: int) -> tuple[Callable[[], Any], ...]:
-        """A function an output that makes an array in the caller's framework."""
+        """Returns a function an output that makes an array in the caller's framework."""
         makers = []
         for a in self._outputs:
             make = allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream)
@@ -243,7 +247,7 @@ class Executable(ABC):
 
 
 def _made(make: Callable[[], Any], output: Argument) -> Any:
-    """A large array on the host.  Raises OutOfMemoryError."""
+    """Returns a large array on the host.  Raises OutOfMemoryError."""
     check_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},")
     try:
         return make()
@@ -252,7 +256,7 @@ def _made(make: Callable[[], Any], output: Argument) -> Any:
 
 
 def _kind_of(out: Any) -> type:
-    """What the first array is of that a graph without inputs is to write to; NumPy's if none is given."""
+    """Returns what the first array is of that a graph without inputs is to write to; NumPy's if none is given."""
     given = list(out.values()) if isinstance(out, Mapping) else out if isinstance(out, list | tuple) else [out]
     return type(given[0]) if given and given[0] is not None else np.ndarray
 

@@ -86,7 +86,7 @@ def build_together(executables: Sequence[CpuExecutable]) -> None:
 
 
 def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:
-    """Bytes at a multiple of what intermediates are aligned to, filled with 0xff: NaN in every float dtype."""
+    """Returns bytes at a multiple of what intermediates are aligned to, filled with 0xff: NaN in every float dtype."""
     raw = np.full(size + ALIGNMENT, 0xFF, np.uint8)
     start = -_address(raw) % ALIGNMENT
     return raw[start : start + size]

@@ -28,7 +28,7 @@ Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
 
 def nvrtc_options(options: Options) -> tuple[str, ...]:
-    """What NVRTC is told for kernels that keep these promises."""
+    """Returns what NVRTC is told for kernels that keep these promises."""
     # A multiply-add in one instruction would leave the product unrounded.
     return ("--fmad=false",) if options.strict else ()
 
@@ -145,7 +145,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return self._variant_for(bits, pairs).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
-        """(outputs, replay): the call as a CUDA graph on these very arrays.
+        """Returns (outputs, replay): the call as a CUDA graph on these very arrays.
 
         ``replay(stream)`` runs it again for about the cost of one driver call: copy new inputs into the arrays given
         here, read the results from ``outputs`` (or ``out``).  The outputs are computed once now.
@@ -178,7 +178,7 @@ class _Workspaces:
         self._captured: list[driver.DeviceBuffer] = []
 
     def address(self, size: int, stream: int) -> int:
-        """Where the intermediates of a call on a stream lie."""
+        """Returns where the intermediates of a call on a stream lie."""
         if stream and driver.is_capturing(stream, self._device):
             # A captured graph may be replayed beside other calls: its intermediates are its own.
             buffer = driver.allocate(size, self._device)

@@ -53,7 +53,7 @@ class Handle:
 
 @cache
 def device_handle(device: int) -> Handle:
-    """The handle of a device, made at the first call: that loads cuDNN."""
+    """Returns the handle of a device, made at the first call: that loads cuDNN."""
     with driver.using(device):
         return Handle(lowering.frontend().create_handle(), threading.RLock())
 
@@ -126,7 +126,9 @@ class CudnnExecutable(Executable):
     # ---- what cuDNN takes
 
     def _built(self, graph: Graph, options: Options, pieces: bool, autotune: bool) -> tuple[Partition, list[_Built]]:
-        """The pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is refused."""
+        """Returns the pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is
+        refused.
+        """
         backend = _Lowering(self)
         known: dict[tuple[Node, ...], _Built] = {}
         while True:
@@ -163,7 +165,7 @@ class CudnnExecutable(Executable):
         return Partition(graph, (Group(view.nodes, lowered),), ())
 
     def planned(self, spec: lowering.CudnnSpec) -> lowering.Described:
-        """The pygraph of a spec with its execution plans.  Raises Declined with cuDNN's reason."""
+        """Returns the pygraph of a spec with its execution plans.  Raises Declined with cuDNN's reason."""
         described = lowering.build(spec, self._handle.value)
         graph, modes, notes = described.pygraph, self._cudnn.heur_mode, self._cudnn._compiled_module.numerical_note
         try:
@@ -196,7 +198,7 @@ class CudnnExecutable(Executable):
         return _Segment(described, index, plan, uids, positions, _addresses(described))
 
     def _first(self, group: Group, described: lowering.Described) -> int:
-        """The first plan, in the order of cuDNN's heuristics, that builds."""
+        """Returns the first plan, in the order of cuDNN's heuristics, that builds."""
         graph = described.pygraph
         reasons = []
         for index in range(graph.get_execution_plan_count()):
@@ -209,7 +211,7 @@ class CudnnExecutable(Executable):
         raise _nothing_works(group, reasons)
 
     def _autotuned(self, group: Group, described: lowering.Described) -> int:
-        """The fastest plan on random data; plans that fail to build or run are passed over."""
+        """Returns the fastest plan on random data; plans that fail to build or run are passed over."""
         graph = described.pygraph
         buffers = [random_array(t.shape, t.strides, t.dtype, self._ordinal) for t in described.uids]
         pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
@@ -297,7 +299,7 @@ class _Lowering:
 
 
 def _addresses(described: lowering.Described) -> dict[int, int]:
-    """Where cuDNN reads the scalars, by uid: addresses on the host."""
+    """Returns where cuDNN reads the scalars, by uid: addresses on the host."""
     return {uid: int(value.__array_interface__["data"][0]) for uid, value in described.scalars.items()}
 
 

@@ -33,13 +33,17 @@ _PACKAGES = ("torch", "cupy", "fusegraph", "jax", "jaxlib", "numpy")
 
 
 def framework_of(kind: type) -> str:
-    """The package that a type of arrays is from, or the one that it is derived from: "torch", "cupy", "fusegraph"..."""
+    """Returns the package that a type of arrays is from, or the one that it is derived from: "torch", "cupy",
+    "fusegraph"...
+    """
     roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((root for root in roots if root in _PACKAGES), roots[0])
 
 
 def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Reader:
-    """The reader of a framework's arrays for these arguments; for most frameworks one that never recognises any."""
+    """Returns the reader of a framework's arrays for these arguments; for most frameworks one that never recognises
+    any.
+    """
     if framework == "torch":
         return _torch_reader(sys.modules["torch"], arguments, device)
     if framework == "cupy" and device.is_cuda:
@@ -50,7 +54,7 @@ def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Rea
 
 
 def address_of(framework: str) -> Callable[[Any], int]:
-    """The function that gives the address of an array of torch, CuPy or fusegraph, whatever it looks like."""
+    """Returns the function that gives the address of an array of torch, CuPy or fusegraph, whatever it looks like."""
     if framework == "torch":
         address: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         return address
@@ -71,7 +75,7 @@ def _recognises_nothing(arrays: Sequence[Any], stream: int) -> None:
 
 
 def _unrolled(count: int, address: str, test: str = "", **names: Any) -> Reader:
-    """The reader of ``count`` arrays whose addresses are ``address`` if ``test`` is true of each.
+    """Returns the reader of ``count`` arrays whose addresses are ``address`` if ``test`` is true of each.
 
     Both are expressions with {x} for an array and {i} for its number; ``names`` is what they mention.
     """
@@ -148,8 +152,8 @@ def _never(*_: object) -> bool:
 
 @cache
 def _guards(torch: Any) -> Callable[..., Any] | None:
-    """The class with which torch's compiler guards its code: whether tensors are of the same types, dtypes, devices,
-    shapes and strides, and in the same state otherwise, as those it was made from.
+    """Returns the class with which torch's compiler guards its code: whether tensors are of the same types, dtypes,
+    devices, shapes and strides, and in the same state otherwise, as those it was made from.
 
     It is no public interface: None where this torch has it not, or it does not tell tensors apart as said.
     """

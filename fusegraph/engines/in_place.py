@@ -10,7 +10,7 @@ families go through memory:
   not be read by a later loop, as where a row is read again from memory.  What there is once a row is read by all its
   threads, but before the first reduction, and written by one of them, after a reduction that waited for all.
 - *contraction*: what the program on the results reads is read by the block that writes the same tile, element by
-  element.  The factors are read by many blocks.
+  element.  The operands are read by many blocks.
 
 Other families, and other coordinates than those that are written, are refused.  Such a kernel may not promise by
 ``__restrict__`` that its pointers lead to different memory: `codegen.kernel.sharing` takes that back, so that the
@@ -36,7 +36,9 @@ Pairs = frozenset[tuple[int, int]]
 
 
 def refusal(plan: Plan, pairs: Pairs) -> str | None:
-    """Why outputs of a plan cannot lie in the memory of inputs of their shape, strides and dtype; None if they can."""
+    """Returns why outputs of a plan cannot lie in the memory of inputs of their shape, strides and dtype; None if
+    they can.
+    """
     for number, result in sorted(pairs):
         source, target = plan.simplified.inputs[number], plan.simplified.outputs[result]
         written = ""
@@ -55,7 +57,7 @@ def refusal(plan: Plan, pairs: Pairs) -> str | None:
 
 
 def shared(plan: Plan, pairs: Pairs) -> Plan:
-    """The plan with kernels that know of outputs in the memory of inputs."""
+    """Returns the plan with kernels that know of outputs in the memory of inputs."""
     every = [(plan.simplified.inputs[i], plan.simplified.outputs[o]) for i, o in pairs]
     names = {k.name for k in plan.kernels for i, o in every if {i, o} <= {t.base for t in k.arguments}}
     kernels = [replace(k, source=sharing(k.source)) if k.name in names else k for k in plan.kernels]
@@ -63,7 +65,7 @@ def shared(plan: Plan, pairs: Pairs) -> Plan:
 
 
 def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
-    """Why a kernel cannot write a result over an input that it reads; None if it can."""
+    """Returns why a kernel cannot write a result over an input that it reads; None if it can."""
     spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
     if spec.own_points is None:
         return f"({kernel.group.family}) reads {source.name!r} in other threads than write {target.name!r}"
@@ -85,7 +87,7 @@ def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
 
 
 def _read_again(spec: RowsSpec, schedule: RowsSchedule, load: int, store: int) -> bool:
-    """Whether a loop over a row reads a load after an earlier one has written the store."""
+    """Returns true if a loop over a row reads a load after an earlier one has written the store."""
     space = normalize(spec)
     if not space.varies(space.program.loads[load]):
         return False

@@ -65,11 +65,11 @@ class KernelExecutable(Executable, Generic[Built]):
         raise NotImplementedError
 
     def _variant(self, addresses: Sequence[int], pairs: Pairs = NOTHING) -> Built:
-        """The kernels for these pointers, built now if it is the first call that needs them."""
+        """Returns the kernels for these pointers, built now if it is the first call that needs them."""
         return self._variant_for(reduce(or_, addresses, 0), pairs)
 
     def _variant_for(self, bits: int, pairs: Pairs) -> Built:
-        """The kernels for pointers that are ``bits`` when or-ed, and outputs in the memory of inputs."""
+        """Returns the kernels for pointers that are ``bits`` when or-ed, and outputs in the memory of inputs."""
         alignment = self._alignment(bits)
         found = self._built.get(alignment) if not pairs else self._built_in_place.get((alignment, pairs))
         return found if found is not None else self._build_variant(alignment, pairs)
@@ -89,7 +89,7 @@ class KernelExecutable(Executable, Generic[Built]):
             return self._built[alignment]
 
     def _planned(self, alignment: int) -> Plan:
-        """The plan for pointers of an alignment; the lock is held."""
+        """Returns the plan for pointers of an alignment; the lock is held."""
         if alignment not in self._plans:
             options = replace(self._options, alignment=alignment)
             self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)

@@ -22,19 +22,21 @@ from fusegraph.runtime.strides import numpy_over
 
 
 def apply(node: Node, operands: Sequence[Array]) -> Array:
-    """The result of a node that has one, as `apply_all` gives it."""
+    """Returns the result of a node that has one, as `apply_all` gives it."""
     return apply_all(node, operands)[0]
 
 
 def apply_all(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
-    """A node's results as reference arrays (floats unrounded in float64), from reference arrays of its operands."""
+    """Returns a node's results as reference arrays (floats unrounded in float64), from reference arrays of its
+    operands.
+    """
     types = tuple(t.type for t in node.inputs)
     real = node.output.graph.compute_dtype
     return ops.evaluate(node.op, types, node.attributes, [t.dtype for t in node.outputs], operands, real)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:
-    """The value of every tensor as a reference array, given the inputs as stored, by name.
+    """Returns the value of every tensor as a reference array, given the inputs as stored, by name.
 
     strict rounds every intermediate to its tensor's dtype; otherwise only explicit casts round.
     """
@@ -81,20 +83,20 @@ class ReferenceExecutable(Executable):
 
 
 def _bytes(tensor: Tensor, address: int) -> Array:
-    """The memory of a tensor of packed elements."""
+    """Returns the memory of a tensor of packed elements."""
     size = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
     array: Array = numpy_over(address, (size,), (1,), np.dtype(np.uint8), None)
     return array
 
 
 def _read(tensor: Tensor, address: int) -> Array:
-    """The values of a tensor."""
+    """Returns the values of a tensor."""
     if not tensor.dtype.is_packed:
         return _array(tensor, address)
     return unpack(_bytes(tensor, address), tensor.dtype, tensor.shape, tensor.strides)
 
 
 def _array(tensor: Tensor, address: int) -> Array:
-    """The memory of a tensor as a NumPy array."""
+    """Returns the memory of a tensor as a NumPy array."""
     array: Array = numpy_over(address, tensor.shape, tensor.strides, tensor.dtype.numpy, None)
     return array

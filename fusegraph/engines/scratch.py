@@ -21,7 +21,9 @@ BLOCK = 1 << 22
 def random_array(
     shape: Sequence[int], strides: Sequence[int], dtype: DType, device: int = 0, seed: int = 0
 ) -> DeviceArray:
-    """An array on a device with these strides (elements) and random values: normal, small integers, coin tosses."""
+    """Returns an array on a device with these strides (elements) and random values: normal, small integers, coin
+    tosses.
+    """
     count = max(extent(shape, strides), 1)
     block = _block(min(count, BLOCK), dtype, seed)
     nbytes, filled = count * dtype.itemsize, block.nbytes

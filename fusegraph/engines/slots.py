@@ -35,17 +35,17 @@ class Slots:
         self.offsets = [plan.memory.offsets[t] + start * t.dtype.itemsize for t, start in inside]
 
     def positions(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """Positions of tensors in what `pointers` returns."""
+        """Returns positions of tensors in what `pointers` returns."""
         return tuple(self._index[t.base, t.start] for t in tensors)
 
     def fixed(self, constants: Sequence[int]) -> list[int]:
-        """The pointers into constants, given those of their first elements."""
+        """Returns the pointers into constants, given those of their first elements."""
         return [constants[k] + offset for k, offset in self._fixed]
 
     def pointers(
         self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
     ) -> list[int]:
-        """Every pointer of one call."""
+        """Returns every pointer of one call."""
         arrays = [*inputs, *outputs]
         views = [arrays[k] + offset for k, offset in self.views]
         return [*arrays, *views, *self.fixed(constants), *(workspace + offset for offset in self.offsets)]

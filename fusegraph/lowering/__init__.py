@@ -7,6 +7,7 @@ from fusegraph.lowering import (
     attention,
     attention_backward,
     contraction,
+    direct_convolution,
     movement,
     pointwise,
     pool,
@@ -14,7 +15,6 @@ from fusegraph.lowering import (
     scan,
     scatter,
     sort,
-    window,
     winograd,
 )
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Lowering, Options
@@ -30,7 +30,7 @@ FAMILIES: tuple[FamilyLowering, ...] = (
     sort.LOWERING,
     scan.LOWERING,
     winograd.LOWERING,
-    window.LOWERING,
+    direct_convolution.LOWERING,
     contraction.LOWERING,
     pool.LOWERING,
     rows.LOWERING,
@@ -39,7 +39,8 @@ FAMILIES: tuple[FamilyLowering, ...] = (
 
 
 def kernel_name(view: GroupView) -> str:
-    """A kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it writes.
+    """Returns a kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it
+    writes.
 
     The ending keeps it apart from the C library's functions, which share the name space of ``extern "C"`` kernels.
     """
@@ -55,7 +56,7 @@ class _Kernels:
         _family(view).accept(view, options)
 
     def lower(self, view: GroupView, options: Options) -> Lowered:
-        """The kernel of a group.  Raises Declined if no family takes it."""
+        """Returns the kernel of a group.  Raises Declined if no family takes it."""
         family = _family(view)
         family.accept(view, options)
         return family.lower(view, options, kernel_name(view))

@@ -14,7 +14,7 @@ from codegen.spec import AttentionSpec, Pages
 from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.attention_front import behind, computed_rows, fronts_of, multiplied
+from fusegraph.lowering.attention_prologue import behind, computed_rows, multiplied, prologues_of
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
@@ -67,7 +67,9 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def times_read(node: Node, number: int) -> int:
-    """How often the kernel of an attention node reads each of its queries (0), keys (1) or values (2), masks aside."""
+    """Returns how often the kernel of an attention node reads each of its queries (0), keys (1) or values (2), masks
+    aside.
+    """
     operand = multiplied(node)[number]
     space: tuple[int, ...] = node.attributes["score"].anchor.output.shape
     *batch, rows, keys = space
@@ -80,13 +82,13 @@ def times_read(node: Node, number: int) -> int:
 
 
 def from_memory(node: Node, operand: Tensor, made: Tensor, target: Target) -> str:
-    """Why what makes an operand of an attention (``made``, of which the operand may be a view) is not part of its
-    kernel, with what that would save and cost; the work that masks save is not known here.
+    """Returns why what makes an operand of an attention (``made``, of which the operand may be a view) is not part
+    of its kernel, with what that would save and cost; the work that masks save is not known here.
     """
     position = node.inputs.index(operand)
-    front = next((n for n in range(3) if operand in behind(node, n)), None)
-    if front is not None:
-        what = ("queries", "keys", "values")[front]
+    prologue = next((n for n in range(3) if operand in behind(node, n)), None)
+    if prologue is not None:
+        what = ("queries", "keys", "values")[prologue]
         return f"attention {node.name!r} computes its {what} of {made.name!r}, which it reads from memory"
     if position > 2:
         return f"attention {node.name!r} computes nothing in front of its operands, and {made.name!r} is one"
@@ -115,7 +117,7 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     node = attentions(view)[0]
     out, *stats = node.outputs
     if len(view.nodes) == 1:
@@ -138,7 +140,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionSpec, tuple[Tensor, ...]]:
-    """The kernel of an attention node as it is, and the tensors that it reads."""
+    """Returns the kernel of an attention node as it is, and the tensors that it reads."""
     score: Score = node.attributes["score"]
     q, k, v = multiplied(node)
     space = score.anchor.output.shape
@@ -159,7 +161,7 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         return operand(tensor, broadcast_strides(tensor, (*batch, *sizes)))
 
     def part(tensor: Tensor) -> Tensor:
-        """The first part of an output."""
+        """Returns the first part of an output."""
         if parts == 1:
             return tensor
         return alias(tensor, tensor.name, tensor.shape[1:], tensor.strides[1:], 0)
@@ -195,15 +197,15 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         turned = over(k, k.shape[-2], keys)
         k_op = replace(turned, strides=(*turned.strides[:-2], turned.strides[-1], turned.strides[-2]))
         v_op = over(v, keys, v.shape[-1])
-    fronts = fronts_of(node)
+    prologues = prologues_of(node)
     computed = [
         None if f is None else computed_rows(f, behind(node, n), n == 1, len(batch), graph, options)
-        for n, f in enumerate(fronts)
+        for n, f in enumerate(prologues)
     ]
     q_rows, k_rows, v_rows = (None if c is None else c[0] for c in computed)
     made_of = [t for c in computed if c is not None for t in c[1]]
-    lead = [t for n, t in enumerate(node.inputs[:first]) if n > 2 or fronts[n] is None]
-    whole = replace(whole, notes=(*(note for f in fronts if f is not None for note in f.notes), *whole.notes))
+    lead = [t for n, t in enumerate(node.inputs[:first]) if n > 2 or prologues[n] is None]
+    whole = replace(whole, notes=(*(note for f in prologues if f is not None for note in f.notes), *whole.notes))
     spec = AttentionSpec(
         name,
         batch,
@@ -253,8 +255,8 @@ def _spec(
 
 
 def _belongs_behind(node: Node, weight: Program) -> bool:
-    """Whether all probabilities are multiplied with the same number, or zeros chosen instead of those of whole rows:
-    those of rows without keys are NaN in the end, not while they are added up.
+    """Returns true if all probabilities are multiplied with the same number, or zeros chosen instead of those of
+    whole rows: those of rows without keys are NaN in the end, not while they are added up.
     """
     chosen = any(n.op.role is Role.SELECT for n in node.attributes["weight"].graph.nodes)
     steps = (*weight.indices, *(op.strides for op in weight.loads))
@@ -262,7 +264,7 @@ def _belongs_behind(node: Node, weight: Program) -> bool:
 
 
 def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:
-    """What becomes of all probabilities of a query as what becomes of its results, before all else does."""
+    """Returns what becomes of all probabilities of a query as what becomes of its results, before all else does."""
     if epilogue is None:
         epilogue = Program(stores=(Store(out, Anchor()),), real=weight.real, exact=weight.exact)
     loads, indices, instructions = len(weight.loads), len(weight.indices), len(weight.instructions)
@@ -287,7 +289,7 @@ def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:
 
 
 def _spread(out: Tensor, space: tuple[int, ...]) -> Tensor:
-    """The result with the batch of the scores, in which heads may have two dimensions."""
+    """Returns the result with the batch of the scores, in which heads may have two dimensions."""
     strides = divided_strides(out.shape, out.strides, space)
     assert strides is not None
     return alias(out, out.name, space, strides, 0)
@@ -299,7 +301,7 @@ def _stats(tensor: Tensor, over: Any, rows: int) -> Operand:
 
 
 def shares_keys(node: Node) -> bool:
-    """Whether the queries of the last batch dimension of an attention share their keys and values."""
+    """Returns true if the queries of the last batch dimension of an attention share their keys and values."""
     batch = node.attributes["score"].anchor.output.shape[:-2]
     if node.attributes["paged"]:
         return all(container_strides(t, len(batch))[-1] == 0 for t in node.inputs[1:3])
@@ -307,20 +309,22 @@ def shares_keys(node: Node) -> bool:
 
 
 def _table_strides(table: Tensor, rank: int) -> tuple[int, ...]:
-    """The strides of a table of pages over such dimensions, and over pages."""
+    """Returns the strides of a table of pages over such dimensions, and over pages."""
     batches = table.strides[0] if table.shape[0] > 1 else 0
     return (batches, *(0,) * (rank - 1), table.strides[1])
 
 
 def container_strides(container: Tensor, rank: int) -> tuple[int, ...]:
-    """The strides of a container of pages over batch dimensions: batches, heads, maybe the queries of a head."""
+    """Returns the strides of a container of pages over batch dimensions: batches, heads, maybe the queries of a
+    head.
+    """
     heads = container.strides[1] if container.shape[1] > 1 else 0
     return (0, heads, 0)[:rank]
 
 
 def _one_tile(spec: AttentionSpec) -> AttentionSpec:
-    """Single queries of several heads that share their keys (grouped heads, when one token follows the other) are rows
-    of one tile.
+    """Returns single queries of several heads that share their keys (grouped heads, when one token follows the
+    other) are rows of one tile.
     """
     last = len(spec.batch) - 1
     if spec.rows != 1 or last < 0 or spec.k.strides[last] or spec.v.strides[last] or spec.sink is not None:
@@ -364,7 +368,7 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _without(program: Program, dim: int) -> Program:
-    """A program that is the same along a dimension, over the others."""
+    """Returns a program that is the same along a dimension, over the others."""
 
     def rest(strides: tuple[int, ...]) -> tuple[int, ...]:
         return strides[:dim] + strides[dim + 1 :]
@@ -386,7 +390,9 @@ def _each_table(pages: tuple[Pages, Pages] | None, changed: Callable[[Operand], 
 
 
 def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
-    """The same with parts of the keys as the first batch dimension; steps are from part to part of the outputs."""
+    """Returns the same with parts of the keys as the first batch dimension; steps are from part to part of the
+    outputs.
+    """
 
     def same(op: Operand) -> Operand:
         return replace(op, strides=(0, *op.strides))

@@ -35,7 +35,7 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     node = gradients(view)[0]
     spec, reads = _spec(node, view.graph, options, name)
     return Lowered("attention_backward", spec, reads, node.outputs)
@@ -43,7 +43,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[AttentionBackwardSpec, tuple[Tensor, ...]]:
     score: Score = node.attributes["score"]
-    q, k, v, loss, shift, delta, *others = node.inputs
+    q, k, v, loss, lse, row_dot, *others = node.inputs
     space: tuple[int, ...] = score.anchor.output.shape
     batch, (rows, keys) = space[:-2], space[-2:]
     forward = {
@@ -81,8 +81,8 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         name,
         spec,
         node.attributes["over"],
-        number(shift),
-        number(delta),
+        number(lse),
+        number(row_dot),
         node.attributes["factor"],
         over(made["first"], count, spec.depth) if "first" in made else None,
         over(made["second"], count, spec.width) if "second" in made else None,
@@ -101,7 +101,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
 
 
 def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool:
-    """Whether the results of keys are sums over the last batch dimension.  Raises Declined if over others."""
+    """Returns true if the results of keys are sums over the last batch dimension.  Raises Declined if over others."""
     found = set()
     for tensor in made.values():
         own = tensor.shape[:-2]

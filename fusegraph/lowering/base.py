@@ -87,7 +87,7 @@ class GroupView:
         self.writes = tuple(writes)
 
     def of(self, kind: Kind) -> list[Node]:
-        """Its nodes of a kind."""
+        """Returns its nodes of a kind."""
         return list(self._kinds.get(kind, ()))
 
     @property
@@ -103,14 +103,14 @@ class GroupView:
         return [n for n in self.nodes if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:
-        """Bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
+        """Returns bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
         planner.
         """
         return alignment(self.graph, tensor, options)
 
 
 def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
-    """Bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
+    """Returns bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
     inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
@@ -137,4 +137,4 @@ class Lowering(Protocol):
         """Raises Declined, whose text is the reason, if the group cannot be one unit."""
 
     def lower(self, view: GroupView, options: Options) -> Lowered:
-        """The unit of a group.  Raises Declined if it cannot be one."""
+        """Returns the unit of a group.  Raises Declined if it cannot be one."""

@@ -1,4 +1,4 @@
-"""Matmuls or convolutions with pointwise DAGs on their results and factors -> a `ContractionSpec` (implicit GEMM)."""
+"""Matmuls or convolutions with pointwise DAGs on their results and operands -> a `ContractionSpec` (implicit GEMM)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_PRODUCTS = {
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is one contraction with pointwise nodes on its result and in
-    front of it, or some that share their first factor and meet in a pointwise node; and reductions of parts of what
+    front of it, or some that share operand A and meet in a pointwise node; and reductions of parts of what
     follows.
     """
     anchors = view.anchors
@@ -75,7 +75,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Declined unless contractions can share their first factor's tiles and the kernel of a result."""
+    """Raises Declined unless contractions can share operand A's tiles and the kernel of a result."""
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
@@ -104,7 +104,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
 
 
 def _before(view: GroupView, node: Node) -> set[Node]:
-    """Nodes of the group that a node depends on (within it: groups are convex)."""
+    """Returns nodes of the group that a node depends on (within it: groups are convex)."""
     found: set[Node] = set()
     stack = [node]
     while stack:
@@ -117,7 +117,9 @@ def _before(view: GroupView, node: Node) -> set[Node]:
 
 
 def accumulator(node: Node, real: str) -> str:
-    """C type of the sum of products: the floats' compute type, uint32 or uint64 for integers (which wrap around)."""
+    """Returns C type of the sum of products: the floats' compute type, uint32 or uint64 for integers (which wrap
+    around).
+    """
     common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
     if common.is_float:
         return compute_type(common, real)
@@ -125,7 +127,7 @@ def accumulator(node: Node, real: str) -> str:
 
 
 def matmul(node: Node, first: Operand, second: Operand) -> Product:
-    """The product of a matmul."""
+    """Returns the product of a matmul."""
     a, b = node.inputs
     shape = node.output.shape
     batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
@@ -137,7 +139,7 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
         return broadcast_strides(tensor, shape)
 
     if not any(broadcast_strides(b, (*batch, k, n))[:-2]):
-        # One second factor for the whole batch: the batch is more rows of one product.
+        # One operand B for the whole batch: the batch is more rows of one product.
         gather_a = Gather(first, (), over_a[:-1], (inner_a,))
         gather_b = Gather(second, (), (over_b[-1],), (inner_b,))
         return Product((), (*batch, m), (n,), (k,), gather_a, gather_b, strides)
@@ -147,7 +149,7 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
 
 
 def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of this shape over one that it broadcasts to."""
+    """Returns the strides of a tensor of this shape over one that it broadcasts to."""
     own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
     return (0,) * (len(target) - len(shape)) + tuple(own)
 
@@ -161,7 +163,7 @@ _PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {
 
 
 def product(anchor: Node, first: Operand | None = None, second: Operand | None = None) -> Product:
-    """The product that a contraction is, of its factors as they lie in memory or of other operands.
+    """Returns the product that a contraction is, of its operands as they lie in memory or of other operands.
 
     That of one in parts (`ops.parts`) is the product of a part, the parts being its first batch.
     """
@@ -197,12 +199,12 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
 
 
 def _part(tensor: Tensor) -> Tensor:
-    """One part of a tensor of parts."""
+    """Returns one part of a tensor of parts."""
     return Tensor(tensor.graph, tensor.name, tensor.shape[1:], tensor.strides[1:], tensor.dtype)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The implicit GEMM of a group that `accept` takes."""
+    """Returns the implicit GEMM of a group that `accept` takes."""
     anchors = view.contractions
     anchor, *more = anchors
     a, b, *others = (
@@ -212,10 +214,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     least = min(op.alignment for op in (b, *others))
     b = replace(b, alignment=least)
     found = product(anchor, a, b)
-    factors = [found.a, found.b]
+    operands = [found.a, found.b]
     reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs]
-    for n, factor in enumerate(anchor.inputs):
-        if prologue.before(view, factor):
+    for n, operand in enumerate(anchor.inputs):
+        if prologue.before(view, operand):
 
             def gather_of(strides: Strides, n: int = n) -> Gather:
                 moved = product(
@@ -223,7 +225,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
                 )
                 return (moved.a, moved.b)[n]
 
-            factors[n], reads[n] = prologue.computed(view, options, factor, factors[n], gather_of)
+            operands[n], reads[n] = prologue.computed(view, options, operand, operands[n], gather_of)
     reads.append(tuple(node.inputs[1] for node in more))
     halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     own_view = prologue.epilogue_view(view, anchors)
@@ -236,16 +238,16 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     ]
     stores = tuple(store for tensor, store in zip(writes, program.stores) if tensor not in halves)
     program = replace(program, stores=stores, reductions=tuple(x.reduction for x in parts))
-    # One kernel has one kind of arithmetic: approximate if neither factors nor results could show it.
-    exact = program.exact or bool(parts) or any(f.program is not None and not f.program.approximate for f in factors)
+    # One kernel has one kind of arithmetic: approximate if neither operands nor results could show it.
+    exact = program.exact or bool(parts) or any(f.program is not None and not f.program.approximate for f in operands)
     spec = ContractionSpec(
         name,
         found.batch,
         found.rows,
         found.cols,
         found.inner,
-        factors[0],
-        factors[1],
+        operands[0],
+        operands[1],
         accumulator(anchor, builder.real),
         compute_type(anchor.output.dtype, builder.real),
         replace(program, exact=exact, notes=tuple(describe(n) for n in view.nodes)),
@@ -257,7 +259,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         tuple(parts),
     )
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
-    if not parts and _converted(anchor, factors, 1) and not _converted(anchor, factors, 0):
+    if not parts and _converted(anchor, operands, 1) and not _converted(anchor, operands, 0):
         # Tiles have more columns than rows: what is computed repeatedly had better be the rows.
         turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.planned
         if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
@@ -265,10 +267,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 
 
-def _converted(anchor: Node, factors: Sequence[Gather], number: int) -> bool:
-    """Whether a factor is computed, or has another dtype than the product."""
+def _converted(anchor: Node, operands: Sequence[Gather], number: int) -> bool:
+    """Returns true if an operand is computed, or has another dtype than the product."""
     common = anchor.op.promoted(tuple(t.type for t in anchor.inputs))
-    return factors[number].program is not None or anchor.inputs[number].dtype != common
+    return operands[number].program is not None or anchor.inputs[number].dtype != common
 
 
 LOWERING: FamilyLowering = FamilyLowering(lambda view: view.anchors, accept, lower)

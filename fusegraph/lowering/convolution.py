@@ -135,7 +135,7 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
     rows, inner = (shape[0], *(p.rows for p in every)), (filters, *(p.count for p in every))
 
     def over(d: int, steps: Sequence[int]) -> tuple[int, ...]:
-        """Steps over the phases of a dimension as steps over the whole batch."""
+        """Returns steps over the phases of a dimension as steps over the whole batch."""
         own = [steps if k == d else (0,) * len(p.sizes) for k, p in enumerate(every)]
         return (0, *(step for part in own for step in part))
 
@@ -196,7 +196,7 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
 def _needed(
     limits: Iterable[Limit], batch: Sequence[int], outer: Sequence[int], inner: Sequence[int]
 ) -> tuple[Limit, ...]:
-    """The limits that something in a space of these sizes breaks."""
+    """Returns the limits that something in a space of these sizes breaks."""
     ends = ((x, *x.ends(batch, outer, inner)) for x in limits)
     return tuple(x for x, low, high in ends if low < 0 or high >= x.size)
 
@@ -230,7 +230,7 @@ class Phases:
 
 
 def phases(size: int, taps: int, stride: int, dilation: int, before: int) -> Phases:
-    """The phases of a dimension of ``size`` elements under windows of so many taps.
+    """Returns the phases of a dimension of ``size`` elements under windows of so many taps.
 
     Tap r of the window at position p lies over p * stride + r * dilation - before.  So the elements h = u * stride + e,
     for one e, are under the taps r for which r * dilation - before - e is a multiple of the stride: with g the greatest

@@ -100,7 +100,7 @@ class CoordinateBuilder(ProgramBuilder):
             self._values[tensor] = self._at(tensor, self._identity, None)
 
     def _at(self, tensor: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
-        """The value of a tensor's element; where the guard is false, any number, but nothing is read."""
+        """Returns the value of a tensor's element; where the guard is false, any number, but nothing is read."""
         if tensor.value is not None and tensor.size == 1:
             return super()._value(tensor)
         own = tuple(self._zero if size == 1 else c for c, size in zip(coordinates, tensor.shape))
@@ -125,7 +125,9 @@ class CoordinateBuilder(ProgramBuilder):
         return value
 
     def _value(self, tensor: Tensor) -> Value:
-        """The value of an operand of the pointwise node that is evaluated: its shape broadcasts to the result's."""
+        """Returns the value of an operand of the pointwise node that is evaluated: its shape broadcasts to the
+        result's.
+        """
         coordinates, guard = self._here
         return self._at(tensor, coordinates[len(coordinates) - tensor.rank :], guard)
 
@@ -138,7 +140,9 @@ class CoordinateBuilder(ProgramBuilder):
     # ---- memory
 
     def _source(self, tensor: Tensor) -> Tensor | None:
-        """Where a tensor's elements lie in memory: what is read from there, and its views; None if it is computed."""
+        """Returns where a tensor's elements lie in memory: what is read from there, and its views; None if it is
+        computed.
+        """
         if tensor not in self._views:
             node = self._view.graph.producer(tensor)
             if node not in self._view.members:
@@ -154,7 +158,7 @@ class CoordinateBuilder(ProgramBuilder):
         return self._views[tensor]
 
     def _read(self, source: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
-        """An element of a tensor in memory."""
+        """Returns an element of a tensor in memory."""
         if 0 in source.shape:
             return Literal(0, compute_type(source.dtype, self.real))
         every = [(c, stride) for c, stride, size in zip(coordinates, source.strides, source.shape) if size > 1]
@@ -166,7 +170,7 @@ class CoordinateBuilder(ProgramBuilder):
         return self._load_at(source, plain, computed, guard)
 
     def _load_along(self, source: Tensor, start: int, steps: tuple[int, ...]) -> Load:
-        """A load of the elements ``start`` and so many steps along the space after the first."""
+        """Returns a load of the elements ``start`` and so many steps along the space after the first."""
         key = source.base, source.start + start, steps
         if key not in self._loaded:
             read = source
@@ -181,7 +185,7 @@ class CoordinateBuilder(ProgramBuilder):
     def _load_at(
         self, source: Tensor, plain: Affine, computed: Sequence[tuple[Value, int]], guard: Value | None
     ) -> Value:
-        """A load of the element at a computed position."""
+        """Returns a load of the element at a computed position."""
         if (source.base, source.start) not in self._pointers:
             self._pointers[source.base, source.start] = Pointer(len(self._tables))
             self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
@@ -209,7 +213,7 @@ class CoordinateBuilder(ProgramBuilder):
     def _integer(
         self, name: str, template: str, args: Sequence[Value], ctype: str, thresholds: Sequence[int] = ()
     ) -> Value:
-        """The value of an instruction, which is written once."""
+        """Returns the value of an instruction, which is written once."""
         return self._once(Instruction(name, template, tuple(args), ctype, tuple(thresholds)))
 
     def _once(self, instruction: Instruction) -> Value:
@@ -220,13 +224,13 @@ class CoordinateBuilder(ProgramBuilder):
         return self._emitted[key]
 
     def _sum(self, terms: Sequence[tuple[Affine, int]], start: int = 0) -> Affine:
-        """The sum of coordinates times numbers."""
+        """Returns the sum of coordinates times numbers."""
         columns = zip(*([step * factor for step in c.steps] for c, factor in terms))
         steps = tuple(sum(column) for column in columns) if terms else self._zero.steps
         return Affine(steps, start + sum(c.start * factor for c, factor in terms))
 
     def _text(self, c: Affine, args: list[Value], start: int = 0) -> str:
-        """The template of a coordinate plus a number; what it takes is appended to ``args``."""
+        """Returns the template of a coordinate plus a number; what it takes is appended to ``args``."""
         start += c.start
         steps = tuple(step if size > 1 else 0 for step, size in zip(c.steps, self.space))
         if not any(steps):
@@ -244,7 +248,7 @@ class CoordinateBuilder(ProgramBuilder):
         return Index(self._indices.index(steps))
 
     def _number(self, c: Coordinate) -> Value:
-        """A coordinate as a value of the program."""
+        """Returns a coordinate as a value of the program."""
         if not isinstance(c, Affine):
             return c
         args: list[Value] = []
@@ -254,14 +258,14 @@ class CoordinateBuilder(ProgramBuilder):
         return args[0] if text == "{0}" else self._integer("place", text, args, self._itype)
 
     def _range(self, c: Coordinate) -> tuple[int, int]:
-        """The least and the largest that a coordinate can be."""
+        """Returns the least and the largest that a coordinate can be."""
         if not isinstance(c, Affine):
             return self._ends[c]
         reach = [step * (size - 1) for step, size in zip(c.steps, self.space)]
         return c.start + sum(min(r, 0) for r in reach), c.start + sum(max(r, 0) for r in reach)
 
     def _moved_by(self, c: Coordinate, start: int, step: int = 1) -> Coordinate:
-        """start + step * c."""
+        """Returns start + step * c."""
         if isinstance(c, Affine):
             return self._sum([(c, step)], start)
         if (start, step) == (0, 1):
@@ -273,8 +277,8 @@ class CoordinateBuilder(ProgramBuilder):
         return value
 
     def _inside(self, name: str, every: Sequence[tuple[Coordinate, int]], guard: Value | None) -> Value | bool | None:
-        """The guard, and that 0 <= coordinate < size for every (coordinate, size): None where that always holds, False
-        where it never does.
+        """Returns the guard, and that 0 <= coordinate < size for every (coordinate, size): None where that always
+        holds, False where it never does.
         """
         texts: list[str] = []
         args: list[Value] = []
@@ -326,7 +330,7 @@ class CoordinateBuilder(ProgramBuilder):
         return self._read(behind, self._regrouped(shape, at, sizes), guard)
 
     def _regrouped(self, shape: Sequence[int], at: Coordinates, target: Sequence[int]) -> Coordinates:
-        """The coordinates in another shape of the same elements."""
+        """Returns the coordinates in another shape of the same elements."""
         result: list[Coordinate] = []
         for dims, others in regrouped(shape, target):
             if len(dims) == len(others) == 1:
@@ -343,7 +347,7 @@ class CoordinateBuilder(ProgramBuilder):
         return tuple(result)
 
     def _flat(self, terms: Sequence[tuple[Coordinate, int]]) -> Coordinate:
-        """The sum of coordinates times numbers."""
+        """Returns the sum of coordinates times numbers."""
         plain = self._sum([(c, step) for c, step in terms if isinstance(c, Affine)])
         computed = [(c, step) for c, step in terms if not isinstance(c, Affine)]
         if not computed:
@@ -359,7 +363,7 @@ class CoordinateBuilder(ProgramBuilder):
         return result
 
     def _divided(self, c: Coordinate, size: int) -> tuple[Coordinate, Coordinate]:
-        """A coordinate's quotient and remainder, affine if they can be.  Raises Split if in another space they
+        """Returns a coordinate's quotient and remainder, affine if they can be.  Raises Split if in another space they
         are."""
         if isinstance(c, Affine):
             quotient = Affine(tuple(0 if s % size else s // size for s in c.steps), c.start // size)

@@ -77,7 +77,7 @@ class _Words:
         self._dtype = builder.kept_dtype(node)
 
     def number(self, value: float) -> Any:
-        """A scalar of the type in which the node is computed, and the values between cuDNN's nodes are kept."""
+        """Returns a scalar of the type in which the node is computed, and the values between cuDNN's nodes are kept."""
         name, array = f"{self._node.name} {self._next()}", np.array([value], self._dtype.numpy)
         return self._builder.scalar(name, array, self._builder.type(self._dtype))
 
@@ -114,7 +114,7 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
 
 
 def frontend() -> Any:
-    """The module ``cudnn``.  Raises ToolchainError, saying what to install, if it cannot be imported."""
+    """Returns the module ``cudnn``.  Raises ToolchainError, saying what to install, if it cannot be imported."""
     try:
         import cudnn
     except Exception as error:
@@ -157,7 +157,7 @@ def accept(view: GroupView, options: Options) -> None:
         raise Declined("cuDNN does not round every intermediate to its tensor's dtype (strict)")
     for node in view.nodes:
         composed = node.op.name in _COMPOSED
-        if node.kind is Kind.WINDOW:
+        if node.kind is Kind.POOLING:
             raise Declined(f"cuDNN's Python API has no pooling ({node.op.name} {node.name!r})")
         if node.kind is Kind.MOVEMENT and node.op.cudnn is not None:
             raise Declined(f"cuDNN 9 makes no plans for a {node.op.name} by itself ({node.name!r})")
@@ -195,7 +195,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The group as one cuDNN graph."""
+    """Returns the group as one cuDNN graph."""
     accept(view, options)
     spec = CudnnSpec(name, view.graph, view.nodes, view.reads, view.writes)
     return Lowered("cudnn", spec, view.reads, view.writes)
@@ -216,7 +216,7 @@ def _check_rank(node: Node, nodes: Sequence[Node]) -> None:
 
 
 def _leading_merge(nodes: Sequence[Node]) -> bool:
-    """Whether the first two of three dimensions must be merged.
+    """Returns true if the first two of three dimensions must be merged.
 
     cuDNN (seen with 9.19) computes wrong values for a pointwise graph in three dimensions in which a tensor repeats
     along the first and one more.  Merging the first two avoids it; where strides forbid that, the graph is refused.
@@ -248,7 +248,7 @@ def _leading_merge(nodes: Sequence[Node]) -> bool:
 
 
 def build(spec: CudnnSpec, handle: Any = None) -> Described:
-    """The pygraph of a spec.  Needs no driver."""
+    """Returns the pygraph of a spec.  Needs no driver."""
     return _Builder(spec, handle).build()
 
 
@@ -295,11 +295,11 @@ class _Builder:
         return getattr(self.cudnn.data_type, DATA_TYPES[dtype.name])
 
     def _stored_type(self, dtype: DType) -> Any:
-        """The type of a tensor in memory: cuDNN's BOOLEAN packs 8 in a byte, ours are bytes."""
+        """Returns the type of a tensor in memory: cuDNN's BOOLEAN packs 8 in a byte, ours are bytes."""
         return self.cudnn.data_type.UINT8 if dtype.is_bool else self.type(dtype)
 
     def _shaped(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-        """A shape and strides with dimensions of size 1 added up to the graph's rank."""
+        """Returns a shape and strides with dimensions of size 1 added up to the graph's rank."""
         sizes, steps = list(shape), list(strides)
         if self.flat and sizes:
             # cuDNN spreads blocks over dimensions and cannot launch enough of them along a single long one.
@@ -317,14 +317,14 @@ class _Builder:
         return sizes + [1] * self.behind, steps + [last] * self.behind
 
     def scalar(self, name: str, value: np.ndarray[Any, Any], kind: Any) -> Any:
-        """A tensor of one element that cuDNN reads on the host, from an array of one element."""
+        """Returns a tensor of one element that cuDNN reads on the host, from an array of one element."""
         uid = self._next_uid()
         self.scalars[uid] = value
         ones = [1] * self.rank
         return self.graph.tensor(ones, ones, data_type=kind, is_pass_by_value=True, name=name, uid=uid)
 
     def _number(self, name: str, value: np.ndarray[Any, Any]) -> Any:
-        """A scalar of float32."""
+        """Returns a scalar of float32."""
         return self.scalar(name, value, self.type(float32))
 
     def _next_uid(self) -> int:
@@ -383,7 +383,8 @@ class _Builder:
         return getattr(self.graph, str(node.op.cudnn))(*operands, **how, **keywords)
 
     def _compute_type(self, node: Node) -> Any:
-        """The type a node is computed in: for floats and booleans float32, or float64 where the graph or an operand is
+        """Returns the type a node is computed in: for floats and booleans float32, or float64 where the graph or an
+        operand is
         of it.  Sums and products of integers are exact, in 64 bits if an operand or the result has as many, else in 32.
         """
         operands, result = node.op.operand_dtypes(tuple(t.type for t in node.inputs)), node.output.dtype
@@ -393,7 +394,9 @@ class _Builder:
         return self.type(int64 if 64 in [d.bits for d in (*operands, result)] else int32)
 
     def kept_dtype(self, node: Node, tensor: Tensor | None = None) -> DType:
-        """The dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that narrows."""
+        """Returns the dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that
+        narrows.
+        """
         source, result = node.inputs[0].dtype, (node.output if tensor is None else tensor).dtype
         if node.op.name == "identity" and source != result and not widens(source, result):
             return result

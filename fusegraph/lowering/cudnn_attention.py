@@ -15,7 +15,9 @@ from fusegraph.ops.attention_paged import TABLES
 
 
 def given(node: Node, operands: Sequence[str]) -> dict[str, int]:
-    """The optional operands that a node has, whose ``operands`` are called so, and their places among its inputs."""
+    """Returns the optional operands that a node has, whose ``operands`` are called so, and their places among its
+    inputs.
+    """
 
     def neutral(key: str, tensor: Tensor) -> bool:
         return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == NEUTRAL[key]
@@ -40,7 +42,7 @@ def check_scores(node: Node, has: Collection[str]) -> None:
 
 
 def scores_told(node: Node, has: Mapping[str, int], operands: Sequence[Any]) -> dict[str, Any]:
-    """The keywords of every attention: the optional operands, and how scores are scaled."""
+    """Returns the keywords of every attention: the optional operands, and how scores are scaled."""
     keywords: dict[str, Any] = {key: operands[place] for key, place in has.items()}
     if LENGTHS[0] in has:
         keywords["use_padding_mask"] = True
@@ -50,7 +52,7 @@ def scores_told(node: Node, has: Mapping[str, int], operands: Sequence[Any]) -> 
 
 
 def mask_told(node: Node, alignments: Any) -> dict[str, Any]:
-    """The keywords of alibi and of the band around the diagonal."""
+    """Returns the keywords of alibi and of the band around the diagonal."""
     at = node.attributes
     bounds = {key: at[key] for key in ("diagonal_band_left_bound", "diagonal_band_right_bound") if at[key] is not None}
     alignment = getattr(alignments, at["diagonal_alignment"])

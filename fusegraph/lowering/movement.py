@@ -16,11 +16,11 @@ MOST_NODES = 80
 
 
 #: Kinds of nodes with kernels of their own, which move nothing.
-_OTHERS = (Kind.WINDOW, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
+_OTHERS = (Kind.POOLING, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
 
 
 def movements(group: GroupView) -> list[Node]:
-    """The group's movement nodes."""
+    """Returns the group's movement nodes."""
     return group.of(Kind.MOVEMENT)
 
 
@@ -77,7 +77,7 @@ def _check_written(group: GroupView, node: Node) -> None:
 
 
 def _is_pointwise(tensor: Tensor) -> bool:
-    """Whether a tensor is computed of a graph's inputs by pointwise ops and movement alone."""
+    """Returns true if a tensor is computed of a graph's inputs by pointwise ops and movement alone."""
     seen, stack = set(), [tensor]
     while stack:
         node = tensor.graph.producer(stack.pop())
@@ -90,7 +90,7 @@ def _is_pointwise(tensor: Tensor) -> bool:
 
 
 def lower(group: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     space, program, reads, writes = _program(group, options)
     return Lowered("pointwise", PointwiseSpec(name, space, program), reads, writes)
 
@@ -98,7 +98,7 @@ def lower(group: GroupView, options: Options, name: str) -> Lowered:
 def _program(
     group: GroupView, options: Options
 ) -> tuple[tuple[int, ...], Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The space, the program over it, and the tensors read and written; see `ProgramBuilder.build`."""
+    """Returns the space, the program over it, and the tensors read and written; see `ProgramBuilder.build`."""
     parts = [[size] for size in group.writes[0].shape]
     while True:
         builder = CoordinateBuilder(group, options, parts)

@@ -23,13 +23,13 @@ ROWS, COLS = 64, 32
 
 
 def mode_of(node: Node) -> Combined:
-    """The mode of a reduction, or of the parts of one."""
+    """Returns the mode of a reduction, or of the parts of one."""
     return {**COMBINED, **PARTS}[node.attributes["mode"]]
 
 
 def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """How the kernel of a contraction can reduce what is as large as its result along axes: (those of the axes along
-    which it reduces parts, the elements of a part); None if it cannot.
+    """Returns how the kernel of a contraction can reduce what is as large as its result along axes: (those of the
+    axes along which it reduces parts, the elements of a part); None if it cannot.
 
     All the rows or all the columns of its tiles are reduced, or the last dimensions of the rows, if chunks of rows do
     not reach past them.
@@ -58,14 +58,16 @@ def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[in
 
 
 def _along(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions of the product's space in which axes of the result step: those are not 0."""
+    """Returns the dimensions of the product's space in which axes of the result step: those are not 0."""
     result = anchor.output
     unit = tuple(int(d in axes) for d in range(result.rank))
     return product.strides(Tensor(result.graph, result.name, result.shape, unit, result.dtype))
 
 
 def _kept_rows(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...] | None:
-    """Sizes of the row dimensions that stay if axes are reduced; None if one of them comes after one that is."""
+    """Returns sizes of the row dimensions that stay if axes are reduced; None if one of them comes after one that
+    is.
+    """
     nb = len(product.batch)
     reduced = [bool(step) for step in _along(product, anchor, axes)[nb : nb + len(product.rows)]]
     sizes = [(size, gone) for size, gone in zip(product.rows, reduced) if size > 1]
@@ -106,7 +108,7 @@ def check(view: GroupView, node: Node, product: Product | None, total: str, afte
 
 
 def partial(node: Node, store: Store, product: Product, reductions: Sequence[Reduction]) -> Partial:
-    """Where the parts of a reduction that `check` takes are stored."""
+    """Returns where the parts of a reduction that `check` takes are stored."""
     assert isinstance(store.value, Reduced)
     x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
     part, *steps = node.output.strides

@@ -12,7 +12,9 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadc
 
 
 def space(view: GroupView) -> tuple[int, ...]:
-    """The iteration space: the shape that every node's result broadcasts to and that all written tensors have."""
+    """Returns the iteration space: the shape that every node's result broadcasts to and that all written tensors
+    have.
+    """
     shape = max((n.output.shape for n in view.nodes), key=lambda s: (len(s), prod(s)))
     for tensor in view.writes:
         if tensor.shape != view.writes[0].shape:
@@ -46,7 +48,7 @@ def check_size(view: GroupView) -> None:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     shape = space(view)
 
     def strides(tensor: Tensor) -> tuple[int, ...]:

@@ -27,12 +27,12 @@ INSTRUCTIONS = 0.9713
 
 
 def pools(view: GroupView) -> list[Node]:
-    """The group's nodes with windows."""
-    return view.of(Kind.WINDOW)
+    """Returns the group's nodes with windows."""
+    return view.of(Kind.POOLING)
 
 
 def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
-    """A node's windows and its result's shape."""
+    """Returns a node's windows and its result's shape."""
     assert node.op.windows is not None
     return node.op.windows(tuple(t.type for t in node.inputs), node.attributes)
 
@@ -70,7 +70,7 @@ class _Space:
                 producer = self.view.graph.producer(tensor)
                 if producer in self.view.members and producer not in found:
                     assert producer is not None
-                    if producer.kind is Kind.WINDOW:
+                    if producer.kind is Kind.POOLING:
                         raise Declined(f"{producer.op.name} {producer.name!r} comes before windows of its result")
                     found.add(producer)
                     stack.append(producer)
@@ -80,7 +80,7 @@ class _Space:
         view = self.view
         found = {n for n in view.nodes if n not in self.before}
         found |= {n for t in view.writes if (n := view.graph.producer(t)) is not None}
-        stack = [n for n in found if n.kind is not Kind.WINDOW]
+        stack = [n for n in found if n.kind is not Kind.POOLING]
         while stack:
             for tensor in stack.pop().inputs:
                 producer = view.graph.producer(tensor)
@@ -92,7 +92,7 @@ class _Space:
 
     def _check(self) -> None:
         for node in self.view.nodes:
-            if node.kind is Kind.WINDOW:
+            if node.kind is Kind.POOLING:
                 continue
             if node.kind is not Kind.POINTWISE:
                 raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
@@ -131,8 +131,8 @@ class _Space:
             )
 
     def strides(self, tensor: Tensor, elements: bool) -> tuple[int, ...]:
-        """A tensor's strides over the windows, then over the elements of each; of a tensor read for every element, or
-        for every window.
+        """Returns a tensor's strides over the windows, then over the elements of each; of a tensor read for every
+        element, or for every window.
         """
         if not elements:
             return broadcast_strides(tensor, self.shape) + (0,) * len(self.windows)
@@ -182,7 +182,7 @@ class _Builder(ProgramBuilder):
             super()._add(node)
 
     def _apply(self, node: Node) -> Value:
-        if node.kind is not Kind.WINDOW:
+        if node.kind is not Kind.POOLING:
             return super()._apply(node)
         self._enter(elements=True)
         values = [self._value(t) for t in node.inputs]
@@ -233,7 +233,7 @@ class _Builder(ProgramBuilder):
         return Reduced(len(self._reductions) - 1)
 
     def _index_of(self, steps: dict[int, int], *, elements: bool) -> Index:
-        """The number that coordinates along the windows' axes give: of an element, or of a window."""
+        """Returns the number that coordinates along the windows' axes give: of an element, or of a window."""
         outer = tuple(0 if elements else steps.get(d, 0) for d in range(len(self._space.shape)))
         indices = (*outer, *(steps.get(d, 0) if elements else 0 for d in self._space.windows))
         if indices not in self._indices:
@@ -241,7 +241,7 @@ class _Builder(ProgramBuilder):
         return Index(self._indices.index(indices))
 
     def _position(self, *, elements: bool) -> Index:
-        """An element's position, flattened over the windows' axes."""
+        """Returns an element's position, flattened over the windows' axes."""
         sizes = self._space.elements if elements else self._space.shape
         steps, step = {}, 1
         for axis in reversed(self._space.windows):
@@ -259,7 +259,7 @@ class _Builder(ProgramBuilder):
         real: str,
         part: str = "",
     ) -> Value:
-        """A sum over the number of elements that its window counts."""
+        """Returns a sum over the number of elements that its window counts."""
         name = f"{node.name} {part}".rstrip()
         constant = _constant(windows, pooled, ends)
         if constant is not None:
@@ -282,13 +282,13 @@ class _Builder(ProgramBuilder):
 
 
 def _constant(windows: Windows, pooled: tuple[int, ...], ends: dict[int, int | None]) -> int | None:
-    """The number of elements that every window counts, None if they differ."""
+    """Returns the number of elements that every window counts, None if they differ."""
     every = [np.unique(counts(w, pooled[a], ends[a])) for a, w in windows.items()]
     return prod(int(e[0]) for e in every) if all(len(e) == 1 for e in every) else None
 
 
 def _count(window: Window, padded: int | None, least: int) -> str:
-    """The C template for the number of elements that the window at a position counts."""
+    """Returns the C template for the number of elements that the window at a position counts."""
     if isinstance(window, Adaptive):
         at = "{0}" if window.size * (window.positions + 1) < 2**31 else "int64({0})"
         end = f"(({at} + 1) * {window.size} + {window.positions - 1}) / {window.positions}"
@@ -302,7 +302,7 @@ def _count(window: Window, padded: int | None, least: int) -> str:
 
 
 def _is_whole(window: Window, positions: int) -> bool:
-    """Whether there is one window, of all elements: a row that is reduced."""
+    """Returns true if there is one window, of all elements: a row that is reduced."""
     if isinstance(window, Sliding):
         first, end = -window.before, window.taps - window.before
         return positions == 1 and window.dilation == 1 and first <= 0 and end >= window.size
@@ -310,7 +310,7 @@ def _is_whole(window: Window, positions: int) -> bool:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     space = _Space(view, options)
     program, reads, writes = _Builder(view, options, space).build()
     whole = all(_is_whole(window, space.shape[axis]) for axis, window in space.windows.items())

@@ -41,28 +41,28 @@ StridesOf = Callable[[Tensor], tuple[int, ...]]
 
 
 def broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """A tensor's strides over a shape it broadcasts to."""
+    """Returns a tensor's strides over a shape it broadcasts to."""
     missing = len(shape) - len(tensor.shape)
     own = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.strides))
     return (0,) * missing + tuple(own)
 
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a shape broadcasts to another without changing it."""
+    """Returns true if a shape broadcasts to another without changing it."""
     if shape == target:
         return True
     return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(target)))
 
 
 def describe(node: Node) -> str:
-    """``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
+    """Returns ``y = relu(x, upper_clip=6.0)``: a node as one line of a kernel's heading."""
     operands = [_shown(t) for t in node.inputs]
     given = [f"{k}={v!r}" for k, v in node.attributes.items() if v is not None and not _is_usual(node, k)]
     return f"{node.name} = {node.op.name}({', '.join(operands + given)})"
 
 
 def _is_usual(node: Node, key: str) -> bool:
-    """Whether an attribute is what it is when it is not given."""
+    """Returns true if an attribute is what it is when it is not given."""
     usual = node.op.attributes.get(key)
     if usual is REQUIRED:
         return False
@@ -101,13 +101,13 @@ class ProgramBuilder:
         self._anchor_type = compute_type(anchors[0].output.dtype, self.real) if anchors else "float"
 
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(program, tensors read, tensors written) in the order of the program's operands."""
+        """Returns (program, tensors read, tensors written) in the order of the program's operands."""
         self._evaluate()
         stores = [Store(self._operand(t), self._stored(t)) for t in self._view.writes]
         return self._finished(stores)
 
     def _finished(self, stores: Sequence[Store]) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What `build` returns, of a program with these stores."""
+        """Returns what `build` returns, of a program with these stores."""
         program = Program(
             tuple(self._loads),
             tuple(self._indices),
@@ -137,7 +137,9 @@ class ProgramBuilder:
             self._values[node.output] = self._apply(node)
 
     def _parameter_order(self) -> list[int]:
-        """The loads in the order of a kernel's parameters: graph inputs as they were declared, then what is left."""
+        """Returns the loads in the order of a kernel's parameters: graph inputs as they were declared, then what is
+        left.
+        """
         inputs = self._view.graph.input_numbers
         return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n].base, len(inputs)), n))
 
@@ -197,7 +199,9 @@ class ProgramBuilder:
         return self._rounded(node.output, value)
 
     def _at_least(self, node: Node) -> Value | None:
-        """Whether a random number is at least a constant, by the integer of which it is a multiple: dropout's mask."""
+        """Returns whether a random number is at least a constant, by the integer of which it is a multiple:
+        dropout's mask.
+        """
         value, least = (self._value(t) for t in node.inputs)
         if not isinstance(value, Result) or not isinstance(least, Literal) or not 0 <= least.value <= 1:
             return None
@@ -210,8 +214,8 @@ class ProgramBuilder:
         return self._emit(node.name, text, list(random.args), "bool")
 
     def _positions(self, tensor: Tensor, args: list[Value]) -> tuple[str, str]:
-        """The template texts of an element's position in a tensor in row-major order: within the last dimensions, as
-        many as an int32 can number, and that of these among the others.
+        """Returns the template texts of an element's position in a tensor in row-major order: within the last
+        dimensions, as many as an int32 can number, and that of these among the others.
         """
         packed = packed_strides(tensor.shape)
         first = tensor.rank - inner_dims(tensor.shape)
@@ -229,13 +233,13 @@ class ProgramBuilder:
         return texts[0], texts[1]
 
     def _numbered(self, tensor: Tensor, strides: tuple[int, ...]) -> Value:
-        """The sum of an element's coordinates in a tensor times ``strides``, an int32."""
+        """Returns the sum of an element's coordinates in a tensor times ``strides``, an int32."""
         numbered = Tensor(tensor.graph, tensor.name, tensor.shape, strides, tensor.dtype)
         self._indices.append(self._strides(numbered))
         return Index(len(self._indices) - 1)
 
     def _converted(self, value: Value, source: DType, target: DType, position: int) -> tuple[Value, str]:
-        """A value in the compute type of a dtype: the value and the template text that stands for it."""
+        """Returns a value in the compute type of a dtype: the value and the template text that stands for it."""
         wanted = compute_type(target, self.real)
         if isinstance(value, Literal):
             if value.ctype != wanted:
@@ -258,8 +262,8 @@ class ProgramBuilder:
         return value if text == "{0}" else self._emit(node.name, text, [value], wanted)
 
     def _limited(self, node: Node, value: Value) -> Value:
-        """What a cast rounds: storing makes of numbers beyond an 8-bit float its largest and leaves infinity, if there
-        is one; the cast may say otherwise (`convert.limited`).
+        """Returns what a cast rounds: storing makes of numbers beyond an 8-bit float its largest and leaves
+        infinity, if there is one; the cast may say otherwise (`convert.limited`).
         """
         source, target = node.inputs[0].dtype, node.output.dtype
         if not target.saturates or (source.max <= target.max and not source.has_infinity):
@@ -271,7 +275,7 @@ class ProgramBuilder:
         return value
 
     def _round(self, name: str, value: Value, dtype: DType) -> Value:
-        """The value rounded, once, to what a float dtype narrower than its compute type holds."""
+        """Returns the value rounded, once, to what a float dtype narrower than its compute type holds."""
         wanted, ctype = compute_type(dtype, self.real), dtype.ctype
         text = (
             f"round_to<{ctype}>({{0}})"
@@ -283,7 +287,9 @@ class ProgramBuilder:
         return result
 
     def _stored(self, tensor: Tensor) -> Value:
-        """What to store: storing rounds, so a value that is merely rounded to the same dtype need not be before."""
+        """Returns what to store: storing rounds, so a value that is merely rounded to the same dtype need not be
+        before.
+        """
         value = self._values[tensor]
         exact, dtype = self._exact.get(value, (value, tensor.dtype))
         return exact if dtype == tensor.dtype else value
@@ -301,7 +307,9 @@ class ProgramBuilder:
 
 
 def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program, list[int], list[int]]:
-    """The program without what no store needs, its loads in the given order; and the loads and tables that are left."""
+    """Returns the program without what no store needs, its loads in the given order; and the loads and tables that
+    are left.
+    """
     live: set[Value] = set()
     stack: list[Value] = [s.value for s in program.stores]
     while stack:

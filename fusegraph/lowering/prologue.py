@@ -1,14 +1,14 @@
-"""Pointwise nodes in front of a contraction: a factor is computed element by element instead of being read.
+"""Pointwise nodes in front of a contraction: an operand is computed element by element instead of being read.
 
-A factor's tile is needed once for every tile of results across it, and a convolution takes each element under several
-taps: what is in front of the product is evaluated as often.  That is worth it as long as it costs less than writing the
-factor to memory and reading it back.  What it costs is measured:
+An operand's tile is needed once for every tile of results across it, and a convolution takes each element under several
+taps: the prologue is evaluated as often.  That is worth it as long as it costs less than writing the
+operand to memory and reading it back.  What it costs is measured:
 
-- The consumers of a Hopper kernel compute a factor in registers (`codegen.computed_tiles`) while the tensor cores
+- The consumers of a Hopper kernel compute an operand in registers (`codegen.computed_tiles`) while the tensor cores
   multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product,
   half as much where one instruction computes two elements (`codegen.packed`).
-- Where threads must fill the factor's tiles they share the way to shared memory with the tensor cores: a product of
-  4096 x 4096 x 4096 takes 1.4 times as long as one that the copy engine brings.
+- Where threads must fill the operand's tiles they share the way to shared memory with the tensor cores: a product of
+  4096 x 4096 x 4096 takes 1.4 times as long as one that TMA brings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Cost, Kind, Role
 
-#: Results across a factor that one computation of its tile serves.
+#: Results across an operand that one computation of its tile serves.
 SERVED = 256
 #: Instructions an element that threads take to fill a tile with it, beside computing it, which nothing else needs.
 FILLING = 2.5
@@ -38,20 +38,20 @@ FUNCTION, CONVERSION = 20.0, 4.0
 #: What each byte that is read of an element beyond its own size is worth: the L2 cache has to bring it every time.
 READ = 2.0
 #: Instructions that the consumers' work on an element is worth: a simple op, a function, an integer that becomes a
-#: float, a tensor that has an element for each place of the reduction, and each byte beyond the factor's own size.
+#: float, a tensor that has an element for each place of the reduction, and each byte beyond the operand's own size.
 BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75, 13.0, 0.65, 1.4, 1.5
 #: The share of that which remains where one instruction computes two elements.
 PAIR = 0.5
-#: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the factor can: each element is an
-#: access of its own to the L2 cache then, mostly for what others want.
+#: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the operand can: each element is
+#: an access of its own to the L2 cache then, mostly for what others want.
 SCATTERED = 64.0
-#: Tensors as large as a factor that it is computed of: each takes registers while it is on its way.
+#: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
-    """Nodes of the group that a tensor is computed by, in order."""
+    """Returns nodes of the group that a tensor is computed by, in order."""
     found: set[Node] = set()
     stack = [tensor]
     while stack:
@@ -62,13 +62,13 @@ def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
     return tuple(n for n in view.nodes if n in found)
 
 
-def in_front(view: GroupView, anchor: Node) -> frozenset[Node]:
-    """Nodes of the group that an anchor's factors are computed by."""
-    return frozenset(n for factor in anchor.inputs for n in before(view, factor))
+def prologue_nodes(view: GroupView, anchor: Node) -> frozenset[Node]:
+    """Returns nodes of the group that an anchor's operands are computed by."""
+    return frozenset(n for operand in anchor.inputs for n in before(view, operand))
 
 
 def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
-    """The anchors and the nodes that the group's results are computed by from there on, in order.
+    """Returns the anchors and the nodes that the group's results are computed by from there on, in order.
 
     Some may be in front of an anchor as well: they are evaluated again.
     """
@@ -83,14 +83,14 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
-    """Raises Declined, with the reason, if the nodes in front of a kernel's anchors cannot be part of it."""
+    """Raises Declined, with the reason, if the prologues of a kernel's anchors cannot be part of it."""
     anchor = anchors[0]
-    for position, factor in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
-        nodes = before(view, factor)
+    for position, operand in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
+        nodes = before(view, operand)
         if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
             raise Declined(
                 f"{nodes[-1].op.name} {nodes[-1].name!r} comes before {anchor.op.name} {anchor.name!r}, "
-                f"which reads {factor.name!r} as it lies in memory"
+                f"which reads {operand.name!r} as it lies in memory"
             )
         for node in nodes:
             if node.op.role is Role.CAST and node.inputs[0].dtype == node.output.dtype:
@@ -99,56 +99,56 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_factor(view, anchor, position, nodes, product(anchor), options.target.planned)
+            _accept_operand(view, anchor, position, nodes, product(anchor), options.target.planned)
 
 
-def _accept_factor(
+def _accept_operand(
     view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, target: Target
 ) -> None:
-    factor = anchor.inputs[position]
+    operand = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
             raise Declined(
                 f"{node.op.name} {node.name!r} comes before {anchor.op.name} {anchor.name!r} and is not pointwise"
             )
-        if not broadcasts_to(node.output.shape, factor.shape):
+        if not broadcasts_to(node.output.shape, operand.shape):
             raise Declined(
-                f"{node.name!r} {list(node.output.shape)} does not broadcast to {factor.name!r} "
-                f"{list(factor.shape)}, a factor of {anchor.op.name} {anchor.name!r}"
+                f"{node.name!r} {list(node.output.shape)} does not broadcast to {operand.name!r} "
+                f"{list(operand.shape)}, an operand of {anchor.op.name} {anchor.name!r}"
             )
         if node.output in view.writes:
             raise Declined(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
     read = _read(nodes)
-    large = [t for t in read if t.size == factor.size]
+    large = [t for t in read if t.size == operand.size]
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
         raise Declined(
-            f"{factor.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
+            f"{operand.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, factor, nodes, read, _fillings(product, position), in_registers, target)
+    _worthwhile(anchor, operand, nodes, read, _fillings(product, position), in_registers, target)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
-    """The tensors that nodes read, without those they make and numbers."""
+    """Returns the tensors that nodes read, without those they make and numbers."""
     made = {n.output for n in nodes}
     every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
     return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
 
 
 def _fillings(product: Product, position: int) -> int:
-    """Elements that are computed of a factor altogether."""
+    """Returns elements that are computed of an operand altogether."""
     own, other = (product.rows, product.cols) if position == 0 else (product.cols, product.rows)
     return prod(product.batch) * prod(own) * prod(product.inner) * -(-prod(other) // SERVED)
 
 
 def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], large: Sequence[Tensor]) -> bool:
-    """Whether the consumers of a Hopper kernel can compute a factor: they do so with the first, or the second of a
-    product that can be exchanged with it, of what the copy engine can bring, if the other factor is in memory.
+    """Returns true if the consumers of a Hopper kernel can compute an operand: they do so with the first, or the
+    second of a product that can be exchanged with it, of what TMA can bring, if the other operand is in memory.
     """
-    factor, other = anchor.inputs[position], anchor.inputs[1 - position]
+    operand, other = anchor.inputs[position], anchor.inputs[1 - position]
     if any(not (t.dtype.is_float and t.dtype.itemsize == 2) for t in anchor.inputs) or before(view, other):
         return False
     role = anchor.op.role
@@ -157,67 +157,67 @@ def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[
         windows = role is Role.FPROP or (role is Role.DGRAD and not strided)
         if position == 1 or not windows or any(n.op.role is Role.INDEX for n in nodes):
             return False
-    return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, factor) for t in large)
+    return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, operand) for t in large)
 
 
 def _worthwhile(
     anchor: Node,
-    factor: Tensor,
+    operand: Tensor,
     nodes: Sequence[Node],
     read: Sequence[Tensor],
     computed: int,
     in_registers: bool,
     target: Target,
 ) -> None:
-    """Raises Declined, with the numbers, if computing a factor repeatedly costs more than writing and reading it."""
-    if not factor.size:
+    """Raises Declined, with the numbers, if computing an operand repeatedly costs more than writing and reading it."""
+    if not operand.size:
         return
     per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
-    large = [t for t in read if t.size == factor.size]
+    large = [t for t in read if t.size == operand.size]
     on_tensor_cores = _on_tensor_cores(anchor)
     if in_registers:
-        each = _beside(anchor, factor, nodes, read, large)
+        each = _beside(anchor, operand, nodes, read, large)
         cost = computed * each / per_byte
     else:
         each = 1.0  # to round it
         for node in nodes:
-            each += (FUNCTION if node.op.cost is Cost.FUNCTION else 1.0) * node.output.size / factor.size
+            each += (FUNCTION if node.op.cost is Cost.FUNCTION else 1.0) * node.output.size / operand.size
         for tensor in large:
-            each += CONVERSION if tensor.dtype.is_int and factor.dtype.is_float else 1.0
-        each += READ * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
+            each += CONVERSION if tensor.dtype.is_int and operand.dtype.is_float else 1.0
+        each += READ * max(0, sum(t.dtype.itemsize for t in large) - operand.dtype.itemsize)
         each += FILLING if on_tensor_cores else 0.0
-        cost = max(0, computed - factor.size) * each / per_byte
-    scattered = [t for t in large if not _alike(t, factor)]
+        cost = max(0, computed - operand.size) * each / per_byte
+    scattered = [t for t in large if not _alike(t, operand)]
     if on_tensor_cores and scattered:
         cost += computed * SCATTERED * len(scattered) / per_byte
-    saved = 2 * factor.nbytes + LAUNCH * target.launch_us * target.memory_rate
+    saved = 2 * operand.nbytes + LAUNCH * target.launch_us * target.memory_rate
     if cost > saved:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
         raise Declined(
-            f"in front of {anchor.op.name} {anchor.name!r} every element of {factor.name!r} would be computed "
-            f"{computed / factor.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
+            f"in front of {anchor.op.name} {anchor.name!r} every element of {operand.name!r} would be computed "
+            f"{computed / operand.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
             f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"
         )
 
 
 def _beside(
-    anchor: Node, factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], large: Sequence[Tensor]
+    anchor: Node, operand: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], large: Sequence[Tensor]
 ) -> float:
-    """Instructions that computing an element beside the tensor cores is worth."""
-    share = PAIR if _in_pairs(factor, nodes, read) else 1.0
-    along = 1 if anchor.op.role is not Role.MATMUL else len(factor.shape) - (1 if factor is anchor.inputs[0] else 2)
+    """Returns instructions that computing an element beside the tensor cores is worth."""
+    share = PAIR if _in_pairs(operand, nodes, read) else 1.0
+    along = 1 if anchor.op.role is not Role.MATMUL else len(operand.shape) - (1 if operand is anchor.inputs[0] else 2)
     each = 0.0
     for node in nodes:
         if node.op.cost is not Cost.ROUNDING:
-            each += (BESIDE_FUNCTION if node.op.cost is Cost.FUNCTION else BESIDE_OP) * node.output.size / factor.size
+            each += (BESIDE_FUNCTION if node.op.cost is Cost.FUNCTION else BESIDE_OP) * node.output.size / operand.size
     each += BESIDE_CONVERSION * sum(t.dtype.is_int for t in large)
-    each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, factor.shape)[along] != 0 for t in read)
-    each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - factor.dtype.itemsize)
+    each += BESIDE_VECTOR * sum(t not in large and broadcast_strides(t, operand.shape)[along] != 0 for t in read)
+    each += BESIDE_BYTE * max(0, sum(t.dtype.itemsize for t in large) - operand.dtype.itemsize)
     return share * each
 
 
-def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
-    """Whether one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
+def _in_pairs(operand: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
+    """Returns true if one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
     rounding = [n.op.role is Role.PRODUCT for n in nodes if n.op.role in (Role.SUM, Role.DIFFERENCE, Role.PRODUCT)]
     if any(n.op.cost not in (Cost.ROUNDING, Cost.PAIR) for n in nodes) or rounding not in (
         [],
@@ -226,24 +226,26 @@ def _in_pairs(factor: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> 
         [True, False],
     ):
         return False
-    return all(t.dtype == factor.dtype for t in read)
+    return all(t.dtype == operand.dtype for t in read)
 
 
-def _alike(tensor: Tensor, factor: Tensor) -> bool:
-    """Whether a tensor can be read in vectors if the factor can: contiguous along the same dimension, rows aligned."""
+def _alike(tensor: Tensor, operand: Tensor) -> bool:
+    """Returns true if a tensor can be read in vectors if the operand can: contiguous along the same dimension, rows
+    aligned.
+    """
 
-    unit = next((d for d, (n, s) in enumerate(zip(factor.shape, factor.strides)) if n > 1 and s == 1), None)
+    unit = next((d for d, (n, s) in enumerate(zip(operand.shape, operand.strides)) if n > 1 and s == 1), None)
 
     def rows(t: Tensor) -> bool:
-        width = min(VECTOR_BYTES, t.dtype.itemsize * VECTOR_BYTES // factor.dtype.itemsize)
-        strides = broadcast_strides(t, factor.shape)
+        width = min(VECTOR_BYTES, t.dtype.itemsize * VECTOR_BYTES // operand.dtype.itemsize)
+        strides = broadcast_strides(t, operand.shape)
         return all(s == 1 if d == unit else s * t.dtype.itemsize % width == 0 for d, s in enumerate(strides))
 
-    return unit is None or not rows(factor) or rows(tensor)
+    return unit is None or not rows(operand) or rows(tensor)
 
 
 def _on_tensor_cores(anchor: Node) -> bool:
-    """Whether the products can be made by tensor cores."""
+    """Returns true if the products can be made by tensor cores."""
     if anchor.attributes["compute_dtype"] == "tf32":
         return True
     return all(t.dtype.itemsize < 4 for t in anchor.inputs)
@@ -258,23 +260,23 @@ class _Part(GroupView):
 
 
 def epilogue_view(view: GroupView, anchors: Sequence[Node]) -> GroupView:
-    """The part of a group that its results are computed by from its anchors on."""
+    """Returns the part of a group that its results are computed by from its anchors on."""
     return _Part(view, behind(view, anchors), *view.writes)
 
 
 def computed(
-    view: GroupView, options: Options, factor: Tensor, plain: Gather, gather_of: Callable[[Strides], Gather]
+    view: GroupView, options: Options, operand: Tensor, plain: Gather, gather_of: Callable[[Strides], Gather]
 ) -> tuple[Gather, tuple[Tensor, ...]]:
-    """A factor as the nodes in front of it compute it, and the tensors that are read.
+    """Returns an operand as its prologue computes it, and the tensors that are read.
 
     ``plain`` reads it as it would lie in memory; ``gather_of`` gives the steps of a tensor with other strides over its
     dimensions.
     """
 
     def strides(tensor: Tensor) -> Strides:
-        return broadcast_strides(tensor, factor.shape)
+        return broadcast_strides(tensor, operand.shape)
 
-    part = _Part(view, before(view, factor), factor)
+    part = _Part(view, before(view, operand), operand)
     program, reads, _ = ProgramBuilder(part, options, strides).build()
     every = [gather_of(s) for s in (*(op.strides for op in program.loads), *program.indices)]
     steps = [g.batch + g.outer + g.inner for g in every]

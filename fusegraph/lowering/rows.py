@@ -46,7 +46,7 @@ class Parallelism:
 
 
 def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
-    """What reducing a tensor along axes has to do side by side and one after the other."""
+    """Returns what reducing a tensor along axes has to do side by side and one after the other."""
     length = prod(x.shape[d] for d in axes)
     steps = [(stride, d) for d, (n, stride) in enumerate(zip(x.shape, x.strides)) if n > 1 and stride > 0]
     across = bool(steps) and min(steps)[1] not in axes
@@ -58,12 +58,12 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
 
 
 def keeps_whole(found: Parallelism) -> bool:
-    """Whether a kernel reads its rows once and writes as much: its blocks are enough, or have little to do."""
+    """Returns true if a kernel reads its rows once and writes as much: its blocks are enough, or have little to do."""
     return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
 
 
 def reductions(view: GroupView) -> list[Node]:
-    """The group's reductions."""
+    """Returns the group's reductions."""
     return view.of(Kind.REDUCTION)
 
 
@@ -169,13 +169,15 @@ class _Space:
                 )
 
     def _covers(self, tensor: Tensor) -> bool:
-        """Whether a written tensor has an element for each of the space, or for each row."""
+        """Returns true if a written tensor has an element for each of the space, or for each row."""
         missing = len(self.shape) - len(tensor.shape)
         shape = (1,) * missing + tensor.shape
         return shape == self.shape or (shape == self.kept_shape and self.chunk is None)
 
     def strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """A tensor's strides over the parts, if rows have any, and the kept dimensions, then the reduced ones."""
+        """Returns a tensor's strides over the parts, if rows have any, and the kept dimensions, then the reduced
+        ones.
+        """
         if self.chunk is None:
             found = self._columns(self.parts[tensor]) if tensor in self.parts else self._strides(tensor)
             return tuple(found[d] for d in (*self.outer_order, *self.row_order))
@@ -187,7 +189,7 @@ class _Space:
         return (tensor.strides[0], *kept, *(0 for _ in self.axes))
 
     def _strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """A tensor's strides over the shape that is reduced."""
+        """Returns a tensor's strides over the shape that is reduced."""
         if tensor in self.dropped or tensor in self._dropped_reads:
             over = dict(zip(self.kept, broadcast_strides(tensor, self.dropped_shape)))
             return tuple(over.get(d, 0) for d in range(len(self.shape)))
@@ -284,8 +286,9 @@ def _check_segments(space: _Space, target: Target) -> None:
 def has_segments(
     read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], inner: tuple[int, ...], target: Target
 ) -> bool:
-    """Whether a kernel that reduces rows of a shape along ``axes`` can reduce parts of them as well, along ``inner``:
-    there are enough rows for blocks, and parts for their warps, and neighbours in what is read are those of a part.
+    """Returns true if a kernel that reduces rows of a shape along ``axes`` can reduce parts of them as well, along
+    ``inner``: there are enough rows for blocks, and parts for their warps, and neighbours in what is read are those
+    of a part.
     """
     length, size = (prod(shape[d] for d in which) for which in (axes, inner))
     whole = [t for t in read if t.shape == shape]
@@ -298,8 +301,8 @@ def has_segments(
 def walk_chunk(
     read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], walked: tuple[int, ...], target: Target
 ) -> int | None:
-    """Rows of a part, where a kernel that reduces rows of a shape along ``axes`` reduces its columns as well, along
-    ``walked``; None if it had better not: there are few rows, or neighbours in what is read are in several.
+    """Returns rows of a part, where a kernel that reduces rows of a shape along ``axes`` reduces its columns as
+    well, along ``walked``; None if it had better not: there are few rows, or neighbours in what is read are in several.
 
     There are as many parts as the target has multiprocessors.
     """
@@ -313,7 +316,7 @@ def walk_chunk(
 
 
 def _chunk(node: Node) -> int | None:
-    """The elements of a part of a reduction that is split, None for a whole one."""
+    """Returns the elements of a part of a reduction that is split, None for a whole one."""
     return node.attributes["chunk"] if node.op.role is Role.PARTIAL else None
 
 
@@ -385,7 +388,7 @@ class RowsBuilder(ProgramBuilder):
         return self._rounded(result, found)
 
     def _part_mean(self, node: Node, total: Value, ctype: str) -> Value:
-        """The mean of a part's elements, of which the last part may have fewer."""
+        """Returns the mean of a part's elements, of which the last part may have fewer."""
         length, chunk = prod(node.inputs[0].shape[d] for d in node.attributes["axes"]), node.attributes["chunk"]
         if length % chunk == 0:
             return self._emit(f"{node.name} mean", f"{{0}} / {literal(chunk, ctype)}", [total], ctype)
@@ -398,7 +401,7 @@ class RowsBuilder(ProgramBuilder):
         return self._emit(f"{node.name} mean", "{0} / {1}", [total, count], ctype)
 
     def _reduce(self, name: str, combiner: Combiner, value: Value, ctype: str, of_columns: bool = False) -> Reduced:
-        """A reduction, or the one that combines the same already (with its axes dropped, or not)."""
+        """Returns a reduction, or the one that combines the same already (with its axes dropped, or not)."""
         for k, known in enumerate(self._reductions):
             same = (known.combiner, known.value, known.ctype) == (combiner, value, ctype)
             if same and of_columns == (k in self._of_columns):
@@ -411,7 +414,7 @@ class RowsBuilder(ProgramBuilder):
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     space = _Space(view)
     beside = frozenset(space.parts.values()) if space.chunk is None else frozenset()
     program, reads, writes = RowsBuilder(view, options, space.strides, beside=beside).build()

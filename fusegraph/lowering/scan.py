@@ -15,7 +15,7 @@ from fusegraph.ops.modes import accumulator
 
 
 def scans(view: GroupView) -> list[Node]:
-    """The group's running sums."""
+    """Returns the group's running sums."""
     return view.of(Kind.SCAN)
 
 
@@ -57,7 +57,7 @@ class _Builder(ProgramBuilder):
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     (node,) = scans(view)
     shape, axis = node.output.shape, node.attributes["axis"]
     outer = tuple(d for d in range(len(shape)) if d != axis)

@@ -14,7 +14,7 @@ from fusegraph.ops.base import Kind
 
 
 def scatters(view: GroupView) -> list[Node]:
-    """The group's scatters."""
+    """Returns the group's scatters."""
     return view.of(Kind.SCATTER)
 
 
@@ -84,7 +84,7 @@ def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Progra
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     (node,) = scatters(view)
     parts, program, reads = _program(view, options)
     result, axis = node.output, node.attributes["axis"]

@@ -21,12 +21,12 @@ from fusegraph.ops.sort_runs import entries
 
 
 def sorts(view: GroupView) -> list[Node]:
-    """The group's nodes that sort."""
+    """Returns the group's nodes that sort."""
     return view.of(Kind.SORT)
 
 
 def longest_row(dtype: DType, graph: Graph) -> int:
-    """The most elements of a dtype that one block of threads sorts."""
+    """Returns the most elements of a dtype that one block of threads sorts."""
     return longest(compute_dtype(dtype, graph.compute_dtype).compute)
 
 
@@ -53,7 +53,7 @@ def _way(node: Node) -> _Way:
 
 
 def _is_step(node: Node) -> bool:
-    """Whether a node is a step of sorting long rows."""
+    """Returns true if a node is a step of sorting long rows."""
     return node.op.role in (Role.RUNS, Role.MERGE)
 
 
@@ -82,7 +82,9 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _parts(view: GroupView, x: Tensor) -> tuple[set[Node], set[Node]]:
-    """The pointwise nodes that x is made of, and those that what is written is made of, as far as what is sorted."""
+    """Returns the pointwise nodes that x is made of, and those that what is written is made of, as far as what is
+    sorted.
+    """
 
     def of(ends: list[Tensor]) -> set[Node]:
         found: set[Node] = set()
@@ -119,7 +121,7 @@ class _Builder(ProgramBuilder):
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The kernel of a group that `accept` takes."""
+    """Returns the kernel of a group that `accept` takes."""
     node = sorts(view)[0]
     x, way = node.inputs[0], _way(node)
     axis, outer = way.axis, tuple(d for d in range(x.rank) if d != way.axis)

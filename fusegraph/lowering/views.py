@@ -13,8 +13,8 @@ Strides = tuple[int, ...]
 
 
 def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
-    """(strides, start) of a node's result in the memory of its operand, which has these strides; start counts elements
-    from the operand's first.  None if the result is no such view: one with steps of 0 or more.
+    """Returns (strides, start) of a node's result in the memory of its operand, which has these strides; start
+    counts elements from the operand's first.  None if the result is no such view: one with steps of 0 or more.
     """
     if node.kind is not Kind.MOVEMENT or len(node.inputs) > 1:
         return None
@@ -36,7 +36,8 @@ def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
 
 
 def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
-    """The strides that a node's operand has if it lies in the memory of the result, which has these strides, each
+    """Returns the strides that a node's operand has if it lies in the memory of the result, which has these strides,
+    each
     element in the place of its own.  None if the result has other elements, or such strides do not exist.
     """
     operand = node.inputs[0]
@@ -49,15 +50,15 @@ def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
 
 
 def joins_in_place(node: Node) -> bool:
-    """Whether the operands of a concatenation may be written in its result by what makes them."""
+    """Returns true if the operands of a concatenation may be written in its result by what makes them."""
     graph = node.output.graph
     made = all(graph.producer(t) is not None and t not in graph.outputs for t in node.inputs)
     return made and len(set(node.inputs)) == len(node.inputs)
 
 
 def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
-    """The same elements in the same order with dimensions that follow each other in memory merged, and without those
-    of size 1."""
+    """Returns the same elements in the same order with dimensions that follow each other in memory merged, and
+    without those of size 1."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, strides):
@@ -73,7 +74,9 @@ def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...
 
 
 def reshaped(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides | None:
-    """The strides of a tensor in another shape of as many elements, None if it has none without being copied."""
+    """Returns the strides of a tensor in another shape of as many elements, None if it has none without being
+    copied.
+    """
     if 0 in target:
         return packed_strides(target)
     sizes, steps = merged(shape, strides)
@@ -96,14 +99,14 @@ def reshaped(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]
 
 
 def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int], start: int) -> Tensor:
-    """A tensor in the memory of another, ``start`` elements after its first."""
+    """Returns a tensor in the memory of another, ``start`` elements after its first."""
     result = Tensor(tensor.graph, name, tuple(shape), tuple(strides), tensor.dtype)
     result.base, result.start = tensor.base, tensor.start + start
     return result
 
 
 def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:
-    """The dimensions of two shapes of as many elements in the smallest groups that have as many elements each.
+    """Returns the dimensions of two shapes of as many elements in the smallest groups that have as many elements each.
 
     Every dimension is in a group; one of them may have no dimension of one shape, its sizes being 1 in the other.
     """
@@ -146,7 +149,9 @@ def divided(coarse: Sequence[int], fine: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 def divided_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
-    """The strides, 0 among them, over a shape whose dimensions are another one's divided; None if they are not."""
+    """Returns the strides, 0 among them, over a shape whose dimensions are another one's divided; None if they are
+    not.
+    """
     if tuple(shape) == tuple(target):
         return tuple(strides)
     parts = divided(shape, target)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codegen.direct_convolution.spec import WinogradSpec
 from codegen.expr import Operand, Program
-from codegen.window.spec import WinogradSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.contraction import accept
@@ -15,12 +15,14 @@ Strides = tuple[int, ...]
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The transform of a group that `accept` takes."""
+    """Returns the transform of a group that `accept` takes."""
     (anchor,) = view.anchors
     (source,) = anchor.inputs
 
     def strides(tensor: Tensor) -> Strides:
-        """Strides over (image, channel, tile row, tile column, row, column) of what the program reads or writes."""
+        """Returns strides over (image, channel, tile row, tile column, row, column) of what the program reads or
+        writes.
+        """
         if anchor.op.role is Role.WINOGRAD_OUTPUT:
             n, k, row, column = broadcast_strides(tensor, anchor.output.shape)
             return (n, k, tile * row, tile * column, row, column)
@@ -34,15 +36,15 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 def _grid(anchor: Node) -> tuple[int, int]:
-    """Rows and columns of tiles of an image."""
+    """Returns rows and columns of tiles of an image."""
     at = anchor.attributes
     results = at["results"] if "results" in at else at["shape"][2:] if "shape" in at else None
     return tiles(results, at["tile"]) if results else (1, 1)
 
 
 def _places(tensor: Tensor, grid: tuple[int, int], *, of_filter: bool, at: Node) -> Strides:
-    """Strides of what is (N^2, tiles of all images, channels), or for filters (N^2, channels, filters), over (image or
-    filter, channel, tile row, tile column, row, column).
+    """Returns strides of what is (N^2, tiles of all images, channels), or for filters (N^2, channels, filters), over
+    (image or filter, channel, tile row, tile column, row, column).
     """
     side = at.attributes["tile"] + 2
     place, second, third = tensor.strides

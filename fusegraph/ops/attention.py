@@ -91,7 +91,9 @@ def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
 
 
 def checked_dropout(types: Types, values: Attributes, operands: Sequence[str]) -> float:
-    """The probability of dropout.  Raises AttributeValueError if it is none, or operands lack a seed and an offset."""
+    """Returns the probability of dropout.  Raises AttributeValueError if it is none, or operands lack a seed and an
+    offset.
+    """
     probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
     if not 0 <= probability <= 1:
         raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
@@ -136,14 +138,14 @@ def infer(types: Types, values: Attributes) -> TensorType | Types:
 
 
 def alibi_slopes(heads: int) -> Array:
-    """The slopes of Press, Smith and Lewis ("Train Short, Test Long", 2022), one a head."""
+    """Returns the slopes of Press, Smith and Lewis ("Train Short, Test Long", 2022), one a head."""
     whole = 2 ** int(log2(heads))
     slopes = [2.0 ** (-8 * (h + 1) / whole) for h in range(whole)]
     return np.array([*slopes, *(2.0 ** (-4 * (2 * h + 1) / whole) for h in range(heads - whole))], np.float32)
 
 
 def _is(tensor: Any, value: float) -> bool:
-    """Whether an operand is a constant of one element that is this number."""
+    """Returns true if an operand is a constant of one element that is this number."""
     return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == value
 
 
@@ -197,7 +199,7 @@ def scored(
     wide = "float64" if q.dtype == float64 else "float32"
 
     def headed(tensor: Any, part: str) -> Any:
-        """A tensor of rank 4 at most with the heads in two dimensions, if several share their keys."""
+        """Returns a tensor of rank 4 at most with the heads in two dimensions, if several share their keys."""
         shape = (1,) * (4 - len(tensor.shape)) + tuple(tensor.shape)
         if shared != heads:
             split = (shared, heads // shared) if shape[1] == heads else (shape[1], 1)
@@ -280,7 +282,7 @@ def scored(
 
 
 def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """The optional operands that add something, by name."""
+    """Returns the optional operands that add something, by name."""
     return {key: t for key, t in zip(names, operands) if not _is(t, NEUTRAL[key])}
 
 
@@ -294,7 +296,9 @@ class Attended:
     sunk: bool
 
     def each(self, write: Writing, part: str, numbers: Any, absent: float) -> Any:
-        """Numbers of each query as (B, H, Sq, 1); ``absent`` where a sink makes others of queries that do not exist."""
+        """Returns numbers of each query as (B, H, Sq, 1); ``absent`` where a sink makes others of queries that do
+        not exist.
+        """
         exists = self.scored.exists() if self.sunk else None
         if exists is not None:
             numbers = write("binary_select", f"{part} of queries", numbers, absent, exists)
@@ -302,7 +306,7 @@ class Attended:
         return numbers if numbers.shape == shape else write("reshape", part, numbers, shape=shape)
 
     def stats(self, write: Writing) -> Any:
-        """The logarithms of the sums of exponentials."""
+        """Returns the logarithms of the sums of exponentials."""
         return self.each(write, "stats", softmaxes.log_sums(write, self.softmax), -inf)
 
 
@@ -371,8 +375,8 @@ def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dro
 def scores_reference(
     q: Array, k: Array, given: Mapping[str, Array], attributes: Attributes
 ) -> tuple[Array, Array | float, Array]:
-    """The scores, what the products times the scale are multiplied with in their gradients, and whether there is a
-    query; k has q's heads.
+    """Returns the scores, what the products times the scale are multiplied with in their gradients, and whether
+    there is a query; k has q's heads.
     """
     heads, rows, depth = q.shape[1:]
     keys, scale, cap = k.shape[2], attributes["attn_scale"], attributes["soft_cap"]
@@ -411,7 +415,7 @@ def scores_reference(
 
 
 def kept_reference(p: Array, group: int, given: Mapping[str, Array], probability: float) -> Array:
-    """Which of the probabilities dropout keeps, counted along the heads as so many share their keys."""
+    """Returns which of the probabilities dropout keeps, counted along the heads as so many share their keys."""
     shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
     seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
     return uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)

@@ -1,7 +1,7 @@
 """``sdpa_backward``, the gradients of `ops.attention`'s sdpa, and what `passes.attention_backward` makes of them.
 
 With p the probabilities, that is the exponentials of the scores less ``stats``, the gradient by a score is p * (dO v^T
-- delta), delta being the sum of o * dO of its query (Dao et al., "FlashAttention", 2022, appendix B).  A composite.
+- row_dot), row_dot being the sum of o * dO of its query (Dao et al., "FlashAttention", 2022, appendix B).  A composite.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ABSENT = {
 
 
 def _forward(types: Types, values: Attributes) -> tuple[Types, dict[str, Any]]:
-    """The operands' types and the attributes of the sdpa whose gradients are asked for."""
+    """Returns the operands' types and the attributes of the sdpa whose gradients are asked for."""
     given = dict(zip(OPTIONAL, types[FIRST:]))
     # of what adds nothing
     kinds = {**dict.fromkeys(forward.INTEGERS, int32), "mask": bool_}
@@ -65,7 +65,7 @@ def _infer(types: Types, values: Attributes) -> Types:
 
 
 def _summed(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of a shape along which a tensor of a smaller one, of equal rank, repeats its elements."""
+    """Returns the axes of a shape along which a tensor of a smaller one, of equal rank, repeats its elements."""
     return tuple(d for d, (n, m) in enumerate(zip(shape, own)) if m == 1 and n != 1)
 
 
@@ -93,7 +93,7 @@ def _expand(
         return write("transpose", part, x, perm=(*range(rank - 2), rank - 1, rank - 2))
 
     def shared(part: str, weights: Any, x: Any, target: Any) -> Any:
-        """The sums over queries of weights times x, and over the heads that share keys."""
+        """Returns the sums over queries of weights times x, and over the heads that share keys."""
         if not grouped:
             return write("matmul", part, turned(weights, f"{part} weights"), x, dtype=target.dtype)
         each = write("matmul", f"{part} of heads", turned(weights, f"{part} weights"), x, dtype=wide)
@@ -104,14 +104,14 @@ def _expand(
 
     result, gradient = made.headed(o, "result"), made.headed(loss, "gradient of result")
     products = write("mul", "result by gradient", widened(result, "wide result"), widened(gradient, "wide gradient"))
-    delta = write("reduction", "delta", products, mode="add", axes=-1)
+    row_dot = write("reduction", "row_dot", products, mode="add", axes=-1)
     stats = widened(made.headed(stats, "log sums"), "wide log sums")
-    shift = write("binary_select", "shift", inf, stats, write("cmp_eq", "none", stats, -inf))
+    lse = write("binary_select", "lse", inf, stats, write("cmp_eq", "none", stats, -inf))
     by_p = write("matmul", "by probabilities", gradient, turned(made.v, "values turned"), dtype=wide)
 
     def weights(made: forward.Scored) -> tuple[Any, Any, Any]:
-        """What the loss is multiplied with, and the gradients by scores and by products, rounded."""
-        p = write("exp", "probabilities", write("sub", "shifted", made.scores, shift))
+        """Returns what the loss is multiplied with, and the gradients by scores and by products, rounded."""
+        p = write("exp", "probabilities", write("sub", "shifted", made.scores, lse))
         dropped, by_dropped = p, by_p
         if dropout_probability:
             seed, offset = (others[OPTIONAL.index(key)] for key in forward.NUMBERS)
@@ -120,7 +120,7 @@ def _expand(
                 forward.drop(write, x, keep, dropout_probability, part)
                 for x, part in ((p, "dropped"), (by_p, "by dropped"))
             )
-        by_score = write("mul", "by scores", p, write("sub", "by probabilities less delta", by_dropped, delta))
+        by_score = write("mul", "by scores", p, write("sub", "by probabilities less row_dot", by_dropped, row_dot))
         by_product = by_score
         if made.tanh is not None:
             slope = write("sub", "slope", 1.0, write("mul", "square", made.tanh, made.tanh))
@@ -145,7 +145,7 @@ def _expand(
     )
 
     def added(part: str, x: Any, target: Any, key: str) -> Any:
-        """The sums of x over what a tensor of that shape is repeated along."""
+        """Returns the sums of x over what a tensor of that shape is repeated along."""
         if target.size == 0 or key not in given:  # a number that changes nothing
             total = write("reduction", f"sum {part}", x, mode="add", axes=tuple(range(rank)), keepdims=False)
             return write("reshape", part, total, shape=target.shape)
@@ -159,8 +159,8 @@ def _expand(
         results = (*results, added("by bias", by_score, others[0], "bias"))
     if len(others) == len(OPTIONAL):
         sink = widened(made.headed(others[-1], "sink"), "wide sink")
-        weight = write("exp", "probability of sink", write("sub", "sink shifted", sink, shift))
-        by_sink = write("neg", "by each sink", write("mul", "sink by delta", weight, delta))
+        weight = write("exp", "probability of sink", write("sub", "sink shifted", sink, lse))
+        by_sink = write("neg", "by each sink", write("mul", "sink by row_dot", weight, row_dot))
         results = (*results, added("by sink", by_sink, others[-1], "sink_token"))
     return results
 
@@ -176,18 +176,18 @@ def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
     with np.errstate(all="ignore"):
         scores, slope, _ = forward.scores_reference(q, wide_k, given, attributes)
         p = np.exp(scores - np.where(stats == -inf, inf, stats))
-        delta = (o * loss).sum(axis=-1, keepdims=True)
+        row_dot = (o * loss).sum(axis=-1, keepdims=True)
         kept: Array | float = 1.0
         if probability := attributes["dropout_probability"]:
             kept = kept_scale(probability) * forward.kept_reference(p, group, given, probability)
-        by_score = p * (kept * np.matmul(loss, wide_v.swapaxes(-1, -2)) - delta)
+        by_score = p * (kept * np.matmul(loss, wide_v.swapaxes(-1, -2)) - row_dot)
         by_product = by_score * slope * (1 / np.sqrt(depth) if scale is None else scale)
         by_q = np.matmul(by_product, wide_k)
         by_k, by_v = (
             np.matmul(weights.swapaxes(-1, -2), x).reshape(batch, k.shape[1], group, *like.shape[2:]).sum(axis=2)
             for weights, x, like in ((by_product, q, k), (kept * p, loss, v))
         )
-        by_sink = -np.exp(given.get("sink_token", -inf) - np.where(stats == -inf, inf, stats)) * delta
+        by_sink = -np.exp(given.get("sink_token", -inf) - np.where(stats == -inf, inf, stats)) * row_dot
 
     def added(x: Array, target: Array) -> Array:
         own = (1,) * (4 - target.ndim) + target.shape

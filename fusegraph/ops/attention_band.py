@@ -8,13 +8,13 @@ from fusegraph.ops.base import Attributes, Types
 
 
 def multiplications(types: Types, by_qk: int, by_v: int, attributes: Attributes) -> int:
-    """Those of so many products for each element of a query, and of a value, with each key met."""
+    """Returns those of so many products for each element of a query, and of a value, with each key met."""
     q, k, v = (t.shape for t in types[:3])
     return q[0] * q[1] * positions_met(q[2], k[2], attributes) * (by_qk * q[3] + by_v * v[3])
 
 
 def positions_met(rows: int, keys: int, attributes: Attributes) -> int:
-    """How many pairs of query and key the band of an sdpa with these attributes holds."""
+    """Returns how many pairs of query and key the band of an sdpa with these attributes holds."""
     left, right = attributes["diagonal_band_left_bound"], attributes["diagonal_band_right_bound"]
     diagonal = np.arange(rows) + (keys - rows if attributes["diagonal_alignment"] == "BOTTOM_RIGHT" else 0)
     last = np.full(rows, keys) if right is None else np.clip(diagonal + right + 1, 0, keys)

@@ -23,7 +23,7 @@ _FIRST = 3 + len(SCALES)
 
 
 def _plain(types: Types) -> Types:
-    """The types of the operands that sdpa has as well."""
+    """Returns the types of the operands that sdpa has as well."""
     return (*types[:3], *types[_FIRST:])
 
 

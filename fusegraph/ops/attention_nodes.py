@@ -74,7 +74,7 @@ ATTENTION = Op(
     results=("", "stats"),
 )
 
-#: (q, k turned, v, dO, shift, delta, others of the score, those of the weight) -> what is wanted of the gradients.
+#: (q, k turned, v, dO, lse, row_dot, others of the score, those of the weight) -> what is wanted of the gradients.
 #: score's graph has a second output, the slope, if ``sloped``.  over is "queries" or "keys"; results are "first",
 #: "second" and "by_scores" as in `codegen.attention.backward_spec`, as is ``guarded``; rounded are the names of the
 #: tensors that are rounded before they are multiplied.  `passes.attention_backward` makes it of products and

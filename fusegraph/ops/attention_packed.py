@@ -100,7 +100,9 @@ def written(
 
 
 def reference(given: Mapping[str, Array], rows: int) -> tuple[Array, ...] | None:
-    """The same as columns of NumPy: first, last, how far ahead the diagonals of the top and the bottom are, exists."""
+    """Returns the same as columns of NumPy: first, last, how far ahead the diagonals of the top and the bottom are,
+    exists.
+    """
     found = [given.get(key, np.zeros(1, np.int64)).astype(np.int64).reshape(-1) for key in OFFSETS]
     if any(x.size == 1 for x in found):
         return None

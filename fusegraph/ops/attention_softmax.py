@@ -45,7 +45,7 @@ def log_sums(write: Writing, found: Softmax) -> Any:
 
 
 def reference(scores: Array, sink: Array | None, exists: Array | bool) -> tuple[Array, Array]:
-    """The probabilities and the logarithms of sums of exponentials, of NumPy's arrays."""
+    """Returns the probabilities and the logarithms of sums of exponentials, of NumPy's arrays."""
     most = scores.max(axis=-1, keepdims=True)
     if sink is not None:
         most = np.maximum(most, sink)

@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
 
 
 def of_kind(name: str, kind: Kind, value: Any) -> Any:
-    """A value as a plain one of a kind.  Raises AttributeValueError, which names it, or DTypeError."""
+    """Returns a value as a plain one of a kind.  Raises AttributeValueError, which names it, or DTypeError."""
     try:
         return kind(value)
     except Unfit as wanted:
@@ -58,5 +58,5 @@ def of_kind(name: str, kind: Kind, value: Any) -> Any:
 
 
 def checked(attributes: Attributes) -> dict[str, Any]:
-    """Attributes of an op as plain values.  Raises AttributeValueError or DTypeError."""
+    """Returns attributes of an op as plain values.  Raises AttributeValueError or DTypeError."""
     return {name: of_kind(name, KINDS.get(name, plain), value) for name, value in attributes.items()}

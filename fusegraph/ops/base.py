@@ -25,7 +25,7 @@ class Kind(Enum):
     SCAN = "scan"
     SORT = "sort"
     SCATTER = "scatter"
-    WINDOW = "window"
+    POOLING = "pooling"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
     TRANSFORM = "transform"
@@ -186,11 +186,13 @@ class Op:
     doc: str = ""
 
     def names(self, count: int) -> tuple[str, ...]:
-        """The operands' names, for so many of them."""
+        """Returns the operands' names, for so many of them."""
         return self.operands * count if self.variadic else self.operands[:count]
 
     def operand_dtypes(self, types: Types) -> tuple[DType, ...]:
-        """The dtype each operand is converted to before the op: bool for masks, the promoted dtype for others."""
+        """Returns the dtype each operand is converted to before the op: bool for masks, the promoted dtype for
+        others.
+        """
         common = self.promoted(types)
         return tuple(
             bool_ if key in self.masks else t.dtype if key in self.integers else common
@@ -198,19 +200,19 @@ class Op:
         )
 
     def promoted(self, types: Types) -> DType:
-        """The promoted dtype of all operands but masks and integers: what decides the op's CUDA expression and its
-        result.
+        """Returns the promoted dtype of all operands but masks and integers: what decides the op's CUDA expression
+        and its result.
         """
         rest = [t.dtype for key, t in zip(self.names(len(types)), types) if key not in (*self.masks, *self.integers)]
         return reduce(promote, rest) if rest else bool_
 
     def expression(self, kind: str, attributes: Attributes) -> str:
-        """The CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
+        """Returns the CUDA C expression for operands of a class ("float", "int", "bool") and normalized attributes."""
         template = self.cuda[kind]
         return template if isinstance(template, str) else template(attributes)
 
     def is_composite(self, attributes: Attributes) -> bool:
-        """Whether the op, with normalized attributes, is written out as others before fusion."""
+        """Returns true if the op, with normalized attributes, is written out as others before fusion."""
         return self.kind is Kind.COMPOSITE or (self.composite is not None and self.composite(attributes))
 
     @property

@@ -52,12 +52,12 @@ def like_first(types: Types, _: Attributes) -> TensorType:
 
 
 def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> TensorType:
-    """The type of a result of which there is one for all elements along axes."""
+    """Returns the type of a result of which there is one for all elements along axes."""
     return TensorType(reduced_shape(x.shape, axes, keepdims), x.dtype)
 
 
 def averaged(x: Array, axes: tuple[int, ...]) -> Array:
-    """The mean along axes, which are kept; NaN, without a warning, where there are no elements."""
+    """Returns the mean along axes, which are kept; NaN, without a warning, where there are no elements."""
     return np.asarray(x.sum(axis=axes, keepdims=True) / np.float64(prod(x.shape[d] for d in axes)))
 
 
@@ -71,7 +71,7 @@ def check_integers(op: Op, types: Types) -> None:
 
 
 def _checked(name: str, value: Any, x: TensorType) -> Any:
-    """An attribute that composites share, in canonical form; others as they are."""
+    """Returns an attribute that composites share, in canonical form; others as they are."""
     if name == "axis":
         return single_axis(value, x.shape)
     if name == "axes":
@@ -148,7 +148,7 @@ def composite(
 
 
 def _greatest(x: Array, axes: Any) -> Array:
-    """The maximum along axes, which stay: minus infinity of no elements."""
+    """Returns the maximum along axes, which stay: minus infinity of no elements."""
     return np.asarray(x.max(axis=axes, keepdims=True, initial=-inf))
 
 
@@ -209,7 +209,7 @@ def _logsumexp_reference(x: Array, axes: tuple[int, ...], keepdims: bool) -> Arr
 
 def _logsumexp(write: Writing, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     def shift(keep: bool, name: str) -> Any:
-        """The maximum, or 0 where it is infinite: the difference of two infinities would be NaN."""
+        """Returns the maximum, or 0 where it is infinite: the difference of two infinities would be NaN."""
         most = write("reduction", f"max{name}", x, mode="max", axes=axes, keepdims=keep)
         finite = write("cmp_lt", f"finite{name}", write("abs", f"magnitude{name}", most), inf)
         return write("binary_select", f"shift{name}", most, 0.0, finite)

@@ -1,4 +1,4 @@
-"""Sums of products, the anchors of the contraction and window kernels: what all have in common, and matmul."""
+"""Sums of products, the anchors of the contraction and direct convolutions: what all have in common, and matmul."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Ty
 from fusegraph.ops.reduction import summed
 
 #: Values of compute_dtype, of a graph or of a contraction, that are float32 with less precise products or sums: float32
-#: factors rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
+#: operands rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
 TF32, FAST_FP8 = "tf32", "fast_float_for_fp8"
 COMPUTE_DTYPES = (TF32, FAST_FP8)
 #: The words of the attribute compute_dtype.
@@ -20,8 +20,8 @@ PRECISIONS = (None, "float32", *COMPUTE_DTYPES)
 
 
 def accumulator_result(types: Types, dtype: DType | None) -> DType:
-    """Result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits and
-    integers of 16.
+    """Returns result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits
+    and integers of 16.
 
     Small integers and bool accumulate in int32 and fp8 in float32: a sum of products would rarely fit back.
     """
@@ -33,22 +33,22 @@ def accumulator_result(types: Types, dtype: DType | None) -> DType:
     return summed(common)
 
 
-def factor_precision(types: Types, compute_dtype: Any) -> str | None:
-    """The attribute compute_dtype of a contraction in canonical form: "tf32" where float32 factors may be rounded to
-    it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.  Factors of other
-    dtypes are multiplied as they are, whatever was asked for.
+def operand_precision(types: Types, compute_dtype: Any) -> str | None:
+    """Returns the attribute compute_dtype of a contraction in canonical form: "tf32" where float32 operands may be
+    rounded to it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.
+    Operands of other dtypes are multiplied as they are, whatever was asked for.
     """
-    factors = {t.dtype for t in types[:2]}
+    operands = {t.dtype for t in types[:2]}
     if compute_dtype == TF32 and promote(types[0].dtype, types[1].dtype) == float32:
         return TF32
-    return FAST_FP8 if compute_dtype == FAST_FP8 and factors <= {float8_e4m3, float8_e5m2} else None
+    return FAST_FP8 if compute_dtype == FAST_FP8 and operands <= {float8_e4m3, float8_e5m2} else None
 
 
 # ---- matmul
 
 
 def _matmul_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
-    return {**attributes, "compute_dtype": factor_precision(types, attributes["compute_dtype"])}
+    return {**attributes, "compute_dtype": operand_precision(types, attributes["compute_dtype"])}
 
 
 def _matmul_infer(types: Types, attributes: Attributes) -> TensorType:
@@ -65,12 +65,14 @@ def _matmul_infer(types: Types, attributes: Attributes) -> TensorType:
 
 
 def widen(x: Array) -> Array:
-    """Integers as int64, in which sums are wrapped by `wrapped` alone; floats are float64 already."""
+    """Returns integers as int64, in which sums are wrapped by `wrapped` alone; floats are float64 already."""
     return x if x.dtype.kind == "f" else x.astype(np.int64)
 
 
 def wrapped(total: Array, a: Array, b: Array, dtype: Any) -> Array:
-    """Sums of integer products modulo the accumulator: 2^64 if an operand or the result has 64 bits, else 2^32."""
+    """Returns sums of integer products modulo the accumulator: 2^64 if an operand or the result has 64 bits, else
+    2^32.
+    """
     wide = 8 in (a.dtype.itemsize, b.dtype.itemsize) or (dtype is not None and as_dtype(dtype).bits == 64)
     return total if total.dtype.kind == "f" or wide else total.astype(np.int32)
 
@@ -97,7 +99,7 @@ register(
 
         Accumulates in float32, for float64 in float64; integers in 64 bits if an operand or dtype has as many, else
         in 32, wrapping around.  dtype is that of the result: by default the promoted operand dtype, int32 for integers
-        of 8 and 16 bits, float32 for fp8.  compute_dtype "tf32" lets float32 factors be rounded to the 11 significant
+        of 8 and 16 bits, float32 for fp8.  compute_dtype "tf32" lets float32 operands be rounded to the 11 significant
         bits of tf32 before they are multiplied; "fast_float_for_fp8" leaves sums of fp8 products to the tensor cores,
         some of which keep 14 bits, instead of adding them up in float32 after 128 products at most (default: what the
         graph says).""",

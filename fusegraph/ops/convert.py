@@ -16,23 +16,25 @@ from fusegraph.ops.base import Array
 
 
 def to_reference(array: Array, dtype: DType) -> Array:
-    """An array of a dtype's values as a reference array: float64 for floats (exact), else see `reference_type`."""
+    """Returns an array of a dtype's values as a reference array: float64 for floats (exact), else see
+    `reference_type`.
+    """
     with np.errstate(invalid="ignore"):  # signalling NaNs
         return np.asarray(array).astype(reference_type(dtype), copy=False)
 
 
 def reference_type(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type of reference arrays of a dtype."""
+    """Returns the NumPy type of reference arrays of a dtype."""
     return np.dtype(np.float64) if dtype.is_float else (dtype.carrier or dtype).numpy
 
 
 def from_reference(array: Array, dtype: DType) -> Array:
-    """A reference array in the dtype's own NumPy type, rounding floats that the dtype does not hold."""
+    """Returns a reference array in the dtype's own NumPy type, rounding floats that the dtype does not hold."""
     return (round_to(array, dtype) if dtype.is_float else array).astype(dtype.numpy, copy=False)
 
 
 def round_to(array: Array, dtype: DType) -> Array:
-    """float64 values rounded to nearest even in a float dtype, as float64.
+    """Returns float64 values rounded to nearest even in a float dtype, as float64.
 
     Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
     infinity, but the largest number in floats of 8 bits and fewer.  Infinity, NaN and the sign of zero stay; where a
@@ -57,7 +59,7 @@ def round_to(array: Array, dtype: DType) -> Array:
 
 
 def _nearest(array: Array, info: Any) -> Array:
-    """Rounded as if exponents had no upper bound."""
+    """Returns rounded as if exponents had no upper bound."""
     # |array| < 2**exponent; a number of that size has its last place at 2**(exponent - 1 - nmant).
     _, exponent = np.frexp(array)
     last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
@@ -65,8 +67,8 @@ def _nearest(array: Array, info: Any) -> Array:
 
 
 def limited(array: Array, dtype: DType, *, saturate: bool) -> Array:
-    """float64 values as `round_to` rounds them for a cast to an 8-bit float that says what is to become of those that
-    the dtype does not hold.
+    """Returns float64 values as `round_to` rounds them for a cast to an 8-bit float that says what is to become of
+    those that the dtype does not hold.
 
     Saturating (as casts to float4_e2m1 always are), infinity is the largest number; else whatever rounds to more than
     that is infinity, or NaN where the dtype has none.
@@ -82,7 +84,7 @@ def limited(array: Array, dtype: DType, *, saturate: bool) -> Array:
 
 
 def convert(array: Array, source: DType, target: DType, *, saturate: bool | None = None) -> Array:
-    """A reference array of one dtype as a reference array of another.
+    """Returns a reference array of one dtype as a reference array of another.
 
     To a float: rounds once to nearest even (see `round_to`; ``saturate`` is that of a cast, see `limited`).  Float to
     integer: truncates, saturates, NaN gives 0.  Integer to integer: wraps around.  To bool: x != 0, so NaN gives True.
@@ -105,7 +107,7 @@ def convert(array: Array, source: DType, target: DType, *, saturate: bool | None
 
 
 def _wrapped(array: Array, target: DType) -> Array:
-    """Integers modulo 2 to the power of the target's bits, those that are kept."""
+    """Returns integers modulo 2 to the power of the target's bits, those that are kept."""
     found = array.astype(reference_type(target))
     if target.is_packed:
         top = np.array(-int(target.min), found.dtype)
@@ -114,7 +116,7 @@ def _wrapped(array: Array, target: DType) -> Array:
 
 
 def _integers_to_float64(array: Array, target: DType) -> Array:
-    """Integers as float64 such that rounding the result to ``target`` rounds the integer once.
+    """Returns integers as float64 such that rounding the result to ``target`` rounds the integer once.
 
     Integers of more than 53 bits are rounded to odd (the last bit kept records whether any bit was dropped), except for
     float64 itself.

@@ -14,7 +14,7 @@ import numpy as np
 
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
-from fusegraph.ops.contraction import PRECISIONS, accumulator_result, factor_precision, widen, wrapped
+from fusegraph.ops.contraction import PRECISIONS, accumulator_result, operand_precision, widen, wrapped
 from fusegraph.ops.winograd import TILES, unsuitable
 
 Sizes = tuple[int, ...]
@@ -22,7 +22,7 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def spread(value: Any, rank: int, what: str, lowest: int) -> tuple[int, ...]:
-    """One number for every spatial dimension, given one number or a sequence of ``rank``."""
+    """Returns one number for every spatial dimension, given one number or a sequence of ``rank``."""
     values = (value,) * rank if isinstance(value, int) else tuple(value or ())
     if len(values) != rank or not all(isinstance(v, int) and v >= lowest for v in values):
         raise AttributeValueError(f"{what} is an integer of at least {lowest}, or {rank} of them, got {value!r}")
@@ -30,7 +30,7 @@ def spread(value: Any, rank: int, what: str, lowest: int) -> tuple[int, ...]:
 
 
 def spread_padding(value: Any, rank: int) -> Pads:
-    """((before, after), ...) for every spatial dimension, given a number, one number a dimension, or pairs."""
+    """Returns ((before, after), ...) for every spatial dimension, given a number, one number a dimension, or pairs."""
     if isinstance(value, Sequence) and len(value) == rank and all(isinstance(v, Sequence) for v in value):
         pairs = [spread(v, 2, "padding (before, after)", 0) for v in value]
         return tuple((before, after) for before, after in pairs)
@@ -38,7 +38,7 @@ def spread_padding(value: Any, rank: int) -> Pads:
 
 
 def _normalized(types: Types, attributes: Attributes, first: str) -> dict[str, Any]:
-    """The attributes that all convolutions have, in canonical form; ``first`` describes the first operand."""
+    """Returns the attributes that all convolutions have, in canonical form; ``first`` describes the first operand."""
     rank = len(types[0].shape) - 2
     if rank not in (1, 2, 3):
         raise ShapeError(f"{first} has 3, 4 or 5 dimensions")
@@ -51,7 +51,7 @@ def _normalized(types: Types, attributes: Attributes, first: str) -> dict[str, A
         "dilation": spread(attributes["dilation"], rank, "dilation", 1),
         "padding": spread_padding(attributes["padding"], rank),
         "groups": groups,
-        "compute_dtype": factor_precision(types, attributes["compute_dtype"]),
+        "compute_dtype": operand_precision(types, attributes["compute_dtype"]),
     }
 
 
@@ -62,23 +62,25 @@ def _same_rank(types: Types, names: tuple[str, str]) -> None:
 
 
 def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """How far a filter reaches over its input in each spatial dimension."""
+    """Returns how far a filter reaches over its input in each spatial dimension."""
     return tuple((count - 1) * step + 1 for count, step in zip(taps, dilation))
 
 
 def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """Positions of a window over a spatial dimension; 0 where it does not fit."""
+    """Returns positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
     return room // attributes["stride"][axis] + 1 if room >= 0 else 0
 
 
 def _columns(x: Array) -> Array:
-    """Groups x channels x positions with the positions in one dimension: what a matrix product takes."""
+    """Returns groups x channels x positions with the positions in one dimension: what a matrix product takes."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
 def _turned(filters: Array, mode: str) -> Array:
-    """Filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial dimensions."""
+    """Returns filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial
+    dimensions.
+    """
     return np.flip(filters, tuple(range(2, filters.ndim))) if mode == "convolution" else filters
 
 
@@ -164,7 +166,7 @@ def _fprop_reference(
 
 
 def _window(tap: Sequence[int], out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[Any, ...]:
-    """What a tap lies over, at all positions, in a padded image."""
+    """Returns what a tap lies over, at all positions, in a padded image."""
     return (..., *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in zip(tap, dilation, out, stride)))
 
 
@@ -202,7 +204,7 @@ register(
 
 
 def _smallest(positions: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """The smallest size over which a window has so many positions, negative if none has."""
+    """Returns the smallest size over which a window has so many positions, negative if none has."""
     step = attributes["stride"][axis]
     smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
     return 0 if -step < smallest < 0 else smallest
@@ -220,7 +222,9 @@ def _dgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Sizes:
-    """The smallest spatial sizes over which a window has so many positions; those that none has are negative."""
+    """Returns the smallest spatial sizes over which a window has so many positions; those that none has are
+    negative.
+    """
     rank = len(positions)
     how = {"stride": spread(stride, rank, "stride", 1), "padding": spread_padding(padding, rank)}
     reach = _reach(taps, spread(dilation, rank, "dilation", 1))
@@ -352,7 +356,7 @@ def _wgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def _taps(size: int, positions: int, attributes: Attributes, axis: int) -> range:
-    """How many taps a filter may have whose window has so many positions over a size."""
+    """Returns how many taps a filter may have whose window has so many positions over a size."""
     longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
     shortest = longest - attributes["stride"][axis] + 1
     step = attributes["dilation"][axis]

@@ -12,7 +12,9 @@ from fusegraph.ops.convert import convert, reference_type, to_reference
 
 
 def compute_dtype(dtype: DType, real: DType) -> DType:
-    """The dtype in which values of a dtype are computed; real (the graph's compute_dtype) for floats up to 32 bits."""
+    """Returns the dtype in which values of a dtype are computed; real (the graph's compute_dtype) for floats up to
+    32 bits.
+    """
     return dtype if not dtype.is_float or dtype == float64 else float64 if real == float64 else float32
 
 
@@ -24,7 +26,7 @@ def evaluate(
     operands: Sequence[Array],
     real: DType = float32,
 ) -> tuple[Array, ...]:
-    """An op's results as reference arrays (floats unrounded in float64), from reference arrays of its operands.
+    """Returns an op's results as reference arrays (floats unrounded in float64), from reference arrays of its operands.
 
     Operands are converted as kernels do: exactly, but an integer that meets floats rounds to the compute type.
     """
@@ -42,7 +44,7 @@ def evaluate(
 
 
 def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Attributes) -> Array:
-    """What a reference gave, computed in one dtype, as a reference array of another."""
+    """Returns what a reference gave, computed in one dtype, as a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))
         return value if exact else convert(value, produced, result, saturate=attributes["saturate"])
@@ -54,7 +56,7 @@ def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: At
 
 
 def widens(source: DType, target: DType) -> bool:
-    """Whether a float dtype holds every value of another dtype, so that a cast does not round.
+    """Returns true if a float dtype holds every value of another dtype, so that a cast does not round.
 
     That of a float which is still unrounded in its compute type leaves it so.
     """

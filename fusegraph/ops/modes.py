@@ -20,17 +20,17 @@ Axes = tuple[int, ...]
 
 
 def accumulator(combiner: Combiner, source: DType, result: DType) -> DType:
-    """The dtype in which elements are combined to a result; floats are computed in another."""
+    """Returns the dtype in which elements are combined to a result; floats are computed in another."""
     return sum_dtype(source, result) if source.is_int and combiner.widens else source
 
 
 def reduced_shape(shape: tuple[int, ...], axes: Axes, keepdims: bool) -> tuple[int, ...]:
-    """The shape of what there is one of for all elements along axes, which are kept or go."""
+    """Returns the shape of what there is one of for all elements along axes, which are kept or go."""
     return tuple(1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
 
 
 def as_rows(x: Array, axes: Axes) -> Array:
-    """The elements along axes in one dimension, the last, in row-major order."""
+    """Returns the elements along axes in one dimension, the last, in row-major order."""
     kept = [d for d in range(x.ndim) if d not in axes]
     return x.transpose([*kept, *axes]).reshape([*(x.shape[d] for d in kept), prod(x.shape[d] for d in axes)])
 
@@ -126,12 +126,12 @@ class Combined:
         return next(m for m in PARTS.values() if (m.combiner, m.before) == (self.combiner, self.before))
 
     def combine(self, x: Array, axes: Axes, *, keepdims: bool = False) -> Array:
-        """The elements along axes combined, without what is done to the result."""
+        """Returns the elements along axes combined, without what is done to the result."""
         each = x if self.before is None else self.before.numpy(x)
         return np.asarray(self.combiner.ufunc.reduce(each, axis=axes, keepdims=keepdims))
 
     def reference(self, x: Array, axes: Axes, keepdims: bool, dtype: DType | None, _: float = 0.0) -> Array:
-        """The mode's meaning; integers are combined in 64 bits."""
+        """Returns the mode's meaning; integers are combined in 64 bits."""
         integers = x.dtype.kind in "iu" and not self.selects
         total = self.combine(x.astype(f"{x.dtype.kind}8") if integers else x, axes, keepdims=keepdims)
         if self.after is not None:
@@ -202,7 +202,9 @@ def _expand_no_zeros(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool
 
 
 def _truth(name: str, function: Callable[..., Any], is_found: str, is_true: str) -> Composed:
-    """Whether there is one that is true, or that is false: the largest of 0 and 1, of which no elements have none."""
+    """Returns whether there is one that is true, or that is false: the largest of 0 and 1, of which no elements have
+    none.
+    """
 
     def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, *_: Any) -> Any:
         number = write("identity", "number", write(is_found, "found", x, 0), dtype=int32)
@@ -216,7 +218,7 @@ def _truth(name: str, function: Callable[..., Any], is_found: str, is_true: str)
 
 
 def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed:
-    """The first of those that equal the extreme; NaN is one, and then the only one."""
+    """Returns the first of those that equal the extreme; NaN is one, and then the only one."""
 
     def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, dtype: Any, _: float) -> Any:
         equal = write("cmp_eq", "equal", x, reduce(extreme, x, extreme))
@@ -234,7 +236,7 @@ def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed
 
 
 def _positions(write: Any, x: Any, axes: Axes) -> Any:
-    """Each element's position along axes, in row-major order."""
+    """Returns each element's position along axes, in row-major order."""
     position = None
     large = prod(x.shape[d] for d in axes) > int32.max
     for d in axes:

@@ -129,7 +129,7 @@ _movement(
 
 
 def _per_dimension(what: str, value: tuple[int | None, ...] | None, rank: int) -> tuple[int | None, ...]:
-    """One entry a dimension, or None (for all of them)."""
+    """Returns one entry a dimension, or None (for all of them)."""
     if value is not None and len(value) != rank:
         raise AttributeValueError(f"{what} have one entry for each of the {rank} dimensions, got {value!r}")
     return (None,) * rank if value is None else value
@@ -170,7 +170,7 @@ _movement(
 
 
 def _exact(value: Any, dtype: DType) -> float | int | bool:
-    """A number as a dtype holds it."""
+    """Returns a number as a dtype holds it."""
     if dtype.is_bool:
         return bool(value)
     if dtype.is_float:

@@ -25,24 +25,24 @@ _STATISTICS = """With norm_forward_phase="training" there are more results, for 
 
 
 def statistic(x: TensorType, axes: tuple[int, ...]) -> TensorType:
-    """The type of a mean along axes."""
+    """Returns the type of a mean along axes."""
     return TensorType(reduced(x, axes).shape, float64 if x.dtype == float64 else float32)
 
 
 def given_axes(_: int, attributes: Attributes) -> tuple[int, ...]:
-    """The axes of a norm that has them as an attribute."""
+    """Returns the axes of a norm that has them as an attribute."""
     return tuple(attributes["axes"])
 
 
 def batch_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:
-    """All axes but that of the channels, the second."""
+    """Returns all axes but that of the channels, the second."""
     if rank < 2:
         raise ShapeError(f"a batch has axes for images and channels at least, this has {rank}")
     return (0, *range(2, rank))
 
 
 def instance_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:
-    """The spatial axes."""
+    """Returns the spatial axes."""
     if rank < 3:
         raise ShapeError(f"an instance has axes for images, channels and positions, this has {rank}")
     return tuple(range(2, rank))
@@ -59,7 +59,7 @@ def _centred_reference(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple
 
 
 def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any, Any]:
-    """(normal, mean, variance, 1 / sqrt(variance + epsilon))."""
+    """Returns (normal, mean, variance, 1 / sqrt(variance + epsilon))."""
     mean = write("reduction", "mean", x, mode="avg", axes=axes)
     centred = write("sub", "centred", x, mean)
     variance = write("reduction", "variance", write("mul", "square", centred, centred), mode="avg", axes=axes)
@@ -68,7 +68,7 @@ def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> t
 
 
 def _with_statistics(along: Along, count: int) -> Callable[..., Any]:
-    """The types of a norm's results: as the operand and, in training, so many statistics."""
+    """Returns the types of a norm's results: as the operand and, in training, so many statistics."""
 
     def infer(types: Types, attributes: Attributes) -> Any:
         x = types[0]
@@ -163,19 +163,23 @@ composite(
 
 
 def in_groups(shape: tuple[int, ...], rank: int, groups: int) -> tuple[int, ...]:
-    """The shape of what broadcasts to a batch of some rank with the channels, its second axis, divided into groups."""
+    """Returns the shape of what broadcasts to a batch of some rank with the channels, its second axis, divided into
+    groups.
+    """
     padded = (1,) * (rank - len(shape)) + tuple(shape)
     channels = padded[1]
     return (padded[0], *((1, 1) if channels == 1 else (groups, channels // groups)), *padded[2:])
 
 
 def group_axes(rank: int) -> tuple[int, ...]:
-    """The axes that are normalized once the channels are divided: those of a group's channels, and the positions."""
+    """Returns the axes that are normalized once the channels are divided: those of a group's channels, and the
+    positions.
+    """
     return tuple(range(2, rank + 1))
 
 
 def group_statistic(x: TensorType, groups: int) -> TensorType:
-    """The type of a mean of each group of each image."""
+    """Returns the type of a mean of each group of each image."""
     return TensorType((x.shape[0], groups, *(1 for _ in x.shape[2:])), statistic(x, ()).dtype)
 
 
@@ -240,7 +244,9 @@ composite(
 
 
 def _unbiased(shape: tuple[int, ...]) -> float:
-    """What makes the variance of a batch an estimate of that of all data: n / (n - 1), 1 where that is infinite."""
+    """Returns what makes the variance of a batch an estimate of that of all data: n / (n - 1), 1 where that is
+    infinite.
+    """
     count = prod(shape[d] for d in batch_axes(len(shape)))
     return count / (count - 1) if count > 1 else 1.0
 

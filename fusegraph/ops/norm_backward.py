@@ -40,7 +40,7 @@ def _sum_reference(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _sum_to(write: Writing, part: str, x: Any, shape: tuple[int, ...]) -> Any:
-    """The sums of what shares an element of a smaller shape."""
+    """Returns the sums of what shares an element of a smaller shape."""
     lacking, ones = _shared_axes(x.shape, shape)
     if ones:
         x = write("reduction", f"{part} rows" if lacking else part, x, mode="add", axes=ones)
@@ -48,7 +48,7 @@ def _sum_to(write: Writing, part: str, x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _uniform(scale: Any, rank: int, axes: tuple[int, ...]) -> bool:
-    """Whether a scale is the same number along the axes of the norm."""
+    """Returns true if a scale is the same number along the axes of the norm."""
     padded = (1,) * (rank - len(scale.shape)) + tuple(scale.shape)
     return all(padded[d] == 1 for d in axes)
 
@@ -66,7 +66,7 @@ def _gradients_reference(
 def _gradients(
     write: Writing, loss: Any, normal: Any, scale: Any, inverse: Any, axes: tuple[int, ...], *, centred: bool
 ) -> tuple[Any, Any, Any]:
-    """The gradients by x, scale and bias."""
+    """Returns the gradients by x, scale and bias."""
     product = write("mul", "product", loss, normal)
     if _uniform(scale, loss.rank, axes):
         # The sums are the averages' numerators, or what these are made of: nothing is added up twice.

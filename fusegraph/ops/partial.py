@@ -15,7 +15,7 @@ from fusegraph.ops.modes import PARTS, as_rows, reduced_shape
 
 
 def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
-    """How many parts a reduction has: each of ``chunk`` elements, the last one of what is left."""
+    """Returns how many parts a reduction has: each of ``chunk`` elements, the last one of what is left."""
     return -(-prod(shape[d] for d in axes) // chunk)
 
 

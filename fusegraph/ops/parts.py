@@ -1,8 +1,8 @@
 """``matmul_parts``, ``conv_fprop_parts`` and ``conv_wgrad_parts``: sums of products of which every part is a result.
 
-The dimension that is summed up (the factors' common one, channels, images) is cut into ``parts`` of equal size, each of
-which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op table: users
-write contractions, `passes.split_contractions` writes these.
+The dimension that is summed up (the operands' common one, channels, images) is cut into ``parts`` of equal size,
+each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op
+table: users write contractions, `passes.split_contractions` writes these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fusegraph.ops.base import REQUIRED, TABLE, Array, Attributes, Op, TensorTyp
 
 
 def _in_parts(base: Op, *axes: int) -> Op:
-    """An op with its operands cut along these axes."""
+    """Returns an op with its operands cut along these axes."""
 
     def infer(types: Types, attributes: Attributes) -> TensorType:
         whole = base.infer(types, {k: v for k, v in attributes.items() if k != "parts"})

@@ -20,7 +20,9 @@ ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape to which NumPy broadcasts all the shapes.  Raises ShapeError naming them and the axis that differs."""
+    """Returns the shape to which NumPy broadcasts all the shapes.  Raises ShapeError naming them and the axis that
+    differs.
+    """
     rank = max(len(shape) for shape in shapes)
     result = []
     for axis in range(-rank, 0):
@@ -37,7 +39,9 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def number(name: str, value: Any, dtype: DType, _: tuple[int, ...]) -> float | int:
-    """A finite number in range of the promoted operand dtype's compute type: a float for floats, else an integer."""
+    """Returns a finite number in range of the promoted operand dtype's compute type: a float for floats, else an
+    integer.
+    """
     if not math.isfinite(value):
         raise AttributeValueError(f"{name} is a finite number, got {value!r}")
     if dtype.is_float:
@@ -55,7 +59,7 @@ def number(name: str, value: Any, dtype: DType, _: tuple[int, ...]) -> float | i
 
 
 def positive(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float | int:
-    """A finite number above zero."""
+    """Returns a finite number above zero."""
     result = number(name, value, dtype, shape)
     if result <= 0:
         raise AttributeValueError(f"{name} is positive, got {value!r}")
@@ -63,17 +67,17 @@ def positive(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> flo
 
 
 def optional_number(name: str, value: Any, dtype: DType, shape: tuple[int, ...]) -> float | int | None:
-    """None or a finite number."""
+    """Returns None or a finite number."""
     return None if value is None else number(name, value, dtype, shape)
 
 
 def unchecked(name: str, value: Any, _: DType, __: tuple[int, ...]) -> Any:
-    """Any value of the attribute's kind (`ops.attributes`)."""
+    """Returns any value of the attribute's kind (`ops.attributes`)."""
     return value
 
 
 def axis(name: str, value: Any, _: DType, shape: tuple[int, ...]) -> int:
-    """An axis of the result, made non-negative."""
+    """Returns an axis of the result, made non-negative."""
     if not -len(shape) <= value < len(shape):
         raise AttributeValueError(f"{name} {value} is not one of the {len(shape)} axes of {list(shape)}")
     if shape[value] > int32.max:

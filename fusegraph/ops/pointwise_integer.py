@@ -75,7 +75,7 @@ _integers(
 
 
 def _of_these_bits(_: str, value: Any, source: DType, __: tuple[int, ...]) -> DType:
-    """A dtype of the operand's size, by default the unsigned integer."""
+    """Returns a dtype of the operand's size, by default the unsigned integer."""
     if value is None:
         return next(d for d in ALL if d.is_int and d.min == 0 and d.bits == source.bits)
     dtype = as_dtype(value)

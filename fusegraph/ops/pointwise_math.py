@@ -46,7 +46,9 @@ _arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
 
 def _add_square(a: Array, b: Array) -> Array:
-    """a + b * b; for floats with what the product's and the sum's rounding leave out (Dekker 1971, Knuth's TwoSum)."""
+    """Returns a + b * b; for floats with what the product's and the sum's rounding leave out (Dekker 1971, Knuth's
+    TwoSum).
+    """
     square = b * b
     total = a + square
     if total.dtype.kind != "f":
@@ -152,7 +154,7 @@ unary(
 
 
 def _floats_only(function: np.ufunc) -> Any:
-    """Integers as they are: before NumPy 2.1, rint, floor and ceil turn them into float64."""
+    """Returns integers as they are: before NumPy 2.1, rint, floor and ceil turn them into float64."""
     return lambda x: function(x) if x.dtype.kind == "f" else x
 
 

@@ -35,7 +35,7 @@ _AVERAGE = {k: v for k, v in SLIDING.items() if k != "dilation"} | {"count_inclu
 
 
 def _axes(x: TensorType, axes: Any) -> tuple[int, ...]:
-    """The axes of the windows: those given, or the spatial ones of an image."""
+    """Returns the axes of the windows: those given, or the spatial ones of an image."""
     rank = len(x.shape)
     if axes is None:
         if rank not in (3, 4, 5):
@@ -48,7 +48,7 @@ def _axes(x: TensorType, axes: Any) -> tuple[int, ...]:
 
 
 def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
-    """Attributes in canonical form: one number, or pair of paddings, an axis."""
+    """Returns attributes in canonical form: one number, or pair of paddings, an axis."""
     result = dict(values)
     axes = result["axes"] = _axes(x, values["axes"])
     rank = len(axes)
@@ -69,14 +69,14 @@ def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
 
 
 def check_window(window: tuple[int, ...]) -> tuple[int, ...]:
-    """A window as given.  Raises AttributeValueError for one that takes for ever."""
+    """Returns a window as given.  Raises AttributeValueError for one that takes for ever."""
     if max(window) > MAX_WINDOW:
         raise AttributeValueError(f"window is an integer of at most {MAX_WINDOW} along an axis, got {max(window)}")
     return window
 
 
 def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:
-    """The window along the n-th of the axes over so many elements, and its number of positions."""
+    """Returns the window along the n-th of the axes over so many elements, and its number of positions."""
     taps, stride, (before, after) = values["window"][axis], values["stride"][axis], values["padding"][axis]
     window = Sliding(size, taps, stride, values.get("dilation", (1,) * (axis + 1))[axis], before)
     room = size + before + after - window.reach
@@ -93,7 +93,7 @@ def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:
 
 
 def forward_windows(shape: Sequence[int], values: Attributes) -> tuple[Windows, tuple[int, ...]]:
-    """The windows over an image of a shape, and the shape of what they are folded to.  Raises ShapeError."""
+    """Returns the windows over an image of a shape, and the shape of what they are folded to.  Raises ShapeError."""
     windows: Windows = {}
     result = list(shape)
     for number, axis in enumerate(values["axes"]):
@@ -108,7 +108,7 @@ def forward_windows(shape: Sequence[int], values: Attributes) -> tuple[Windows, 
 
 
 def forward_of(loss: Sequence[int], values: Attributes) -> tuple[tuple[int, ...], Windows, tuple[int, ...]]:
-    """The image that a loss of this shape is of, its windows and the shape of what they are folded to."""
+    """Returns the image that a loss of this shape is of, its windows and the shape of what they are folded to."""
     image = list(loss)
     for axis, size in zip(values["axes"], values["size"]):
         image[axis] = size
@@ -135,8 +135,8 @@ def gradient_windows(loss: Sequence[int], values: Attributes) -> tuple[Windows, 
 
 
 def counts(window: Window, positions: int, padded: int | None) -> Array:
-    """The number of elements that a mean divides by, at each position: with ``padded``, the end of the padding behind
-    the image, the padding counts.
+    """Returns the number of elements that a mean divides by, at each position: with ``padded``, the end of the
+    padding behind the image, the padding counts.
     """
     p = np.arange(positions)
     if isinstance(window, Adaptive):
@@ -160,7 +160,7 @@ def padded_ends(shape: Sequence[int], values: Attributes) -> dict[int, int | Non
 
 
 def _places(window: Window, positions: int) -> tuple[Array, Array]:
-    """(elements, whether they exist): a row a position, a column a tap."""
+    """Returns (elements, whether they exist): a row a position, a column a tap."""
     p, t = np.arange(positions)[:, None], np.arange(window.count)[None, :]
     if isinstance(window, Adaptive):
         at = window.start(p) + t
@@ -181,7 +181,7 @@ def _lowest(x: Array) -> Any:
 
 
 def _folded(x: Array, windows: Windows, shape: Sequence[int], combine: np.ufunc, start: Any) -> Array:
-    """The elements of windows combined, along one axis after the other."""
+    """Returns the elements of windows combined, along one axis after the other."""
     for axis, window in windows.items():
         at, exists = _places(window, shape[axis])
         found: Array = np.full((*x.shape[:axis], shape[axis], *x.shape[axis + 1 :]), start, x.dtype)
@@ -219,7 +219,7 @@ def _index_reference(x: Array, *, dtype: DType, **values: Any) -> Array:
 
 
 def _divisor(windows: Windows, image: Sequence[int], pooled: Sequence[int], values: Attributes) -> Array:
-    """The number of elements of each window's mean, for every position of the pooled image."""
+    """Returns the number of elements of each window's mean, for every position of the pooled image."""
     ends = padded_ends(image, values)
     total: Array = np.ones((1,) * len(pooled))
     for axis, window in windows.items():
@@ -318,7 +318,7 @@ def _register(
     register(
         Op(
             name=name,
-            kind=Kind.WINDOW,
+            kind=Kind.POOLING,
             operands=operands,
             integers=("index",) if fold == "chosen" else (),
             attributes={**attributes, "axes": None},

@@ -62,7 +62,7 @@ def _gradient(name: str, attributes: Attributes, doc: str) -> None:
         return normal(x, values)
 
     def of_image(loss: Any, values: Attributes) -> dict[str, Any]:
-        """The attributes of the forward op."""
+        """Returns the attributes of the forward op."""
         return dict(values) if attributes else {**values, "size": _sizes(loss, values["axes"])}
 
     def infer(types: Types, values: Attributes) -> TensorType:
@@ -181,7 +181,7 @@ def _local(
 
 
 def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
-    """The attributes of an avg_pool over the elements around each."""
+    """Returns the attributes of an avg_pool over the elements around each."""
     return {
         "window": window,
         "stride": (1,) * len(window),
@@ -205,7 +205,9 @@ def _response(write: Writing, x: Any, window: int, alpha: float, beta: float, k:
 
 
 def _shares(x: Any, window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
-    """The attributes of an avg_pool_backward that gives every element its shares of the windows that it is in."""
+    """Returns the attributes of an avg_pool_backward that gives every element its shares of the windows that it is
+    in.
+    """
     return {**_around(window, axes, include), "size": _sizes(x, axes)}
 
 

@@ -27,7 +27,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array, ...]:
-    """The four words of counters of four words and keys of two, all uint64 arrays of numbers below 2^32."""
+    """Returns the four words of counters of four words and keys of two, all uint64 arrays of numbers below 2^32."""
     a, b, c, d = counter
     low, high = key
     for _ in range(10):
@@ -38,7 +38,9 @@ def philox(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array,
 
 
 def inner_dims(shape: tuple[int, ...]) -> int:
-    """How many of the last dimensions the position within a counter's tensor counts: as many as fit an int32."""
+    """Returns how many of the last dimensions the position within a counter's tensor counts: as many as fit an
+    int32.
+    """
     count = 0
     while count < len(shape) and prod(shape[len(shape) - count - 1 :]) <= int32.max:
         count += 1
@@ -46,7 +48,7 @@ def inner_dims(shape: tuple[int, ...]) -> int:
 
 
 def _words(shape: tuple[int, ...], seed: Array, offset: Array) -> tuple[Array, tuple[Array, ...]]:
-    """(each element's position among the four of its counter, these four) for a tensor."""
+    """Returns (each element's position among the four of its counter, these four) for a tensor."""
     inner = prod(shape[len(shape) - inner_dims(shape) :])
     position = np.arange(prod(shape), dtype=np.uint64).reshape(shape)
     element, above = position % np.uint64(inner or 1), position // np.uint64(inner or 1)
@@ -65,7 +67,7 @@ def uniform(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
 
 
 def _pair(x: Array, seed: Array, offset: Array) -> tuple[Array, Array, Array]:
-    """(which of its pair an element is, the radius, the angle) of Box and Muller's method."""
+    """Returns (which of its pair an element is, the radius, the angle) of Box and Muller's method."""
     place, four = _words(x.shape, seed, offset)
     second = place >= 2
     first = _fraction(np.where(second, four[2], four[0])) + 2.0**-24
@@ -142,12 +144,12 @@ _random(
 
 
 def threshold(probability: float) -> float:
-    """The probability as a multiple of 2^-24, as the random numbers are."""
+    """Returns the probability as a multiple of 2^-24, as the random numbers are."""
     return math.ceil(probability * 2.0**24) * 2.0**-24
 
 
 def kept_scale(probability: float) -> float:
-    """What is kept is multiplied with this."""
+    """Returns what is kept is multiplied with this."""
     return 1 / (1 - probability) if probability < 1 else 0.0
 
 

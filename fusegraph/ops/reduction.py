@@ -14,7 +14,7 @@ from fusegraph.ops.modes import COMPOSED, MODES, Mode, reduced_shape
 
 
 def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
-    """Axes as sorted non-negative numbers; None is all of them.  Raises AttributeValueError."""
+    """Returns axes as sorted non-negative numbers; None is all of them.  Raises AttributeValueError."""
     if axes is None:
         return tuple(range(rank))
     given = (axes,) if isinstance(axes, (int, np.integer)) else axes
@@ -46,8 +46,8 @@ def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
-    """The dtype of a result: the operand's, or that of the sum for floats of 8 bits and integers of 8 and 16, which
-    would rarely hold it.
+    """Returns the dtype of a result: the operand's, or that of the sum for floats of 8 bits and integers of 8 and
+    16, which would rarely hold it.
     """
     if mode.truth:
         if dtype not in (None, bool_):
@@ -75,7 +75,9 @@ def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
 
 
 def summed(dtype: DType) -> DType:
-    """The dtype of sums of a dtype that say no other: float32 for floats of 8 bits, int32 for integers of 8 and 16."""
+    """Returns the dtype of sums of a dtype that say no other: float32 for floats of 8 bits, int32 for integers of 8
+    and 16.
+    """
     if dtype.is_float:
         return dtype if dtype.bits > 8 else float32
     return dtype if dtype.bits >= 32 else int32

@@ -17,7 +17,7 @@ from fusegraph.ops.scatter_parts import ORDER
 
 
 def along(combiner: Combiner, x: Array, axis: int, reverse: bool) -> Array:
-    """Each element of x combined with all before it, or behind it, in x's dtype."""
+    """Returns each element of x combined with all before it, or behind it, in x's dtype."""
     turned = np.flip(x, axis) if reverse else x
     with np.errstate(all="ignore"):
         total = combiner.ufunc.accumulate(turned, axis=axis, dtype=x.dtype)
@@ -80,7 +80,7 @@ _register(
 
 
 def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
-    """One element after the other, all rows at once."""
+    """Returns one element after the other, all rows at once."""
     lines = np.moveaxis(x, axis, 0)
     result = np.zeros(lines.shape, np.int64)
     for k in range(1, len(lines)):
@@ -93,7 +93,9 @@ def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
 
 
 def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
-    """The largest of keys with the position behind the number, if both are 64 bits; else of positions of extremes."""
+    """Returns the largest of keys with the position behind the number, if both are 64 bits; else of positions of
+    extremes.
+    """
     position = write("gen_index", "position", x, axis=axis)
     if x.dtype.is_int and x.dtype.itemsize < 4:
         x = write("identity", "wide", x, dtype=int32)

@@ -169,7 +169,9 @@ class _Put:
         return self.write(ACCUMULATE, part, index, values, size=size, axis=self.axis, combine=combine)
 
     def _taken(self, part: str, source: Any, at: Any) -> Any:
-        """The elements of source at positions along the axis, which are the same or given in the other dimensions."""
+        """Returns the elements of source at positions along the axis, which are the same or given in the other
+        dimensions.
+        """
         write, axis = self.write, self.axis
         if all(n == 1 for d, n in enumerate(at.shape) if d != axis):
             line = at if at.rank == 1 else write("reshape", f"{part} line", at, shape=[-1])
@@ -206,12 +208,12 @@ class _Put:
         return write("binary_select", "slot inside", own, -1, inside), self.count
 
     def _combined(self, part: str, values: Any, combine: str) -> Any:
-        """The values that are put into each slot, combined."""
+        """Returns the values that are put into each slot, combined."""
         index, size = self._slots
         return self._accumulated(part, index, values, size, combine)
 
     def _at_places(self, combined: Any, none: float) -> Any:
-        """What is combined, at every place of x: ``none`` where nothing is."""
+        """Returns what is combined, at every place of x: ``none`` where nothing is."""
         if self.size > self.count:
             at = self.write("sub", f"{combined.name} slot", self._last_inside, 1)
             there = self._taken(f"{combined.name} there", combined, at)

@@ -58,7 +58,7 @@ def _part(
     attributes: Attributes,
     optional: int = 0,
 ) -> Op:
-    """A pointwise op of one number, which decides on its type, and integers."""
+    """Returns a pointwise op of one number, which decides on its type, and integers."""
 
     def infer(types: Types, _: Attributes) -> TensorType:
         shape = np.broadcast_shapes(*(t.shape for t in types))
@@ -139,7 +139,7 @@ ORDERED = _part(
 
 
 def _format(wide: bool) -> tuple[int, int, int]:
-    """The bias of a float's exponent, less one, the exponent of infinities, and the least that is a scale."""
+    """Returns the bias of a float's exponent, less one, the exponent of infinities, and the least that is a scale."""
     return (1022, 2047, 64) if wide else (126, 255, 1)
 
 

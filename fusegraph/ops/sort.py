@@ -25,13 +25,13 @@ class Order(NamedTuple):
 
 
 def order_of(x: TensorType, attributes: Attributes) -> Order:
-    """What an op of this module, with normalized attributes, makes of a tensor."""
+    """Returns what an op of this module, with normalized attributes, makes of a tensor."""
     axis = attributes["axis"]
     return Order(axis, attributes.get("descending", attributes.get("largest")), attributes.get("k", x.shape[axis]))
 
 
 def positions(x: Array, axis: int, descending: bool) -> Array:
-    """Where the elements of each row come from once it is sorted."""
+    """Returns where the elements of each row come from once it is sorted."""
     if not descending:
         return np.asarray(np.argsort(x, axis, kind="stable"))
     # Upwards from the last element on, then read backwards: equal ones are in their order again.

@@ -16,13 +16,15 @@ from fusegraph.ops.sort import positions
 
 
 def left(length: int, run: int, keep: int) -> int:
-    """How many elements of a row are left of runs of ``run``, the last of what there is, if ``keep`` of each are."""
+    """Returns how many elements of a row are left of runs of ``run``, the last of what there is, if ``keep`` of each
+    are.
+    """
     whole, rest = divmod(length, run)
     return whole * min(run, keep) + min(rest, keep)
 
 
 def entries(types: Types, axis: int) -> int:
-    """The elements of a row that are sorted: those of x, or those that an order names."""
+    """Returns the elements of a row that are sorted: those of x, or those that an order names."""
     return types[-1].shape[axis]
 
 

@@ -25,7 +25,7 @@ TILES = {"winograd_4x4": 4, "winograd_2x2": 2}
 
 
 def _four() -> tuple[Array, Array, Array]:
-    """The matrices of F(4, 3) for the points 0, a, -a, b, -b and infinity."""
+    """Returns the matrices of F(4, 3) for the points 0, a, -a, b, -b and infinity."""
     a, b = 3 / 4, 3 / 2
     p, q = a * a, b * b
     points = np.array([0, a, -a, b, -b])
@@ -61,7 +61,7 @@ MATRICES: Mapping[int, tuple[Array, Array, Array]] = {
 
 
 def unsuitable(role: Role | None, types: Types, attributes: Attributes) -> str | None:
-    """Why Winograd's algorithm is none for a convolution with these operands; None if it is one."""
+    """Returns why Winograd's algorithm is none for a convolution with these operands; None if it is one."""
     taps = types[1].shape[2:]
     if role is Role.WGRAD:
         return "it is for results that share a filter, not for the gradient of one"
@@ -81,15 +81,15 @@ def unsuitable(role: Role | None, types: Types, attributes: Attributes) -> str |
 
 
 def tiles(results: tuple[int, int], tile: int) -> tuple[int, int]:
-    """How many tiles there are of rows and columns of results."""
+    """Returns how many tiles there are of rows and columns of results."""
     return -(-results[0] // tile), -(-results[1] // tile)
 
 
 def transforms(
     role: Role | None, attributes: Attributes, shape: tuple[int, ...], tile: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Attributes of the transforms of filter, input and output for a convolution, or the gradient of its input, whose
-    result has this shape.
+    """Returns attributes of the transforms of filter, input and output for a convolution, or the gradient of its
+    input, whose result has this shape.
 
     With a stride of 1 the gradient of an input is the convolution of the loss with the filter turned around and its
     channel dimensions exchanged, padded by what the filter reaches beyond the padding.
@@ -106,12 +106,12 @@ def transforms(
 
 
 def _sides(matrix: Array, x: Array) -> Array:
-    """matrix x matrix^T on the last two dimensions."""
+    """Returns matrix x matrix^T on the last two dimensions."""
     return np.asarray(matrix @ x @ matrix.T)
 
 
 def filter_transform(w: Array, tile: int, flip: bool, exchange: bool, magnitude: bool = False) -> Array:
-    """(filters, channels, 3, 3) -> G w G^T as (N^2, channels, filters); magnitude: |G| w |G|^T."""
+    """Returns (filters, channels, 3, 3) -> G w G^T as (N^2, channels, filters); magnitude: |G| w |G|^T."""
     matrix = MATRICES[tile][1]
     taps = w[..., ::-1, ::-1] if flip else w
     filters, channels = (1, 0) if exchange else (0, 1)
@@ -124,7 +124,7 @@ def filter_transform(w: Array, tile: int, flip: bool, exchange: bool, magnitude:
 def input_transform(
     x: Array, tile: int, before: tuple[int, int], results: tuple[int, int], magnitude: bool = False
 ) -> Array:
-    """(images, channels, rows, columns) -> B^T d B of every patch as (N^2, images * tiles, channels)."""
+    """Returns (images, channels, rows, columns) -> B^T d B of every patch as (N^2, images * tiles, channels)."""
     matrix, side, (down, across) = MATRICES[tile][2], tile + 2, tiles(results, tile)
     padded = np.zeros((*x.shape[:2], down * tile + 2, across * tile + 2))
     own, other = zip(*(_overlap(size, b, whole) for size, b, whole in zip(x.shape[2:], before, padded.shape[2:])))
@@ -139,13 +139,13 @@ def input_transform(
 
 
 def _overlap(size: int, before: int, whole: int) -> tuple[slice, slice]:
-    """Where elements 0 to size - 1, put at ``before`` of ``whole`` places, lie: (the places, the elements)."""
+    """Returns where elements 0 to size - 1, put at ``before`` of ``whole`` places, lie: (the places, the elements)."""
     first, last = max(before, 0), min(before + size, whole)
     return slice(first, max(first, last)), slice(first - before, max(first, last) - before)
 
 
 def output_transform(m: Array, tile: int, shape: tuple[int, ...], magnitude: bool = False, **_: Any) -> Array:
-    """(N^2, images * tiles, filters) -> A^T m A of every tile as (images, filters, rows, columns)."""
+    """Returns (N^2, images * tiles, filters) -> A^T m A of every tile as (images, filters, rows, columns)."""
     matrix, side, (down, across) = MATRICES[tile][0], tile + 2, tiles((shape[2], shape[3]), tile)
     places = m.reshape(side, side, shape[0], down, across, shape[1]).transpose(2, 5, 3, 4, 0, 1)
     with np.errstate(all="ignore"):

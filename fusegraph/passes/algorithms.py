@@ -17,7 +17,7 @@ from codegen.target import Target
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
-from fusegraph.lowering import window
+from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
@@ -65,7 +65,7 @@ def choose(graph: Graph, options: Options) -> Rewritten:
 
 
 def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
-    """What does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
+    """Returns what does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
     asked = node.attributes.get("algorithm")
     no = w.unsuitable(node.op.role, tuple(t.type for t in node.inputs), node.attributes)
     if no is None and not (node.output.size and node.inputs[0].size):
@@ -74,7 +74,7 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
         no = f"the graph computes in {graph.compute_dtype}"
     if no is None and asked in w.TILES:
         return _winograd(node, w.TILES[asked], "asked for")
-    if window.suits(node, graph) is None:
+    if direct_convolution.suits(node, graph) is None:
         return Algorithm(DIRECT, "few channels and filters a group: every element of the input is read once")
     if no is None and asked == "direct":
         no = "'direct' was asked for"
@@ -113,20 +113,22 @@ def _winograd(node: Node, tile: int, why: str) -> Algorithm:
 
 
 def _sizes(node: Node, tile: int) -> tuple[int, int, int, int]:
-    """(products, rows, columns, terms) of the batched matrix product; the direct sum is tile 1 in this respect."""
+    """Returns (products, rows, columns, terms) of the batched matrix product; the direct sum is tile 1 in this
+    respect.
+    """
     shape, channels = node.output.shape, node.inputs[0].shape[1]
     rows, columns = w.tiles((shape[2], shape[3]), tile)
     return (tile + 2) ** 2, shape[0] * rows * columns, shape[1], channels
 
 
 def _workspace(node: Node, tile: int) -> int:
-    """Bytes of the transformed filter and input and of the products."""
+    """Returns bytes of the transformed filter and input and of the products."""
     places, rows, columns, terms = _sizes(node, tile)
     return 4 * places * (terms * columns + rows * terms + rows * columns)
 
 
 def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) -> float:
-    """Cycles that a convolution is estimated to take: as Winograd's with a tile, else as the direct sum, in
+    """Returns cycles that a convolution is estimated to take: as Winograd's with a tile, else as the direct sum, in
     parts if that is better.
     """
     x, taps = node.inputs
@@ -148,7 +150,7 @@ class _Parts:
         self._made: dict[Any, Tensor] = {}
 
     def convolution(self, node: Node, inputs: tuple[Tensor, ...], tile: int) -> Tensor:
-        """The result of a convolution, with its name, layout and dtype.
+        """Returns the result of a convolution, with its name, layout and dtype.
 
         Places of a tile come first, then tiles, channels or filters: what lies contiguous in memory is what does in the
         image that is read or written.
@@ -179,12 +181,12 @@ class _Parts:
         return self._made[key]
 
     def _folded(self, operand: Tensor, attributes: dict[str, Any]) -> Tensor:
-        """The transform of a constant filter, as a constant."""
+        """Returns the transform of a constant filter, as a constant."""
         assert operand.value is not None
         value = w.filter_transform(to_reference(operand.value, operand.dtype), **attributes)
         return self._graph.constant(np.ascontiguousarray(from_reference(value, float32)))
 
 
 def _order(image: Tensor) -> tuple[int, ...]:
-    """The memory order of (places, tiles, channels): channels last if they are neighbours in an image."""
+    """Returns the memory order of (places, tiles, channels): channels last if they are neighbours in an image."""
     return (0, 1, 2) if image.strides[1] <= image.strides[3] or image.shape[3] == 1 else (0, 2, 1)

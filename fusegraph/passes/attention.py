@@ -22,7 +22,7 @@ from fusegraph.lowering.views import divided
 from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import PAGES, TURNED_PAGES
-from fusegraph.passes.attention_parts import Part, chain_of, evaluated, linear, made_of, weight_of
+from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, made_of, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
@@ -95,7 +95,9 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:
-    """An attention, and a node that is still needed and takes the shape of something that will no longer exist."""
+    """Returns an attention, and a node that is still needed and takes the shape of something that will no longer
+    exist.
+    """
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
     for node in _live(graph, matches):
         for t in set(node.inputs).difference(node.values):
@@ -106,7 +108,7 @@ def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) ->
 
 
 def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Node, None]:
-    """The nodes that are needed, the last one of each attention for all of it."""
+    """Returns the nodes that are needed, the last one of each attention for all of it."""
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
     live: dict[Node, None] = {}
     stack = list(graph.outputs)
@@ -136,7 +138,9 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
 
 
 def guarded(name: str, compared: float, instead: float) -> Pattern:
-    """A tensor, which gets a name, or what has another number where the tensor is the one that it is compared with."""
+    """Returns a tensor, which gets a name, or what has another number where the tensor is the one that it is
+    compared with.
+    """
     return op.binary_select(instead, name, op.cmp_eq(name, compared)) | name
 
 
@@ -163,7 +167,7 @@ class Matcher:
         self.counted: set[Node] = set()
 
     def match(self) -> _Match | None:
-        """The attention that ends in the node; None if it does not look like one.  Raises Declined."""
+        """Returns the attention that ends in the node; None if it does not look like one.  Raises Declined."""
         graph, node = self.graph, self.node
         last = next(_PRODUCT.of(Found(graph), node), None)
         found = None if last is None else last.where(**_SOFTMAX)
@@ -201,7 +205,7 @@ class Matcher:
         return result
 
     def product_of(self, score: Tensor) -> Node:
-        """The product of queries and keys that scores are made of; what depends on it becomes a member."""
+        """Returns the product of queries and keys that scores are made of; what depends on it becomes a member."""
         graph, whole = self.graph, op.matmul().when(lambda _, node: node.output.shape == score.shape)
         # The shape of what gen_index counts along is known without it.
         cone = made_of(graph, score, lambda node: node.values if node.kind is Kind.POINTWISE else None)
@@ -223,7 +227,7 @@ class Matcher:
         return product
 
     def _stats(self, found: Found, zero: bool) -> Tensor | None:
-        """The logarithm of the sum of the exponentials, if there is one."""
+        """Returns the logarithm of the sum of the exponentials, if there is one."""
         made = next(found.onwards("whole", op.add(op.log("whole"), "shift").named("stats"), 2), None)
         if made is None:
             return None
@@ -233,8 +237,8 @@ class Matcher:
         return made["stats"]
 
     def _joined(self, stats: Tensor | None) -> Node:
-        """The product with the values, or the reshape that joins its batch dimensions again, as grouped heads are, if
-        it is for nothing else.
+        """Returns the product with the values, or the reshape that joins its batch dimensions again, as grouped
+        heads are, if it is for nothing else.
         """
         graph, node = self.graph, self.node
         joined = only_consumer(graph, node.output)
@@ -259,7 +263,7 @@ class Matcher:
                 self.members.discard(node)
 
     def _needed_by(self, tensor: Tensor) -> Node | None:
-        """A node that is no member and reads a tensor's values."""
+        """Returns a node that is no member and reads a tensor's values."""
         return next((n for n in readers(self.graph, tensor) if n not in self.members), None)
 
     def _private(self, match: _Match) -> None:
@@ -276,11 +280,11 @@ class Matcher:
 
 
 def _node(graph: Graph, match: _Match) -> Node:
-    """The attention node, with the tensors of the graph that is recognised."""
+    """Returns the attention node, with the tensors of the graph that is recognised."""
     product = match.product
     wide = any(t.dtype == float64 for t in (*product.inputs, match.values, match.score))
     compute = float64 if wide else graph.compute_dtype
-    part = Part(graph, "score", compute)
+    part = Subgraph(graph, "score", compute)
     for tensor in product.inputs:
         if tensor.value is not None and tensor.size == 1:
             raise Declined(f"{tensor.name!r} is a constant")

@@ -23,7 +23,7 @@ from fusegraph.lowering.scores import readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention import Matcher, guarded
-from fusegraph.passes.attention_parts import Part, chain_of, evaluated, linear, linear_step, turned, weight_of
+from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, linear_step, turned, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
@@ -53,13 +53,13 @@ class _Match:
 
 
 def _smaller(_: Found, node: Node) -> bool:
-    """Whether a cast rounds floats."""
+    """Returns true if a cast rounds floats."""
     before, after = node.inputs[0].dtype, node.output.dtype
     return before.is_float and after.is_float and after.itemsize < before.itemsize
 
 
 def rounded(x: Operand = ...) -> Pattern:
-    """Floats rounded to another dtype."""
+    """Returns floats rounded to another dtype."""
     return made_by((NARROW,), x) | op.identity(x).when(_smaller)
 
 
@@ -136,16 +136,16 @@ class _Gradients(Matcher):
     """Follows the graph from an exponential that may be that of scores less the logarithms of their sums."""
 
     def gradients(self) -> _Match | None:
-        """The gradients around the exponential; None if it does not look like any.  Raises Declined."""
+        """Returns the gradients around the exponential; None if it does not look like any.  Raises Declined."""
         graph, exponential = self.graph, self.node
         found = next(_P.of(Found(graph), exponential), None)
         if found is None or exponential.output in graph.outputs:
             return None
-        p, score, shift, space = found["p"], found["score"], found["shift"], found["p"].shape
-        if len(space) < 2 or score.shape != space or shift.shape != (*space[:-1], 1):
+        p, score, lse, space = found["p"], found["score"], found["shift"], found["p"].shape
+        if len(space) < 2 or score.shape != space or lse.shape != (*space[:-1], 1):
             return None
         ways = list(found.onwards("p", _BY_SCORE, 1))
-        if len(ways) != 1 or ways[0]["ds"].shape != space or ways[0]["delta"].shape != shift.shape:
+        if len(ways) != 1 or ways[0]["ds"].shape != space or ways[0]["delta"].shape != lse.shape:
             return None
         with_values = op.matmul("loss", "values").named("of loss").when(lambda _, node: node.output.shape == space)
         found = ways[0].where(dp=linear(with_values))
@@ -185,7 +185,7 @@ class _Gradients(Matcher):
         wide = any(t.dtype == float64 for t in (*product.inputs, values, loss, score))
         results = (score, *(() if slope is None else (slope,)))
         members = frozenset(self.members)
-        part = Part(graph, "score", float64 if wide else graph.compute_dtype)
+        part = Subgraph(graph, "score", float64 if wide else graph.compute_dtype)
         for tensor in product.inputs:
             if tensor.value is not None and tensor.size == 1:
                 raise Declined(f"{tensor.name!r} is a constant")
@@ -199,7 +199,7 @@ class _Gradients(Matcher):
         self._check_counted(weighing)
         notes = tuple(describe(n) for n in graph.nodes if n in members or n in nodes or n in weighing)
         made_score = Score(part.own, tuple(part.made[t] for t in part.operands), notes)
-        found = found.must("", shift=guarded("stats", -inf, inf))
+        found = found.must("", lse=guarded("stats", -inf, inf))
         stats = found["stats"]
         lead = (*product.inputs, values, loss, stats, found["delta"])
         narrowed = [n.output for n in members if rounded().fits(graph, n) and n.inputs[0].shape == space]
@@ -210,7 +210,7 @@ class _Gradients(Matcher):
             "factor": factor,
             "sloped": slope is not None,
             "rounded": tuple(t.name for t in narrowed),
-            "guarded": stats is not shift,
+            "guarded": stats is not lse,
         }
 
         def node(over: str, *sums: tuple[str, _Sum | None, Tensor | None]) -> Node | None:
@@ -231,7 +231,7 @@ class _Gradients(Matcher):
         return _Match(exponential, tuple(n for n in kernels if n is not None), members)
 
     def _weighed(self, p: Tensor, by_score: Node) -> Tensor:
-        """What the loss is multiplied with: the probabilities, or what is linear in them."""
+        """Returns what the loss is multiplied with: the probabilities, or what is linear in them."""
         tensor = p
         while True:
             takers = [n for n in readers(self.graph, tensor) if n is not by_score]
@@ -295,7 +295,7 @@ class _Gradients(Matcher):
         return factor, slopes, current
 
     def _products(self, weights: Tensor) -> tuple[_Sum | None, _Sum | None]:
-        """The sums of the gradients by products over keys, and over queries."""
+        """Returns the sums of the gradients by products over keys, and over queries."""
         by_queries = None
         found = Found(self.graph, {"weights": weights})
         takers = list(found.onwards("weights", _BY_QUERIES, 1))
@@ -317,7 +317,7 @@ class _Gradients(Matcher):
         self.members.add(product)
 
     def _weighted(self, takers: Sequence[Node], weights: Tensor) -> tuple[list[Node], _Sum | None]:
-        """The sums over queries with weights, and what else takes these."""
+        """Returns the sums over queries with weights, and what else takes these."""
         graph, rest, total = self.graph, list(takers), None
         for found in Found(graph, {"weights": weights}).onwards("weights", _BY_KEYS, 3):
             product, *path = found.nodes
@@ -329,7 +329,7 @@ class _Gradients(Matcher):
         return rest, total
 
     def _total(self, product: Node) -> Tensor:
-        """The sum of products over the last batch dimension, if there is one, as it is stored."""
+        """Returns the sum of products over the last batch dimension, if there is one, as it is stored."""
         total = only_consumer(self.graph, product.output)
         added = op.reduction(mode="add", axes=(product.output.rank - 3,), keepdims=True)
         if total is None or not added.fits(self.graph, total):
@@ -342,7 +342,7 @@ class _Gradients(Matcher):
         return total.output
 
     def _slope(self, slopes: Sequence[Tensor]) -> Tensor | None:
-        """What the gradients by scores are multiplied with; its nodes become members."""
+        """Returns what the gradients by scores are multiplied with; its nodes become members."""
         if not slopes:
             return None
         if len(slopes) > 1:

@@ -12,20 +12,22 @@ from fusegraph.pattern import Found, Pattern, op
 
 
 def _joins(_: Found, node: Node) -> bool:
-    """Whether the blocks of (batches, heads, pages, rows of a block, elements) become (batches, heads, rows, ...)."""
+    """Returns true if the blocks of (batches, heads, pages, rows of a block, elements) become (batches, heads, rows,
+    ...).
+    """
     shape = node.inputs[0].shape
     return len(shape) == 5 and node.output.shape == (*shape[:2], shape[2] * shape[3], shape[4])
 
 
 def _first_rows(_: Found, node: Node) -> bool:
-    """Whether a slice takes the first rows of (batches, heads, rows, elements)."""
+    """Returns true if a slice takes the first rows of (batches, heads, rows, elements)."""
     (*batch, _rows, width), whole = node.output.shape, node.inputs[0].shape
     first = not any(node.attributes["starts"]) and all(step == 1 for step in node.attributes["steps"])
     return first and whole == (*batch, whole[-2], width)
 
 
 def _grouped(_: Found, node: Node) -> bool:
-    """Whether a reshape only adds a dimension of one element behind batches and heads."""
+    """Returns true if a reshape only adds a dimension of one element behind batches and heads."""
     shape = node.output.shape
     return len(shape) == 5 and shape[2] == 1 and node.inputs[0].shape == (*shape[:2], *shape[3:])
 

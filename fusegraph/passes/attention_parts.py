@@ -19,35 +19,35 @@ from fusegraph.pattern import Either, Found, Is, Made, Operand, Pattern, made_by
 
 
 def cast(x: Operand = ...) -> Made:
-    """Floats in another dtype."""
+    """Returns floats in another dtype."""
     return made_by((TABLE["identity"], NARROW), x).when(lambda _, node: node.inputs[0].dtype.is_float)
 
 
 def casts(x: Operand) -> Pattern:
-    """Something, or that in other dtypes."""
+    """Returns something, or that in other dtypes."""
     return repeated(x, cast)
 
 
 def linear_step(x: Operand) -> Pattern:
-    """What is linear in something by one node: a product, a quotient, a choice of it or zero."""
+    """Returns what is linear in something by one node: a product, a quotient, a choice of it or zero."""
     return Either(op.mul(x, ...), op.div(x, ...), op.binary_select(x, 0.0, ...), op.binary_select(0.0, x, ...))
 
 
 def linear(x: Operand) -> Pattern:
-    """Something, or what is linear in it; casts are between."""
+    """Returns something, or what is linear in it; casts are between."""
     return repeated(x, cast, linear_step)
 
 
 def chain_of(found: Found, begin: str, before: int = 0) -> tuple[Node, ...]:
-    """The node that makes a tensor and those that `linear` found to be linear in it, without casts; so many nodes were
-    found before these.
+    """Returns the node that makes a tensor and those that `linear` found to be linear in it, without casts; so many
+    nodes were found before these.
     """
     start = [node.output for node in found.nodes].index(found[begin])
     return tuple(node for node in found.nodes[before : start + 1][::-1] if not cast().fits(found.graph, node))
 
 
 def turned(x: Operand) -> Made:
-    """The last two dimensions of something exchanged."""
+    """Returns the last two dimensions of something exchanged."""
 
     def exchanged(_: Found, node: Node) -> bool:
         *batch, row, column = range(node.output.rank)
@@ -59,7 +59,9 @@ def turned(x: Operand) -> Made:
 def made_of(
     graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
 ) -> dict[Node, Sequence[Tensor]]:
-    """The nodes that a tensor is made by, each with its operands from which this is followed; to those without any."""
+    """Returns the nodes that a tensor is made by, each with its operands from which this is followed; to those
+    without any.
+    """
     found: dict[Node, Sequence[Tensor]] = {}
     stack = [tensor]
     while stack:
@@ -71,7 +73,7 @@ def made_of(
     return found
 
 
-class Part:
+class Subgraph:
     """A graph of its own made of some of a graph's nodes.
 
     made      tensors of the graph -> those of its own that stand for them.
@@ -84,7 +86,7 @@ class Part:
         self.operands: list[Tensor] = []
 
     def entered(self, tensor: Tensor) -> Tensor:
-        """A tensor of the graph as an input; numbers stay numbers."""
+        """Returns a tensor of the graph as an input; numbers stay numbers."""
         if tensor not in self.made:
             number = tensor.value is not None and tensor.size == 1
             self.made[tensor] = self.own._add_tensor(
@@ -103,7 +105,7 @@ class Part:
         return copy
 
     def stand_in(self, t: Tensor) -> Tensor:
-        """A tensor of which only the shape matters."""
+        """Returns a tensor of which only the shape matters."""
         return self.own._add_tensor(self.own._unique("shape"), t.shape, t.strides, t.dtype)
 
     def add(self, nodes: Collection[Node]) -> None:
@@ -121,15 +123,15 @@ class Part:
 def weight_of(
     graph: Graph, members: Collection[Node], chain: tuple[Node, ...], last: Tensor, compute: DType
 ) -> tuple[tuple[Weight, tuple[Tensor, ...]] | None, set[Node]]:
-    """What a chain makes of the result of its first node, in the end ``last``, and the tensors that it needs, if it is
-    anything; and the nodes that do it.
+    """Returns what a chain makes of the result of its first node, in the end ``last``, and the tensors that it
+    needs, if it is anything; and the nodes that do it.
     """
     begin, *rest = chain
     if not rest:
         return None, set()
     nodes = set(evaluated(graph, members, last, begin))
     casts = {n for n in nodes if n in members and n not in rest}
-    part = Part(graph, "weight", compute)
+    part = Subgraph(graph, "weight", compute)
     anchor = part.copied(begin, tuple(part.stand_in(t) for t in begin.inputs))
     for node in graph.nodes:
         if node in casts:  # what is in registers only is not rounded
@@ -152,7 +154,7 @@ def weight_of(
 
 
 def evaluated(graph: Graph, members: Collection[Node], last: Tensor, first: Node) -> Collection[Node]:
-    """The pointwise nodes from one node to a tensor that are evaluated for every score."""
+    """Returns the pointwise nodes from one node to a tensor that are evaluated for every score."""
 
     def followed(node: Node) -> tuple[Tensor, ...] | None:
         shape = node.output.shape

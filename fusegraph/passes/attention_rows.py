@@ -20,9 +20,9 @@ _ALIKE = (
 
 
 def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: Node) -> tuple[bool, tuple[Node, ...]]:
-    """Whether rows without keys are zero rather than NaN by what becomes of their probabilities (all of ``chain`` but
-    its first node), and what is left of the chain: they are where zeros are chosen for the very keys that the scores
-    are masked for, whose probabilities are zeros in any other row.
+    """Returns whether rows without keys are zero rather than NaN by what becomes of their probabilities (all of
+    ``chain`` but its first node), and what is left of the chain: they are where zeros are chosen for the very keys
+    that the scores are masked for, whose probabilities are zeros in any other row.
 
     Zeros chosen for a whole row are chosen behind the product with the values, those chosen at random are not looked
     at: that they are chosen for all of a row.  Raises Declined where some other zeros may be chosen in such rows.
@@ -40,19 +40,19 @@ def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: No
 
 
 def _pointwise(node: Node) -> list[Tensor] | None:
-    """What a pointwise node makes its result of.  Which of two numbers is chosen makes neither infinite."""
+    """Returns what a pointwise node makes its result of.  Which of two numbers is chosen makes neither infinite."""
     pairs = zip(node.op.names(len(node.inputs)), node.inputs)
     hidden = (*node.op.masks, *node.op.shapes)
     return [t for key, t in pairs if key not in hidden] if node.kind is Kind.POINTWISE else None
 
 
 def _random(graph: Graph, tensor: Tensor) -> bool:
-    """Whether pointwise nodes make a tensor of random numbers."""
+    """Returns true if pointwise nodes make a tensor of random numbers."""
     return any(node.op.random for node in made_of(graph, tensor, _pointwise))
 
 
 def _finite(graph: Graph, score: Tensor, product: Node) -> bool:
-    """Whether no score is minus infinity, the product of queries and keys being finite."""
+    """Returns true if no score is minus infinity, the product of queries and keys being finite."""
     nodes = made_of(graph, score, _pointwise)
     leaves = {score, *(t for operands in nodes.values() for t in operands)} - {node.output for node in nodes}
     return all(node.op.finite for node in nodes) and all(

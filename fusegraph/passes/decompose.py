@@ -20,7 +20,7 @@ def decompose_for_kernels(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 
 
 def decompose(graph: Graph, *, scatters: bool = False) -> Rewritten:
-    """The graph without composites, and without ``scatters`` if asked for; or itself if it has none.
+    """Returns the graph without composites, and without ``scatters`` if asked for; or itself if it has none.
 
     The last of a composite's nodes has its name, layout and dtype; the others are named after it, the same ones each
     time.

@@ -43,7 +43,7 @@ def _nearest(groups: Sequence[int], group: int) -> list[int]:
 
 
 def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
-    """The tensors that nodes take, but for single numbers."""
+    """Returns the tensors that nodes take, but for single numbers."""
     return {t for n in nodes for t in n.inputs if t.size > 1}
 
 
@@ -82,15 +82,17 @@ class _Quotient:
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
     def path_outside(self, a: int, b: int) -> Node | None:
-        """A node on a path from group a to group b that leaves both, which merging them would turn into a cycle."""
+        """Returns a node on a path from group a to group b that leaves both, which merging them would turn into a
+        cycle.
+        """
         for first, last in ((a, b), (b, a)):
             for s in self.successors[first]:
                 if s != last and self.reach[s] >> self.bit[last] & 1:
                     return self.members[s][0]
         return None
 
-    def in_front(self, a: int, b: int) -> bool:
-        """Whether group a makes what a contraction in group b multiplies."""
+    def is_prologue(self, a: int, b: int) -> bool:
+        """Returns true if group a makes what a contraction in group b multiplies."""
         stack = [n for n in self.members[b] if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
         while stack:
             for tensor in stack.pop().inputs:
@@ -102,8 +104,8 @@ class _Quotient:
         return False
 
     def only_widens(self, group: int) -> bool:
-        """Whether a group does nothing but cast to wider types: better where the results are read than where their
-        operands are made, as these are smaller to hand over.
+        """Returns true if a group does nothing but cast to wider types: better where the results are read than where
+        their operands are made, as these are smaller to hand over.
         """
         casts = self.members[group]
         return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
@@ -114,13 +116,15 @@ class _Quotient:
         return self._views[group]
 
     def joined(self, a: int, b: int) -> GroupView:
-        """What merging two groups would make."""
+        """Returns what merging two groups would make."""
         if (a, b) not in self._joined:
             self._joined = {(a, b): GroupView(self.graph, self.members[a] + self.members[b], self.order)}
         return self._joined[a, b]
 
     def neighbours(self, group: int) -> Iterator[_Pair]:
-        """The pairs that a group may merge in: with what takes its results, makes what it takes, or takes the same."""
+        """Yields the pairs that a group may merge in: with what takes its results, makes what it takes, or takes the
+        same.
+        """
         for s in self.successors[group]:
             yield group, s, None
         for p in self.predecessors[group]:
@@ -136,12 +140,12 @@ class _Quotient:
                     yield min(group, other), max(group, other), _LAUNCH
 
     def adjacent(self, a: int, b: int) -> bool:
-        """Whether one group takes what the other makes."""
+        """Returns true if one group takes what the other makes."""
         return b in self.successors[a] or b in self.predecessors[a]
 
     def saved(self, a: int, b: int) -> int:
-        """Bytes not moved when two groups become one: what both read is read once, what one makes the other need not
-        read, and it is only written if somebody else needs it.
+        """Returns bytes not moved when two groups become one: what both read is read once, what one makes the other
+        need not read, and it is only written if somebody else needs it.
         """
         view_a, view_b = self.view(a), self.view(b)
         moved = list(set(view_a.reads).intersection(view_b.reads))
@@ -196,7 +200,7 @@ class _Quotient:
         return changed
 
     def topological(self) -> list[int]:
-        """The groups in an order in which they can run, ties in the order their first nodes were built."""
+        """Returns the groups in an order in which they can run, ties in the order their first nodes were built."""
         network = nx.DiGraph()
         network.add_nodes_from(self.members)
         network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
@@ -237,7 +241,7 @@ def fuse(
     enabled: bool = True,
     backend: Lowering = lowering.KERNELS,
 ) -> Partition:
-    """The partition of a graph into groups that a backend takes (default: the kernel families).
+    """Returns the partition of a graph into groups that a backend takes (default: the kernel families).
 
     With ``enabled=False`` every node is a kernel of its own (to compare against), as are those left out.
 
@@ -272,8 +276,8 @@ def fuse(
 
 
 def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
-    """Whether a group is one kernel with its tensors where they lie now, which for attention its lowering alone can
-    tell.
+    """Returns true if a group is one kernel with its tensors where they lie now, which for attention its lowering
+    alone can tell.
     """
     try:
         backend.lower(view, options)
@@ -322,7 +326,7 @@ def _merge_all(quotient: _Quotient, options: Options, backend: Lowering, refused
 
 
 def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
-    """The decision for two groups that have no edge between them but one kernel."""
+    """Returns the decision for two groups that have no edge between them but one kernel."""
     view_a, view_b = quotient.view(a), quotient.view(b)
     first, second = view_a.nodes[0].name, view_b.nodes[0].name
     both = max(set(view_a.reads) & set(view_b.reads), key=lambda t: (t.nbytes, t.name), default=None)
@@ -333,21 +337,21 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 
 
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
-    """(tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers (and casts to wider types
-    after a contraction), 2 what comes before a contraction, and so is computed repeatedly, and movement, which may cost
-    nothing by itself, 3 others side by side.
+    """Returns (tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers (and casts to
+    wider types after a contraction), 2 what comes before a contraction, and so is computed repeatedly, and movement,
+    which may cost nothing by itself, 3 others side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
     kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
-        tier = 2 if tier == 2 or quotient.in_front(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
+        tier = 2 if tier == 2 or quotient.is_prologue(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
     return tier, quotient.saved(a, b)
 
 
 def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
-    """Why two groups cannot be merged, None if they can."""
+    """Returns why two groups cannot be merged, None if they can."""
     alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
     if alone is not None:
         return Declined(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
@@ -362,7 +366,7 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowe
 
 
 def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:
-    """The attention, and which of its operands it is, that reads a result where views of it lie."""
+    """Returns the attention, and which of its operands it is, that reads a result where views of it lie."""
     while node in free:
         readers = quotient.consumers.get(node.output, [])
         found = next((n for n in readers if n.kind is Kind.ATTENTION), None)
@@ -377,7 +381,7 @@ def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) ->
 def _decisions(
     quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node], options: Options
 ) -> Iterator[Decision]:
-    """Why each edge is inside of a kernel or not: as it was when that was decided, before views were placed."""
+    """Yields why each edge is inside of a kernel or not: as it was when that was decided, before views were placed."""
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
         if a == b:

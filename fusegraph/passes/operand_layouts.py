@@ -1,6 +1,6 @@
-"""Layouts that tensor cores read well: factors of contractions are laid out, or copied, for them where that pays.
+"""Layouts that tensor cores read well: operands of contractions are laid out, or copied, for them where that pays.
 
-Tensor cores are fed in pieces of 16 bytes: a factor should be contiguous along a dimension that they can read along,
+Tensor cores are fed in pieces of 16 bytes: an operand should be contiguous along a dimension that they can read along,
 and its rows should begin at multiples of 16 bytes, better still of 128.  An intermediate is simply given such a layout.
 An operand that comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the
 speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  A constant
@@ -18,8 +18,8 @@ from codegen.target import Target
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
-from fusegraph.lowering import window
-from fusegraph.lowering.attention_front import fronts_of, multiplied
+from fusegraph.lowering import direct_convolution
+from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
@@ -46,7 +46,7 @@ class _Wish:
     strides: tuple[int, ...]
 
     def us(self, target: Target) -> float:
-        """Microseconds of a copy."""
+        """Returns microseconds of a copy."""
         size, itemsize = self.tensor.size, self.tensor.dtype.itemsize
         written = max((n * s for n, s in zip(self.tensor.shape, self.strides)), default=size)
         return LAUNCH * target.launch_us + (size + written) * itemsize / (COPIED * target.memory_rate)
@@ -83,7 +83,7 @@ def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A constant whose elements lie in another order."""
+    """Returns a constant whose elements lie in another order."""
     assert tensor.value is not None
     order = sorted(range(tensor.rank), key=lambda d: -strides[d])
     value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
@@ -92,13 +92,13 @@ def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _is_laid_out_now(wish: _Wish) -> bool:
-    """Whether an operand is a constant that can simply have its elements in another order, without gaps."""
+    """Returns true if an operand is a constant that can simply have its elements in another order, without gaps."""
     order = sorted(range(wish.tensor.rank), key=lambda d: -wish.strides[d])
     return wish.tensor.is_constant and packed_strides(wish.tensor.shape, order) == wish.strides
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
-    """Whether nobody but kernels of this graph sees how a tensor lies in memory."""
+    """Returns true if nobody but kernels of this graph sees how a tensor lies in memory."""
     producer = graph.producer(tensor)
     if producer is None or tensor in graph.outputs:
         return False
@@ -107,7 +107,7 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
 
 
 def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
-    """The operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+    """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
         return []
@@ -131,16 +131,18 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
 
 
 def _values(node: Node, target: Target) -> list[_Wish]:
-    """The values of an attention, if they should lie along the keys: 8-bit ones, which warpgroups read no other way."""
+    """Returns the values of an attention, if they should lie along the keys: 8-bit ones, which warpgroups read no
+    other way.
+    """
     if not target.wgmma:
         return []
     q, k, v = multiplied(node)
-    q_front, *others = fronts_of(node)
+    q_prologue, *others = prologues_of(node)
     if any(others):
         return []  # warpgroups do not compute them
     if not (q.dtype == k.dtype == v.dtype and q.dtype.is_float and q.dtype.itemsize == 1) or node.attributes["paged"]:
         return []
-    if q_front is None and not _is_aligned(q, (q.rank - 1,)):
+    if q_prologue is None and not _is_aligned(q, (q.rank - 1,)):
         return []
     if not _is_aligned(k, (k.rank - 2,)) or _is_aligned(v, (v.rank - 2,)):
         return []
@@ -155,17 +157,17 @@ def _values(node: Node, target: Target) -> list[_Wish]:
 
 
 def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
-    """Whether tensor cores take a contraction of operands of a dtype, and nothing better does."""
+    """Returns true if tensor cores take a contraction of operands of a dtype, and nothing better does."""
     exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
     if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
         return False
     if not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
-    return node.op.role is Role.MATMUL or window.suits(node, graph) is not None
+    return node.op.role is Role.MATMUL or direct_convolution.suits(node, graph) is not None
 
 
 def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
-    """The dimensions of an operand of which one should be contiguous, the best one first.
+    """Returns the dimensions of an operand of which one should be contiguous, the best one first.
 
     Along the reduction for every dtype; elements of 16 bits may also lie across it.
     """
@@ -188,7 +190,9 @@ def _is_aligned(tensor: Tensor, allowed: tuple[int, ...]) -> bool:
 
 
 def _aligned_strides(tensor: Tensor, allowed: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides as they should be, the order of dimensions kept as far as possible; None if there are none worth it."""
+    """Returns strides as they should be, the order of dimensions kept as far as possible; None if there are none
+    worth it.
+    """
     shape, strides, itemsize = tensor.shape, tensor.strides, tensor.dtype.itemsize
     if any(s == 0 for n, s in zip(shape, strides) if n > 1):
         return None  # repeated: a copy would be larger than what is read

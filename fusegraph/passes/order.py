@@ -18,7 +18,7 @@ FAMILIES = frozenset({"pointwise", "rows"})
 
 
 def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
-    """The groups whose kernels had better begin at the end of memory."""
+    """Returns the groups whose kernels had better begin at the end of memory."""
     found: set[Group] = set()
     large = target.l2_share(LARGE)
     #: what the last kernel that moved many bytes has read or written, and whether it began at the end
@@ -36,8 +36,8 @@ def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
 
 
 def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> frozenset[Group]:
-    """The groups whose results a kernel that is ``turned`` begins with: their kernels had better leave these in the
-    cache, not what they have read.
+    """Returns the groups whose results a kernel that is ``turned`` begins with: their kernels had better leave these
+    in the cache, not what they have read.
     """
     found: set[Group] = set()
     last: Group | None = None
@@ -53,7 +53,7 @@ def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> 
 
 
 def may_come_in_early(group: Group) -> bool:
-    """Whether a kernel's blocks may come in while those of the kernel before end, where these leave room.
+    """Returns true if a kernel's blocks may come in while those of the kernel before end, where these leave room.
 
     They are spread over the GPU unevenly then: that costs nothing where they wait for memory, and as much as a second
     wave where each of them computes, or walks, for as long as the kernel takes.
@@ -62,5 +62,5 @@ def may_come_in_early(group: Group) -> bool:
 
 
 def _in_order(group: Group) -> bool:
-    """Whether a kernel's blocks go through memory in the order of their numbers: not those that walk."""
+    """Returns true if a kernel's blocks go through memory in the order of their numbers: not those that walk."""
     return group.family in FAMILIES and getattr(group.lowered.spec, "walk", None) is None

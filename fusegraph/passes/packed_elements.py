@@ -115,7 +115,7 @@ class _Unpacking(Rewrite):
         return cast
 
     def _narrowed(self, x: Tensor, source: DType, target: DType) -> Any:
-        """What a cast to a packed dtype makes of values, in the carrier."""
+        """Returns what a cast to a packed dtype makes of values, in the carrier."""
         graph: Any = self.graph
         if target == float4_e2m1:
             if not source.is_float:
@@ -130,14 +130,14 @@ class _Unpacking(Rewrite):
         return self._signed(graph.bitwise_and(graph.cast(x, uint8), (1 << target.bits) - 1), target)
 
     def _signed(self, code: Tensor, dtype: DType) -> Any:
-        """The integers that the lowest bits of uint8 numbers stand for."""
+        """Returns the integers that the lowest bits of uint8 numbers stand for."""
         if dtype.min == 0:
             return code
         top = -int(dtype.min)
         return self.graph.sub(self.graph.bitwise_xor(self.graph.cast(code, int8), top), top)
 
     def _code_of(self, x: Tensor) -> Any:
-        """The nearest of float4_e2m1's magnitudes, counted, int8; that of NaN is 0."""
+        """Returns the nearest of float4_e2m1's magnitudes, counted, int8; that of NaN is 0."""
         graph: Any = self.graph
         magnitude = graph.abs(x)
         steps = [graph.cast(magnitude >= h if up else magnitude > h, int8) for h, up in _HALFWAY]
@@ -147,7 +147,7 @@ class _Unpacking(Rewrite):
         return total
 
     def _of_code(self, code: Tensor, negative: Tensor) -> Any:
-        """float4_e2m1's values in the carrier: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+        """Returns float4_e2m1's values in the carrier: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
         graph: Any = self.graph
         number = graph.cast(code, float32)
         magnitude = graph.max(graph.max(number * 0.5, number - 2), number * 2 - 8)
@@ -156,7 +156,7 @@ class _Unpacking(Rewrite):
     # ---- bytes
 
     def _apart(self, bytes_: Tensor, tensor: Tensor) -> Any:
-        """The values of an input."""
+        """Returns the values of an input."""
         graph: Any = self.graph
         dtype = tensor.dtype
         each = 8 // dtype.bits
@@ -170,7 +170,9 @@ class _Unpacking(Rewrite):
         return self._strided(graph.reshape(values, (bytes_.size * each,)), tensor)
 
     def _strided(self, flat: Tensor, tensor: Tensor) -> Any:
-        """The elements of a line as a tensor lies over it: blocks in blocks; each dimension takes the first of them."""
+        """Returns the elements of a line as a tensor lies over it: blocks in blocks; each dimension takes the first
+        of them.
+        """
         graph: Any = self.graph
         shape, strides = tensor.shape, tensor.strides
         if tensor.size == 0:
@@ -202,7 +204,7 @@ class _Unpacking(Rewrite):
         return graph.broadcast(graph.reshape(x, spread), shape)
 
     def _together(self, values: Tensor, tensor: Tensor) -> Any:
-        """The bytes of an output."""
+        """Returns the bytes of an output."""
         graph: Any = self.graph
         dtype, shape = tensor.dtype, tensor.shape
         order = stride_order(shape, tensor.strides)

@@ -100,7 +100,7 @@ class Partition:
 
 
 def edges(graph: Graph) -> Iterable[tuple[Node, Node, Tensor]]:
-    """(producer, consumer, tensor) for every edge, each tensor once a pair, in the consumers' order."""
+    """Yields (producer, consumer, tensor) for every edge, each tensor once a pair, in the consumers' order."""
     for consumer in graph.nodes:
         seen = set()
         for tensor in consumer.inputs:

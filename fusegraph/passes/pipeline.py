@@ -19,9 +19,9 @@ from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
-from fusegraph.passes.attention_front import compute_in_front
+from fusegraph.passes.attention_prologue import compute_prologues
 from fusegraph.passes.decompose import decompose_for_kernels
-from fusegraph.passes.join_gradients import join_gradients
+from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
@@ -29,7 +29,7 @@ from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
-from fusegraph.passes.speculation import ATTENTION, FRONT, GRADIENTS, JOINED, NotAccepted
+from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
@@ -70,8 +70,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("simplification", simplify),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),
-    Pass(FRONT, compute_in_front),
-    Pass(JOINED, join_gradients),
+    Pass(PROLOGUE, compute_prologues),
+    Pass(FUSED_GRADIENTS, fuse_gradients),
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),

@@ -19,7 +19,7 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
-_KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.WINDOW})
+_KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.POOLING})
 
 
 def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partition]:
@@ -52,12 +52,12 @@ def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partit
 
 
 def _moved(partition: Partition) -> int:
-    """Bytes that the kernels read and write."""
+    """Returns bytes that the kernels read and write."""
     return sum(t.nbytes for g in partition.groups if g.family != "view" for t in {*g.reads, *g.writes})
 
 
 def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
-    """The pointwise nodes that a tensor follows from, itself first, and the tensors that these begin with."""
+    """Returns the pointwise nodes that a tensor follows from, itself first, and the tensors that these begin with."""
     nodes: list[Node] = []
     begins: set[Tensor] = set()
     stack = [tensor]
@@ -78,7 +78,8 @@ def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
 
 
 def _saves(graph: Graph, tensor: Tensor, group: Group, kept_inside: Set[Tensor]) -> bool:
-    """Whether a group had better compute a tensor again than read it: not one that is a view, and reads nothing.
+    """Returns true if a group had better compute a tensor again than read it: not one that is a view, and reads
+    nothing.
 
     What it begins with then is read, and written first if it is ``kept_inside`` a kernel now.
     """
@@ -108,7 +109,7 @@ class _Rewriting:
         return self._rewrite.done()
 
     def living(self, graph: Graph) -> dict[Tensor, list[Tensor]]:
-        """The copies of each tensor that are left in the new graph."""
+        """Returns the copies of each tensor that are left in the new graph."""
         alive = set(graph.tensors.values())
         result: dict[Tensor, list[Tensor]] = {}
         for (_, old), copy in self._copies.items():
@@ -117,7 +118,7 @@ class _Rewriting:
         return result
 
     def _copy(self, tensor: Tensor, consumer: Node) -> Tensor:
-        """A tensor computed again for a group: once, however many of its nodes take it."""
+        """Returns a tensor computed again for a group: once, however many of its nodes take it."""
         key = id(self._group_of[consumer]), tensor
         if key not in self._copies:
             nodes, _ = _cone(self._old, tensor)

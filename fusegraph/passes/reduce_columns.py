@@ -85,7 +85,9 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:
-    """The reductions of a shape that a block each makes, by their axes and the tensors that they are made of."""
+    """Returns the reductions of a shape that a block each makes, by their axes and the tensors that they are made
+    of.
+    """
     found: dict[_Alike, list[Node]] = {}
     for node in nodes:
         if chunk(graph, node, target) is None:
@@ -96,8 +98,8 @@ def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) 
 def _split(
     node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves, target: Target
 ) -> Split | None:
-    """How to split a reduction, if a kernel that reduces rows along some axes, made of the tensors ``read``, had better
-    make the parts of it.
+    """Returns how to split a reduction, if a kernel that reduces rows along some axes, made of the tensors ``read``,
+    had better make the parts of it.
     """
     x, axes = node.inputs[0], node.attributes["axes"]
     if set(axes) >= set(along) or not leaves.of(node) & read:

@@ -61,7 +61,9 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
 
 
 def _split(graph: Graph, node: Node) -> Split | None:
-    """How to split a reduction for the contraction that it follows from; None if it is none or stays as it is."""
+    """Returns how to split a reduction for the contraction that it follows from; None if it is none or stays as it
+    is.
+    """
     if not can_be_split(node) or returns(graph, node):
         return None
     anchor, x, axes = _anchor(graph, node), node.inputs[0], node.attributes["axes"]
@@ -72,7 +74,7 @@ def _split(graph: Graph, node: Node) -> Split | None:
 
 
 def _anchor(graph: Graph, node: Node) -> Node | None:
-    """The contraction from whose result, of the same shape, what a node reduces follows element by element."""
+    """Returns the contraction from whose result, of the same shape, what a node reduces follows element by element."""
     shape, stack, seen = node.inputs[0].shape, [node.inputs[0]], set()
     while stack:
         producer = graph.producer(stack.pop())

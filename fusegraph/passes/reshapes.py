@@ -21,7 +21,7 @@ from fusegraph.pattern import op
 
 Shape = tuple[int, ...]
 #: What is fused with other kernels, whose results are better left as they are.
-_ANCHORS = frozenset({Kind.CONTRACTION, Kind.WINDOW, Kind.TRANSFORM})
+_ANCHORS = frozenset({Kind.CONTRACTION, Kind.POOLING, Kind.TRANSFORM})
 
 
 def move_reshapes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -31,7 +31,7 @@ def move_reshapes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 
 
 def _seeds(graph: Graph) -> Iterator[tuple[Node, tuple[Tensor, Shape]]]:
-    """The reshapes to move: node -> (its tensor of fewer dimensions, the shape with more)."""
+    """Yields the reshapes to move: node -> (its tensor of fewer dimensions, the shape with more)."""
     for node in graph.nodes:
         if not op.reshape().fits(graph, node):
             continue
@@ -43,7 +43,7 @@ def _seeds(graph: Graph) -> Iterator[tuple[Node, tuple[Tensor, Shape]]]:
 
 
 def _meets_reduction(graph: Graph, tensor: Tensor) -> bool:
-    """Whether a tensor is next to a reduction, or pointwise nodes lead from it to one, forth or back."""
+    """Returns true if a tensor is next to a reduction, or pointwise nodes lead from it to one, forth or back."""
     stack, seen = [tensor], {tensor}
     while stack:
         current = stack.pop()
@@ -58,13 +58,13 @@ def _meets_reduction(graph: Graph, tensor: Tensor) -> bool:
 
 
 def _neighbours(graph: Graph, tensor: Tensor) -> list[Node]:
-    """The nodes that take a tensor, and the one that makes it."""
+    """Returns the nodes that take a tensor, and the one that makes it."""
     producer = graph.producer(tensor)
     return [*graph.consumers(tensor), *([producer] if producer is not None else [])]
 
 
 def _reduces_rows(node: Node) -> bool:
-    """Whether a node reduces the last dimensions, and not all."""
+    """Returns true if a node reduces the last dimensions, and not all."""
     if node.kind is not Kind.REDUCTION:
         return False
     shape = node.inputs[0].shape
@@ -103,7 +103,9 @@ class _Moving:
         self._moved |= found
 
     def _movable(self, node: Node, shape: Shape) -> bool:
-        """Whether a node goes element by element over a shape, by itself and not as a part of another kernel."""
+        """Returns true if a node goes element by element over a shape, by itself and not as a part of another
+        kernel.
+        """
         if node.kind is not Kind.POINTWISE or node.op.shapes or node.output.shape != shape:
             return False
         producers = map(self._old.producer, node.inputs)
@@ -141,7 +143,7 @@ class _Moving:
         self._fine[tensor, shape] = graph.add_node(Node(node.op, inputs, node.attributes, result)).output
 
     def _divided(self, tensor: Tensor, space: Shape, shape: Shape) -> Tensor:
-        """A tensor that broadcasts to a space, in the finer shape of that space."""
+        """Returns a tensor that broadcasts to a space, in the finer shape of that space."""
         key = tensor, shape
         if tensor.is_constant and tensor.size == 1:
             return self._coarse(tensor)
@@ -155,7 +157,7 @@ class _Moving:
         return self._fine[key]
 
     def _coarse(self, tensor: Tensor) -> Tensor:
-        """A tensor in its own shape: joined again if it was computed in a finer one."""
+        """Returns a tensor in its own shape: joined again if it was computed in a finer one."""
         if tensor not in self._rewrite.new:
             source = next(new for (old, _), new in self._fine.items() if old is tensor)
             self._rewrite.take_over(Node(TABLE["reshape"], (source,), {"shape": tensor.shape}, tensor), (source,))

@@ -54,11 +54,13 @@ class Rewrite:
         self.graph.inputs = [self.new[t] for t in old.inputs]
 
     def inputs(self, node: Node) -> tuple[Tensor, ...]:
-        """The new graph's operands of a node."""
+        """Returns the new graph's operands of a node."""
         return tuple(self.new[t] for t in node.inputs)
 
     def result(self, old: Tensor) -> Tensor:
-        """The new graph's tensor for one of the old graph's, with its name, shape and dtype; made if there is none."""
+        """Returns the new graph's tensor for one of the old graph's, with its name, shape and dtype; made if there
+        is none.
+        """
         if old not in self.new:
             strides = self._strides.get(old, old.strides)
             made = self.new[old] = self.graph._add_tensor(old.name, old.shape, strides, old.dtype, old.value)
@@ -80,7 +82,7 @@ class Rewrite:
 
 
 def named(tensor: Tensor, after: str, part: str) -> Tensor:
-    """The tensor, named after another one; a name that gives way to one of the user's."""
+    """Returns the tensor, named after another one; a name that gives way to one of the user's."""
     graph = tensor.graph
     graph._rename(tensor, graph._unique(f"{after[:180]} {part}"))
     graph._automatic.add(tensor)
@@ -96,14 +98,14 @@ def intermediate(
     dtype: DType,
     value: np.ndarray[Any, Any] | None = None,
 ) -> Tensor:
-    """A new tensor that is named so, for the result of a node, or a constant."""
+    """Returns a new tensor that is named so, for the result of a node, or a constant."""
     made = graph._add_tensor(graph._unique(f"{after[:180]} {part}"), shape, strides, dtype, value)
     graph._automatic.add(made)
     return made
 
 
 def live_nodes(graph: Graph) -> set[Node]:
-    """Nodes some output depends on."""
+    """Returns nodes some output depends on."""
     live: set[Node] = set()
     stack = [n for n in map(graph.producer, graph.outputs) if n is not None]
     while stack:

@@ -30,24 +30,25 @@ MAX_FOLDED_BYTES = 1 << 20
 
 
 def _forwards(_: Found, node: Node) -> bool:
-    """Whether a slice of everything has the elements in their order."""
+    """Returns true if a slice of everything has the elements in their order."""
     return all(step == 1 or size <= 1 for step, size in zip(node.attributes["steps"], node.output.shape))
 
 
 def _in_order(_: Found, node: Node) -> bool:
-    """Whether a transpose leaves the order of all dimensions of more than one element."""
+    """Returns true if a transpose leaves the order of all dimensions of more than one element."""
     moved = [d for d in node.attributes["perm"] if node.inputs[0].shape[d] != 1]
     return moved == sorted(moved)
 
 
 def _plain_twice(found: Found, node: Node) -> bool:
-    """Whether a relu has no slope, and is of one that is the same."""
+    """Returns true if a relu has no slope, and is of one that is the same."""
     inner = found.graph.producer(node.inputs[0])
     return not node.attributes.get("negative_slope") and inner is not None and inner.attributes == node.attributes
 
 
 def _divided_and_turned(node: Node, found: Found) -> Tensor | None:
-    """The dimensions in another order, which is a view however x lies in memory, if what the inner reshape joins is
+    """Returns the dimensions in another order, which is a view however x lies in memory, if what the inner reshape
+    joins is
     divided again.  Heads are joined with the batch like this, and divided.
     """
     graph, x, joined, turn = found.graph, found["x"], found["joined"], found.nodes[1]
@@ -135,7 +136,7 @@ def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 
 
 def _namesakes(counterparts: Mapping[Tensor, Tensor]) -> dict[str, tuple[str, ...]]:
-    """The names of the new graph's tensors that stand for one of another name, or for several, and whose."""
+    """Returns the names of the new graph's tensors that stand for one of another name, or for several, and whose."""
     found: dict[str, tuple[str, ...]] = {}
     for old, new in counterparts.items():
         found[new.name] = (*found.get(new.name, ()), old.name)
@@ -143,7 +144,9 @@ def _namesakes(counterparts: Mapping[Tensor, Tensor]) -> dict[str, tuple[str, ..
 
 
 def _replaced(graph: Graph, node: Node, free: bool) -> Node | Tensor | None:
-    """What the first rule that applies makes of a node; the same result of another node unless it is ``free``."""
+    """Returns what the first rule that applies makes of a node; the same result of another node unless it is
+    ``free``.
+    """
     for pattern, by in _OF.get(node.op, ()):
         found = next(pattern.of(Found(graph), node), None) if free or isinstance(by, Made) else None
         if found is None:
@@ -170,7 +173,7 @@ def _key(node: Node) -> Any:
 
 
 def _refined(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape of fewest dimensions of which the dimensions of both shapes are made, None if there is none."""
+    """Returns the shape of fewest dimensions of which the dimensions of both shapes are made, None if there is none."""
     if 0 in shape:
         return None
     steps = sorted({*accumulate(reversed(shape), mul), *accumulate(reversed(other), mul), 1})
@@ -180,7 +183,7 @@ def _refined(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] 
 
 
 def _folded(graph: Graph, node: Node) -> Tensor | None:
-    """The value of a pointwise or movement node of constants as a constant, if it is small."""
+    """Returns the value of a pointwise or movement node of constants as a constant, if it is small."""
     kinds = (Kind.POINTWISE, Kind.MOVEMENT)
     foldable = node.kind in kinds and node.op.reads_values and all(t.is_constant for t in node.inputs)
     if not foldable or node.output.nbytes > MAX_FOLDED_BYTES:

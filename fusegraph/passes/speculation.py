@@ -1,6 +1,6 @@
 """Rewrites that are undone where no kernel takes what they make, so that every well-formed graph compiles.
 
-Attention is recognised before it is known where the tensors around it will lie, gradients are joined before a schedule
+Attention is recognised before it is known where the tensors around it will lie, gradients are fused before a schedule
 is chosen, reductions are split before it is known which kernel makes the parts.  Where that is not accepted, the
 pipeline runs again without that one rewrite, and the reason becomes part of its decisions.
 """
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from codegen.declined import Declined
 from fusegraph.graph import Node
-from fusegraph.lowering.attention_front import fronts_of
+from fusegraph.lowering.attention_prologue import prologues_of
 from fusegraph.lowering.base import LeftOut
 from fusegraph.ops.base import Kind
 
@@ -20,8 +20,8 @@ Made = TypeVar("Made")
 Accepted = TypeVar("Accepted")
 
 #: Passes whose rewrites can be left out one by one, and fusion: the names by which they are known in `LeftOut`.
-ATTENTION, FRONT = "attention", "attention's operands"
-GRADIENTS, JOINED = "attention's gradients", "joined gradients"
+ATTENTION, PROLOGUE = "attention", "attention's operands"
+GRADIENTS, FUSED_GRADIENTS = "attention's gradients", "fused gradients"
 FUSION = "fusion"
 
 
@@ -64,8 +64,8 @@ def _rewrites(nodes: Sequence[Node]) -> list[tuple[str, str]]:
     """Returns the last rewrite that made a group of nodes; none if they are as users write them."""
     for node in nodes:
         if node.kind is Kind.ATTENTION:
-            return [(FRONT if any(fronts_of(node)) else ATTENTION, node.attributes["origin"])]
+            return [(PROLOGUE if any(prologues_of(node)) else ATTENTION, node.attributes["origin"])]
         if node.kind is Kind.ATTENTION_BACKWARD:
-            joined = "by_queries" in node.attributes["results"]
-            return [(JOINED if joined else GRADIENTS, node.attributes["origin"])]
+            fused = "by_queries" in node.attributes["results"]
+            return [(FUSED_GRADIENTS if fused else GRADIENTS, node.attributes["origin"])]
     return [(FUSION, node.name) for node in nodes] if len(nodes) > 1 else []

@@ -14,7 +14,7 @@ from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
-from fusegraph.lowering.attention_front import multiplied
+from fusegraph.lowering.attention_prologue import multiplied
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
@@ -48,7 +48,7 @@ def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 
 def best_parts(node: Node, target: Target) -> int:
-    """The parts in which the keys of an attention are worked on; 1 if it stays whole."""
+    """Returns the parts in which the keys of an attention are worked on; 1 if it stays whole."""
     score: Score = node.attributes["score"]
     space: tuple[int, ...] = score.anchor.output.shape
     *batch, rows, keys = space
@@ -71,8 +71,8 @@ def best_parts(node: Node, target: Target) -> int:
 
 
 def _selects_nan(node: Node) -> bool:
-    """Whether zeros are chosen instead of probabilities that are NaN, as those of rows without keys are: combined, the
-    results of such rows are NaN.
+    """Returns true if zeros are chosen instead of probabilities that are NaN, as those of rows without keys are:
+    combined, the results of such rows are NaN.
     """
     weight: Weight | None = node.attributes["weight"]
     return (

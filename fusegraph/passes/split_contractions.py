@@ -14,7 +14,7 @@ from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
-from fusegraph.lowering import window
+from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
@@ -68,13 +68,13 @@ def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 
 def parts_of(node: Node, graph: Graph, target: Target) -> int:
-    """The parts that a node is to be summed up in; 1 for those that stay whole."""
+    """Returns the parts that a node is to be summed up in; 1 for those that stay whole."""
     return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
-    """The parts that a contraction is to be summed up in, 1 if it stays whole, and the cycles that it is estimated to
-    take then.
+    """Returns the parts that a contraction is to be summed up in, 1 if it stays whole, and the cycles that it is
+    estimated to take then.
     """
     before, launch = _cycles(node, graph, 1, target), target.launch_cycles
     if before <= (START + 2 * LEAST_SAVED) * launch or not _may_be_cut(node, graph, target):
@@ -88,13 +88,13 @@ def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
 
 
 def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
-    """Whether the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
+    """Returns true if the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
     if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
     common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
         return False
-    if node.op.role is not Role.MATMUL and window.suits(node, graph) is None:
+    if node.op.role is not Role.MATMUL and direct_convolution.suits(node, graph) is None:
         return False
     if common.is_float != node.output.dtype.is_float or (common.is_int and node.output.dtype.itemsize < 4):
         return False
@@ -102,11 +102,11 @@ def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
 
 
 def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
-    """Cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less than what
-    it reads and writes takes; and the kernel that adds up the parts.
+    """Returns cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less
+    than what it reads and writes takes; and the kernel that adds up the parts.
     """
     alone = Graph("alone", graph.io_dtype, graph.compute_dtype)
-    inputs = tuple(alone._add_tensor(f"factor {n}", t.shape, t.strides, t.dtype) for n, t in enumerate(node.inputs))
+    inputs = tuple(alone._add_tensor(f"operand {n}", t.shape, t.strides, t.dtype) for n, t in enumerate(node.inputs))
     output = alone._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
     if parts == 1:
         made = alone.add_node(Node(node.op, inputs, node.attributes, output)).output
@@ -120,7 +120,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
 
 
 def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None:
-    """The dimension that can be cut; None if there is none, or it cannot be worthwhile."""
+    """Returns the dimension that can be cut; None if there is none, or it cannot be worthwhile."""
     first, second = node.inputs
     shape = node.output.shape
     unit = STAGE if _tensor_cores(node, common, graph) else 1
@@ -139,7 +139,7 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
 
 
 def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:
-    """Bytes of an element if tensor cores multiply them, else 0."""
+    """Returns bytes of an element if tensor cores multiply them, else 0."""
     if graph.compute_dtype != float32 or common.is_bool:
         return 0
     if common == float32:
@@ -148,14 +148,14 @@ def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:
 
 
 def _is_of_many(node: Node, graph: Graph) -> bool:
-    """Whether products that share their first factor meet, and so are one kernel without room for the results."""
+    """Returns true if products that share operand A meet, and so are one kernel without room for the results."""
     others = [n for n in graph.consumers(node.inputs[0]) if n.op is node.op and n.inputs[0] is node.inputs[0]]
     alike = [n for n in others if n.output.shape == node.output.shape]
     return len(alike) > 1 and meet(graph, alike)
 
 
 def _common(node: Node) -> DType:
-    """The dtype of the factors."""
+    """Returns the dtype of the operands."""
     return node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
 
 

@@ -1,8 +1,8 @@
 """Parts of a product's result that meet again are made by products of parts: SwiGLU with one weight is one kernel.
 
 The columns of ``x @ w`` from i to j are ``x @ w[:, i:j]``, and of a convolution's result channels are filters.
-Products that share their first factor and meet in a pointwise node are one kernel (`lowering.contraction`), which needs
-no room for the whole result; slices of the second factor are views of it.
+Products that share operand A and meet in a pointwise node are one kernel (`lowering.contraction`), which needs
+no room for the whole result; slices of operand B are views of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.pattern import op
 
-#: Parts that a kernel multiplies with one tile of the first factor at most.
+#: Parts that a kernel multiplies with one tile of operand A at most.
 MOST_PARTS = 4
-#: Parts begin at multiples of so many bytes, as the copy engine needs it.
+#: Parts begin at multiples of so many bytes, as TMA needs it.
 PART_BYTES = 16
-#: op -> (the axis of the result that is cut, that of the second factor).
+#: op -> (the axis of the result that is cut, that of operand B).
 _AXES = {TABLE["matmul"]: (-1, -1), TABLE["conv_fprop"]: (1, 0)}
 
 
@@ -45,7 +45,7 @@ def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 
 
 def _parts(graph: Graph, node: Node) -> Sequence[Node]:
-    """The slices that are all that is taken of a product, if products of parts are better."""
+    """Returns the slices that are all that is taken of a product, if products of parts are better."""
     axes = _AXES.get(node.op)
     if axes is None or node.attributes.get("groups", 1) != 1 or node.output in graph.outputs:
         return ()
@@ -62,7 +62,7 @@ def _parts(graph: Graph, node: Node) -> Sequence[Node]:
 
 
 def _cuts(node: Node, axis: int, width: int) -> bool:
-    """Whether a slice takes neighbours along one axis, and all of the others."""
+    """Returns true if a slice takes neighbours along one axis, and all of the others."""
     shape, source = node.output.shape, node.inputs[0].shape
     whole = all(a == b for d, (a, b) in enumerate(zip(shape, source)) if d != axis)
     steps = all(step == 1 for step, size in zip(node.attributes["steps"], shape) if size > 1)
@@ -70,7 +70,7 @@ def _cuts(node: Node, axis: int, width: int) -> bool:
 
 
 def meet(graph: Graph, parts: Sequence[Node]) -> bool:
-    """Whether there is a pointwise node that depends on all parts by pointwise nodes of their shape."""
+    """Returns true if there is a pointwise node that depends on all parts by pointwise nodes of their shape."""
     shape = parts[0].output.shape
     found = []
     for part in parts:
@@ -86,7 +86,7 @@ def meet(graph: Graph, parts: Sequence[Node]) -> bool:
 
 
 def _part(graph: Graph, tensor: Tensor, product: Node, cut: Node) -> Tensor:
-    """The part of a second factor that a slice of the product follows from."""
+    """Returns the part of an operand B that a slice of the product follows from."""
     axis, own = (a % t.rank for a, t in zip(_AXES[product.op], (product.output, tensor)))
     starts: list[int | None] = [None] * tensor.rank
     stops: list[int | None] = [None] * tensor.rank

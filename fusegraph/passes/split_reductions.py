@@ -50,7 +50,7 @@ def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
-    """The graph with some of its reductions split, or itself if there are none."""
+    """Returns the graph with some of its reductions split, or itself if there are none."""
     if not chunks:
         return same(graph)
     rewrite = Rewrite(graph)
@@ -69,7 +69,7 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
 
 
 def half_of(simplified: Rewritten, node: Node) -> Node:
-    """The node that makes the parts of a reduction that `split` has split."""
+    """Returns the node that makes the parts of a reduction that `split` has split."""
     x = simplified.counterparts[node.inputs[0]]
     half = simplified.graph.producer(simplified.counterparts[node.output])
     while half is not None and half.inputs[0] is not x:
@@ -79,7 +79,7 @@ def half_of(simplified: Rewritten, node: Node) -> Node:
 
 
 def chunk(graph: Graph, node: Node, target: Target) -> int | None:
-    """The elements of a part of a reduction that is to be split, None for other nodes."""
+    """Returns the elements of a part of a reduction that is to be split, None for other nodes."""
     if not can_be_split(node):
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
@@ -92,7 +92,7 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
 
 
 def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
-    """The elements of a part: a power of two, so that parts begin where memory is aligned."""
+    """Returns the elements of a part: a power of two, so that parts begin where memory is aligned."""
     length = prod(x.shape[d] for d in axes)
     total = x.size * x.dtype.itemsize
     wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
@@ -102,28 +102,32 @@ def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Targe
 
 
 def can_be_split(node: Node) -> bool:
-    """Whether a node is a reduction that can be made of parts."""
+    """Returns true if a node is a reduction that can be made of parts."""
     return node.op.role is Role.REDUCE and node.attributes["mode"] in COMBINED and node.inputs[0].size > 0
 
 
 def of_whole(node: Node) -> bool:
-    """Whether the parts of a reduction can be made by reductions."""
+    """Returns true if the parts of a reduction can be made by reductions."""
     return mode_of(node).part.name in MODES
 
 
 def returns(graph: Graph, node: Node) -> bool:
-    """Whether one kernel may read what is reduced once, for the reduction and for something as large that follows."""
+    """Returns true if one kernel may read what is reduced once, for the reduction and for something as large that
+    follows.
+    """
     x = node.inputs[0]
     return keeps_whole(parallelism(x, node.attributes["axes"])) and _returns(graph, node, x)
 
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
-    """Whether something as large as what is reduced follows from the result."""
+    """Returns true if something as large as what is reduced follows from the result."""
     return any(t.size >= x.size for _, n in nx.bfs_edges(graph.network, node) for t in n.outputs)
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
-    """The mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner one."""
+    """Returns the mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner
+    one.
+    """
 
     def made_by(tensor: Tensor, role: Role) -> Node | None:
         found = graph.producer(tensor)
@@ -214,7 +218,7 @@ class _Writer:
         )
 
     def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
-        """The parts of a reduction, or the same ones of another."""
+        """Returns the parts of a reduction, or the same ones of another."""
         keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
@@ -224,7 +228,7 @@ class _Writer:
         return self._parts[key]
 
     def _accumulator(self, node: Node) -> DType:
-        """The dtype of the parts: that in which they are combined."""
+        """Returns the dtype of the parts: that in which they are combined."""
         dtype = accumulator(mode_of(node).combiner, node.inputs[0].dtype, node.output.dtype)
         return compute_dtype(dtype, self._graph.compute_dtype)
 

@@ -83,7 +83,7 @@ def _step(op: Op, inputs: tuple[Tensor, ...], how: Order, run: int, keep: int) -
 
 
 def _length(step: _Step) -> int:
-    """The elements of a row that a step leaves."""
+    """Returns the elements of a row that a step leaves."""
     op, inputs, attributes = step
     found = op.infer(tuple(t.type for t in inputs), attributes)
     assert isinstance(found, TensorType)

@@ -56,7 +56,7 @@ def place_views(graph: Graph, groups: Sequence[GroupView], taken: Callable[[Grou
 
 
 def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> frozenset[Node]:
-    """The nodes that need no kernel, of all but those to be kept; places their tensors."""
+    """Returns the nodes that need no kernel, of all but those to be kept; places their tensors."""
     for tensor in graph.tensors.values():
         tensor.base, tensor.start = tensor, 0
         tensor.strides, tensor.own_strides = tensor.own_strides or tensor.strides, None
@@ -66,7 +66,7 @@ def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> froze
     free: set[Node] = set()
 
     def movable(tensor: Tensor) -> bool:
-        """Whether we may say where a tensor is written."""
+        """Returns true if we may say where a tensor is written."""
         return graph.producer(tensor) is not None and tensor not in outputs and tensor.base is tensor
 
     for node in reversed(alone):

@@ -35,7 +35,9 @@ _STALE_SECONDS = 3600.0
 
 
 def safe_name(text: str) -> str:
-    """A file name that resembles a text: letters, digits, ``_ . + -``, no dot or dash in front, at most 100 bytes."""
+    """Returns a file name that resembles a text: letters, digits, ``_ . + -``, no dot or dash in front, at most 100
+    bytes.
+    """
     name = re.sub(r"[^\w.+-]+", "_", text).encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
     return name.lstrip(".-").rstrip(".") or "graph"
 
@@ -60,7 +62,9 @@ class UniqueNames:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: tuples become lists, floats that are no finite numbers None, other objects their text."""
+    """Returns a value as JSON has it: tuples become lists, floats that are no finite numbers None, other objects
+    their text.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -73,12 +77,14 @@ def plain(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """``value`` as JSON text, indented, without the NaN and Infinity that JSON has not."""
+    """Returns ``value`` as JSON text, indented, without the NaN and Infinity that JSON has not."""
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
 def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
-    """Path in the folder -> contents: each kernel's ``.cu``, and under ``include/`` the device headers they include."""
+    """Returns path in the folder -> contents: each kernel's ``.cu``, and under ``include/`` the device headers they
+    include.
+    """
     files: dict[str, bytes] = {}
     library: dict[str, str | None] = {}
     for source in sources:

@@ -36,7 +36,7 @@ TENSOR_CORE_UNIT = 2.0**-22
 #: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
 #: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
-#: Relative error of a float32 factor in tf32: 10 bits after the leading one, rounded to nearest.
+#: Relative error of a float32 operand in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
 
 
@@ -62,7 +62,7 @@ class Rounding:
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
-    """(reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
+    """Returns (reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
 
     The value of a composite, or of a function's call (`fusegraph.calls`), is its own NumPy meaning, which shares
     nothing with the nodes that it is made of; the bound follows from these, whose names are those of
@@ -90,7 +90,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
-    """Constants and inputs, which are exact."""
+    """Returns constants and inputs, which are exact."""
     stored = {t: t.value for t in graph.tensors.values() if t.value is not None}
     stored |= {t: inputs[t.name] for t in graph.inputs}
     values = {t: to_reference(array, t.dtype) for t, array in stored.items()}
@@ -113,7 +113,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = _sort(node, operands[0])
     elif node.kind is Kind.SCATTER:
         error = scatter(graph, node, operands)
-    elif node.kind is Kind.WINDOW:
+    elif node.kind is Kind.POOLING:
         error = _window(graph, node, operands)
     elif node.kind is Kind.MOVEMENT:
         error = _taken_along(node, operands)
@@ -145,14 +145,14 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
 
 
 def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """The magnitude of the terms of an op whose terms cancel."""
+    """Returns the magnitude of the terms of an op whose terms cancel."""
     assert node.op.scale is not None
     scale = np.broadcast_to(node.op.scale(*(v for v, _ in operands), **node.attributes), node.output.shape)
     return np.where(np.isfinite(scale), scale, 0.0)
 
 
 def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple[Array, Array]:
-    """The reference (itself rounded in strict mode) and how far from it a rounded value may be.
+    """Returns the reference (itself rounded in strict mode) and how far from it a rounded value may be.
 
     Rounding is monotonic, saturation and overflow included: it keeps values between their rounded limits.
     """
@@ -165,15 +165,15 @@ def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple
 
 
 def _slack(value: Array, error: Array) -> Array:
-    """The bound, and the rounding of adding it to the value in float64."""
+    """Returns the bound, and the rounding of adding it to the value in float64."""
     return np.asarray(error + 2 * np.where(np.isfinite(value), np.abs(value), 0.0) * float64.unit_roundoff)
 
 
 def _contraction(
     graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array, *, coarse: int | None
 ) -> Array:
-    """(K + 2) u sum |a||b|, plus what the factors' own errors and their rounding to tf32 bring, and what tensor cores
-    cut off of sums of fp8 products, of which at most ``coarse`` (0: all) follow one another.
+    """Returns (K + 2) u sum |a||b|, plus what the operands' own errors and their rounding to tf32 bring, and what
+    tensor cores cut off of sums of fp8 products, of which at most ``coarse`` (0: all) follow one another.
     """
     if not node.output.dtype.is_float:
         return np.full(value.shape, np.inf if any(e.any() for _, e in operands) else 0.0)
@@ -208,7 +208,8 @@ def _contraction(
 
 
 def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) -> Array:
-    """The bound of a sum of products by Winograd's algorithm, in float32, plus what the operands' own errors bring.
+    """Returns the bound of a sum of products by Winograd's algorithm, in float32, plus what the operands' own errors
+    bring.
 
     Every term of a result is rounded at most 10 times in the transform of the filter, the inexact coefficients
     included, 8 times in that of the input, 10 times in that of the output, once as a product and once by each addition
@@ -238,8 +239,8 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
 
 
 def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """That of the sum or mean of the most elements that a window holds; maxima are exact, as is where they are if
-    nothing is known to move.
+    """Returns that of the sum or mean of the most elements that a window holds; maxima are exact, as is where they
+    are if nothing is known to move.
     """
     (x, e), attributes, combiner = operands[0], {**node.attributes}, node.op.combiner
     e = np.where(np.isnan(e), np.inf, np.broadcast_to(e, x.shape))
@@ -266,7 +267,9 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
 
 
 def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """The bounds of the elements that the result has; a position that is not known for sure may bring any of them."""
+    """Returns the bounds of the elements that the result has; a position that is not known for sure may bring any of
+    them.
+    """
     attributes = {**node.attributes}
     if node.op.role is Role.PAD:
         attributes["value"] = 0
@@ -283,7 +286,9 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
 
 
 def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
-    """No element of sorted rows moves farther than the farthest of its row; positions are known if nothing moves."""
+    """Returns no element of sorted rows moves farther than the farthest of its row; positions are known if nothing
+    moves.
+    """
     x, e = operand
     e = np.broadcast_to(np.where(np.isnan(e), np.inf, e), x.shape)
     most = np.broadcast_to(e.max(axis=node.attributes["axis"], keepdims=True, initial=0.0), node.output.shape)
@@ -291,14 +296,16 @@ def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
 
 
 def _tf32_error(value: Array) -> Array:
-    """How far a factor may be from its value in tf32: subnormal numbers may become 0, the largest ones infinite."""
+    """Returns how far an operand may be from its value in tf32: subnormal numbers may become 0, the largest ones
+    infinite.
+    """
     magnitude = np.where(np.isfinite(value), np.abs(value), 0.0)
     error = np.where(magnitude < tiny(float32), magnitude, magnitude * TF32_UNIT)
     return np.where(magnitude > float32.max * (1 - TF32_UNIT), np.inf, error)
 
 
 def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
-    """How far the result moves when the operands move by their bounds.
+    """Returns how far the result moves when the operands move by their bounds.
 
     The sum over operands of how far each moves it alone, either way or onto the place where a discontinuity is likely
     (zero, or another operand), or what all of them do together at their ends (in comparisons at those places, too) if
@@ -337,12 +344,12 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
 
 
 def _known(value: Array, error: Array) -> Array:
-    """The values, 0 where nothing is known of one, not even that it is NaN."""
+    """Returns the values, 0 where nothing is known of one, not even that it is NaN."""
     return np.where(np.isnan(value) & np.isinf(error), 0.0, value) if value.dtype.kind == "f" else value
 
 
 def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -> list[Array]:
-    """Values of an operand within its bound: the two ends first, then where a discontinuity is likely."""
+    """Returns values of an operand within its bound: the two ends first, then where a discontinuity is likely."""
     v = values[position]
     if dtype.is_bool:
         return [np.where(error > 0, ~v, v), v]
@@ -367,7 +374,7 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
 
 
 def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
-    """Where an output, as stored, is what a correct kernel may give for this reference value and bound.
+    """Returns where an output, as stored, is what a correct kernel may give for this reference value and bound.
 
     Rounding is monotonic, so a correct result lies between the roundings of value - error and value + error.
     """

@@ -22,7 +22,7 @@ from fusegraph.ops.scatter import REDUCTIONS
 
 
 def tiny(dtype: DType) -> float:
-    """The smallest normal number: results below it may be flushed or lose digits."""
+    """Returns the smallest normal number: results below it may be flushed or lose digits."""
     return float(ml_dtypes.finfo(dtype.numpy).tiny)
 
 
@@ -35,7 +35,8 @@ Runs = Callable[[], tuple[Array, Array]]
 def combined(
     combiner: Combiner, over: Over, count: int | Array, compute: DType, runs: Runs | None = None
 ) -> tuple[Array, Array]:
-    """That of terms combined in any order, ``count`` at most, plus what the terms' own errors bring, and the size of
+    """Returns that of terms combined in any order, ``count`` at most, plus what the terms' own errors bring, and the
+    size of
     the result.  Extremes are exact, and integers that are known.
     """
     # A term that nothing is known of may be NaN; one that is NaN decides.
@@ -87,7 +88,7 @@ ERRORS = {ADD.name: _sum, MUL.name: _product, LOGADDEXP.name: _logarithm}
 
 
 def reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Array) -> Array:
-    """That of the mode of a reduction; extremes are exact."""
+    """Returns that of the mode of a reduction; extremes are exact."""
     x, e = operand
     mode, axes, keepdims = COMBINED[node.attributes["mode"]], node.attributes["axes"], node.attributes["keepdims"]
     if mode.before is not None:
@@ -106,7 +107,7 @@ def reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Arr
 
 
 def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
-    """That of every sum or product of its terms, in any order; extremes are exact."""
+    """Returns that of every sum or product of its terms, in any order; extremes are exact."""
     x, e = operand[0], np.broadcast_to(operand[1], operand[0].shape)
     axis, reverse, combiner = node.attributes["axis"], node.attributes["reverse"], node.op.combiner
     assert combiner is not None
@@ -115,7 +116,7 @@ def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
         return running(how, np.asarray(values, np.float64), axis, reverse)
 
     def runs() -> tuple[Array, Array]:
-        """The products of neighbours: quotients of two of the products from the first on."""
+        """Returns the products of neighbours: quotients of two of the products from the first on."""
         finite = _finite(x)
         logs = along(ADD, np.log2(np.where(finite > 0, finite + e, 1.0)))
         rise, fall = logs - along(MIN, np.minimum(logs, 0.0)), logs - along(MAX, np.maximum(logs, 0.0))
@@ -126,7 +127,9 @@ def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
 
 
 def scatter(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """That of what is put or combined at each place, in any order; where an index is not known for sure, anything."""
+    """Returns that of what is put or combined at each place, in any order; where an index is not known for sure,
+    anything.
+    """
     (x, ex), (index, ei), (updates, eu) = ((v, np.broadcast_to(e, v.shape)) for v, e in operands)
     attributes = {**node.attributes}
     reduction = attributes.pop("reduction")

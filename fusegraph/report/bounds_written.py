@@ -21,7 +21,7 @@ PROBES, ROUNDINGS, SPREAD = 2, 8.0, 16.0
 
 
 def too_narrow(graph: Graph) -> frozenset[str]:
-    """The tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
+    """Returns the tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
     return frozenset(
         t.name
         for result, call in graph.calls.items()
@@ -36,7 +36,7 @@ def meant(
     known: Mapping[Tensor, tuple[Array, Array]],
     parts: Mapping[Tensor, tuple[Array, Array]],
 ) -> dict[Tensor, tuple[Array, Array]]:
-    """The results of a composite, or of a call that the node is the last of, and their bounds.
+    """Returns the results of a composite, or of a call that the node is the last of, and their bounds.
 
     ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
     the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
@@ -79,8 +79,8 @@ def _spread(
     operands: Sequence[Tensor],
     known: Mapping[Tensor, tuple[Array, Array]],
 ) -> list[Array]:
-    """How far results move, many times over, as operands of floats are rounded or move by their bounds: an estimate, by
-    a few random draws; infinite where one of these is not finite, or where an operand may be anything.
+    """Returns how far results move, many times over, as operands of floats are rounded or move by their bounds: an
+    estimate, by a few random draws; infinite where one of these is not finite, or where an operand may be anything.
     """
     rng = np.random.default_rng(0)
     moved = [np.zeros(np.shape(x)) for x in exact]
@@ -104,7 +104,7 @@ def _spread(
 
 
 def distance(a: Array, b: Array) -> Array:
-    """|a - b|; infinite where only one is NaN or they are different infinities."""
+    """Returns |a - b|; infinite where only one is NaN or they are different infinities."""
     if a.dtype == np.bool_:
         return np.asarray(a != b, np.float64)
     x, y = a.astype(np.float64), b.astype(np.float64)

@@ -16,7 +16,7 @@ from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import ArgumentError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent
-from fusegraph.lowering.attention_front import fronts_of
+from fusegraph.lowering.attention_prologue import prologues_of
 from fusegraph.ops.base import Array, Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.plan import Plan
@@ -75,7 +75,7 @@ class CheckResult:
 
 
 def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[str, Array]:
-    """Arrays for a graph's inputs, by name, in their layouts: normal numbers, small integers, coin tosses.
+    """Returns arrays for a graph's inputs, by name, in their layouts: normal numbers, small integers, coin tosses.
 
     special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
     """
@@ -86,7 +86,7 @@ def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[
 
 
 def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0) -> Array:
-    """Random values of a tensor's shape and dtype, as `random_inputs` makes them."""
+    """Returns random values of a tensor's shape and dtype, as `random_inputs` makes them."""
     dtype = tensor.dtype
     if dtype.is_bool:
         return rng.random(tensor.shape) < 0.5
@@ -102,7 +102,9 @@ def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0
 
 
 def laid_out(values: Array, tensor: Tensor) -> Array:
-    """The values in memory with a tensor's strides (elements repeated along a stride of 0 take the first value)."""
+    """Returns the values in memory with a tensor's strides (elements repeated along a stride of 0 take the first
+    value).
+    """
     base = np.zeros(max(extent(tensor.shape, tensor.strides), 1), tensor.dtype.numpy)
     steps = tuple(s * tensor.dtype.itemsize for s in tensor.strides)
     array = np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=steps)
@@ -110,14 +112,14 @@ def laid_out(values: Array, tensor: Tensor) -> Array:
     return array
 
 
-#: Composites -> the factors of their products, of what they are made of, that cuDNN rounds as our kernels do.
-_FACTORS = {"sdpa": ("rounded",), "sdpa_fp8": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
+#: Composites -> the operands of their products, of what they are made of, that cuDNN rounds as our kernels do.
+_OPERANDS = {"sdpa": ("rounded",), "sdpa_fp8": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
 #: Composites -> the sums of fp8 products that they are made of.
 _SUMS = {"sdpa_fp8": ("products", "attended")}
 
 
 def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
-    """Where an Executable's kernels round, for the error analysis."""
+    """Returns where an Executable's kernels round, for the error analysis."""
     plan = executable.plan
     if plan is None:
         return Rounding(strict=strict)
@@ -138,14 +140,14 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
         if (most := coarse_products(spec, schedule)) is not None:
             attended = [n for n in kernel.group.nodes if n.kind is Kind.ATTENTION]
             coarse |= {n.outputs[0]: most for n in attended or filter(_is_fp8, kernel.group.nodes)}
-    # What is in front of a contraction is rounded to the dtype of the factor that it makes, as if it were stored.
-    factors = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
-    stored = plan.partition.materialized | factors
+    # The prologue of a contraction is rounded to the dtype of the operand that it makes, as if it were stored.
+    operands = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
+    stored = plan.partition.materialized | operands
 
     every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterparts.items()]
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
-        """The graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
+        """Returns the graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
     constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
@@ -155,14 +157,14 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     }
     sums |= dict.fromkeys(_parts(plan, foreign, _SUMS), 0)
     narrowed = frozenset(_narrowed(plan, ours, foreign))
-    # What attention computes in front is rounded as if it were stored.
-    fronts = [f.name for n in ours if n.kind is Kind.ATTENTION for f in fronts_of(n) if f is not None]
-    kept = names(stored) | constants | {name for f in fronts for name in plan.namesakes.get(f, (f,))}
+    # The prologue of attention is rounded as if it were stored.
+    prologues = [f.name for n in ours if n.kind is Kind.ATTENTION for f in prologues_of(n) if f is not None]
+    kept = names(stored) | constants | {name for f in prologues for name in plan.namesakes.get(f, (f,))}
     return Rounding(kept, names(approximate), strict, sums, tiles, narrowed)
 
 
 def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Iterator[str]:
-    """The names of factors that attention among the nodes rounds, in kernels of ours and ``foreign`` ones."""
+    """Yields the names of operands that attention among the nodes rounds, in kernels of ours and ``foreign`` ones."""
     found: list[str] = []
     for node in nodes:
         if node.kind is Kind.ATTENTION and node.attributes["rounded"]:
@@ -171,25 +173,25 @@ def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Ite
             found += node.attributes["rounded"]
     for name in found:
         yield from plan.namesakes.get(name, (name,))
-    yield from _parts(plan, foreign, _FACTORS)
+    yield from _parts(plan, foreign, _OPERANDS)
 
 
 def _parts(plan: Plan, nodes: Iterable[Node], of: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The names of parts of composites."""
+    """Yields the names of parts of composites."""
     for node in nodes:
         for name in plan.namesakes.get(node.name, (node.name,)):
             yield from (f"{name} {part}" for part in of.get(node.op.name, ()))
 
 
 def _is_fp8(node: Node) -> bool:
-    """Whether a node sums up products of fp8."""
+    """Returns true if a node sums up products of fp8."""
     return node.kind is Kind.CONTRACTION and all(t.dtype.is_float and t.dtype.itemsize == 1 for t in node.inputs)
 
 
 def compare(
     graph: Graph, inputs: Mapping[str, Array], outputs: Mapping[str, Array], rounding: Rounding, *, slack: float = 0.0
 ) -> tuple[OutputCheck, ...]:
-    """Outputs, by name and as stored, against the reference.
+    """Returns outputs, by name and as stored, against the reference.
 
     slack is how far an element of a float output may be beyond its bound, relative to the output's largest element.
     """
@@ -229,7 +231,9 @@ def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> Outpu
 
 
 def placed(array: Any, device: Device) -> Any:
-    """An array on a device: as it is on the CPU; on a GPU a copy of NumPy arrays with their strides, gaps included."""
+    """Returns an array on a device: as it is on the CPU; on a GPU a copy of NumPy arrays with their strides, gaps
+    included.
+    """
     if not device.is_cuda:
         return array
     if not isinstance(array, np.ndarray) or any(s < 0 or s % array.itemsize for s in array.strides):
@@ -243,7 +247,7 @@ def placed(array: Any, device: Device) -> Any:
 
 
 def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """An Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be.
+    """Returns an Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be.
 
     On the cpu engine outputs are given memory that holds none of the results of an earlier run: bytes of 0xff, NaN in
     every float dtype.
@@ -256,7 +260,7 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def _untouched(tensor: Tensor) -> Array:
-    """An array for an output, every element all ones."""
+    """Returns an array for an output, every element all ones."""
     if tensor.dtype.is_packed:
         return np.full(tensor.dtype.nbytes(extent(tensor.shape, tensor.strides)), 0xFF, np.uint8)
     array = empty_numpy(tensor.shape, tensor.strides, tensor.dtype.numpy)
@@ -272,7 +276,7 @@ def check_executable(
     seed: int = 0,
     strict: bool = False,
 ) -> CheckResult:
-    """An Executable against the reference on inputs, by name (default: random ones).
+    """Returns an Executable against the reference on inputs, by name (default: random ones).
 
     outputs, by name, are what a call on these inputs gave, if there was one; it is then not made again.  On the cpu
     engine the kernels run twice (a given call counts), their threads in opposite orders, and must give the same bits.

@@ -158,7 +158,7 @@ class _Built:
 def _on(
     engine: str, graph: Graph, inputs: Mapping[str, Array], options: _Options
 ) -> tuple[EngineResult, dict[str, Array] | None]:
-    """The row of an engine, and its outputs if it ran."""
+    """Returns the row of an engine, and its outputs if it ran."""
     with contextlib.ExitStack() as stack:
         try:
             began = time.perf_counter()
@@ -227,7 +227,7 @@ def _engine(
 
 
 def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> tuple[float, str]:
-    """Microseconds of a call whose arrays are in place already, outputs included."""
+    """Returns microseconds of a call whose arrays are in place already, outputs included."""
     device = executable.device
     arrays = [placed(inputs[t.name], device) for t in executable.graph.inputs]
     if device.is_cuda:
@@ -258,7 +258,7 @@ def _torch(
 
 
 def _best_of(call: Callable[[], object]) -> tuple[float, str]:
-    """Microseconds of the fastest of a few calls, fewer if they take seconds."""
+    """Returns microseconds of the fastest of a few calls, fewer if they take seconds."""
     times: list[float] = []
     while len(times) < _CPU_RUNS and sum(times) < _CPU_SECONDS:
         began = time.perf_counter()
@@ -294,7 +294,7 @@ def _difference(
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as plain data, ready for JSON; see `fusegraph.cli.compare` for its keys."""
+    """Returns a comparison as plain data, ready for JSON; see `fusegraph.cli.compare` for its keys."""
     return {
         "name": comparison.graph,
         "seed": comparison.seed,

@@ -159,7 +159,7 @@ def _compiler() -> list[Finding]:
 
 
 def _cudnn_library() -> list[Finding]:
-    """The library of the PyPI package, else one that the system's loader finds."""
+    """Returns the library of the PyPI package, else one that the system's loader finds."""
     name, needed = "cuDNN library", _FOR_CUDNN
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         package = importlib.metadata.distribution("nvidia-cudnn-cu13")
@@ -174,7 +174,7 @@ def _cudnn_library() -> list[Finding]:
 
 
 def _distribution(name: str, package: str, needed: str, install: str) -> list[Finding]:
-    """An installed Python distribution."""
+    """Returns an installed Python distribution."""
     try:
         found = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:

@@ -33,7 +33,7 @@ STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_v
 
 
 def load_torch() -> Any:
-    """The module ``torch``.  Raises ToolchainError where it cannot be imported."""
+    """Returns the module ``torch``.  Raises ToolchainError where it cannot be imported."""
     try:
         import torch
     except Exception as error:  # a broken installation raises OSError and others
@@ -42,7 +42,7 @@ def load_torch() -> Any:
 
 
 def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Op name -> torch function of its operands, with its attributes as keywords."""
+    """Returns op name -> torch function of its operands, with its attributes as keywords."""
     f = torch.nn.functional
 
     def gen_index(x: Any, axis: int) -> Any:
@@ -70,7 +70,9 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def composed(torch: Any) -> dict[str, Callable[..., Any]]:
-    """The same for ops written as several torch functions, or that torch itself computes in steps on the CPU."""
+    """Returns the same for ops written as several torch functions, or that torch itself computes in steps on the
+    CPU.
+    """
 
     def relu(x: Any, negative_slope: float, lower_clip: float, upper_clip: float | None) -> Any:
         if negative_slope == 0:
@@ -102,7 +104,7 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def composites(torch: Any) -> dict[str, Callable[..., Any]]:
-    """The same for the ops that are made of others."""
+    """Returns the same for the ops that are made of others."""
     f = torch.nn.functional
     every = [True, True, True]
 
@@ -158,7 +160,7 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _known_to_torch(dtype: DType) -> np.dtype[Any]:
-    """NumPy's type of as many bits through which values of a dtype pass to and from torch."""
+    """Returns NumPy's type of as many bits through which values of a dtype pass to and from torch."""
     return np.dtype(np.int16) if dtype == bfloat16 else dtype.numpy
 
 
@@ -195,7 +197,7 @@ _CHECKS = dict.fromkeys(("layernorm", "rmsnorm", "layernorm_backward"), _check_l
 
 
 def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
-    """Op name -> the torch function of a node of movement."""
+    """Returns op name -> the torch function of a node of movement."""
     f = torch.nn.functional
 
     def sliced(node: Node) -> Callable[..., Any]:
@@ -263,7 +265,7 @@ class Eager:
             Kind.REDUCTION: self._reduction,
             Kind.SCAN: self._scan,
             Kind.SORT: self._sort,
-            Kind.WINDOW: partial(pooling, torch),
+            Kind.POOLING: partial(pooling, torch),
             **dict.fromkeys(POOLING_COMPOSITES, partial(pooling, torch)),
             "local_response_norm": partial(response_norm, torch),
             "identity": lambda node: lambda x: self._cast(x, node.output.dtype),
@@ -287,16 +289,16 @@ class Eager:
         return tuple(values[t] for t in self.graph.outputs)
 
     def tensor(self, array: Array, dtype: DType) -> Any:
-        """A NumPy array as a tensor on the device, its order in memory kept."""
+        """Returns a NumPy array as a tensor on the device, its order in memory kept."""
         tensor = self._torch.from_numpy(np.array(array, order="K").view(_known_to_torch(dtype)))
         return tensor.view(torch_dtype(self._torch, dtype)).to(self.device)
 
     def tensors(self, inputs: Mapping[str, Array]) -> list[Any]:
-        """The graph's inputs, by name, as tensors in order."""
+        """Returns the graph's inputs, by name, as tensors in order."""
         return [self.tensor(inputs[t.name], t.dtype) for t in self.graph.inputs]
 
     def arrays(self, results: Sequence[Any]) -> dict[str, Array]:
-        """The outputs as NumPy arrays by name."""
+        """Returns the outputs as NumPy arrays by name."""
         arrays = {}
         for tensor, result in zip(self.graph.outputs, results):
             bits = result.cpu().contiguous().view(getattr(self._torch, _known_to_torch(tensor.dtype).name))
@@ -375,7 +377,7 @@ class Eager:
         return run
 
     def _sort(self, node: Node) -> Callable[..., Any]:
-        """The sorted elements, or where they come from.  (Of those that are equal torch's topk takes any.)"""
+        """Returns the sorted elements, or where they come from.  (Of those that are equal torch's topk takes any.)"""
         axis, descending, keep = order_of(node.inputs[0].type, node.attributes)
         part, result = int(node.attributes.get("dtype") is not None), self._dtypes[node.output.dtype]
 
@@ -413,7 +415,7 @@ class Eager:
         return lambda loss, w: of_input(shape, turned(w), loss, *how)[inside]
 
     def _cast(self, x: Any, target: DType) -> Any:
-        """Floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
+        """Returns floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
         if target.is_int and x.is_floating_point():
             x = x.nan_to_num(nan=0.0).clamp(float(target.min), float(target.max))
         return x.to(self._dtypes[target])

@@ -15,7 +15,7 @@ POOLING_COMPOSITES = ("max_pool_backward", "adaptive_max_pool_backward", "global
 
 
 def response_norm(torch: Any, node: Node) -> Callable[..., Any]:
-    """The normalization of a window of channels."""
+    """Returns the normalization of a window of channels."""
     at, x, result = node.attributes, node.inputs[0], getattr(torch, node.output.dtype.name)
     if at["axis"] != 1:
         raise NotSupportedError(f"torch normalizes along the channels; {node.op.name} {node.name!r} does not")
@@ -25,7 +25,7 @@ def response_norm(torch: Any, node: Node) -> Callable[..., Any]:
 
 
 def pooling(torch: Any, node: Node) -> Callable[..., Any]:
-    """Pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
+    """Returns pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
     f, at = torch.nn.functional, node.attributes
     name, x, result = node.op.name, node.inputs[0], getattr(torch, node.output.dtype.name)
     axes = at["axes"]

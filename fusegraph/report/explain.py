@@ -19,7 +19,7 @@ MOST_LISTED = 24
 
 
 def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
-    """A plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``target`` is what the
+    """Returns a plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``target`` is what the
     plan's schedules were chosen for.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
@@ -57,7 +57,7 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
 
 
 def _parts(plan: Plan, name: str) -> str:
-    """That a convolution is summed up in parts, if it is: its node adds them up."""
+    """Returns that a convolution is summed up in parts, if it is: its node adds them up."""
     output = plan.simplified.tensors.get(name)
     total = plan.simplified.producer(output) if output is not None else None
     before = plan.simplified.producer(total.inputs[0]) if total is not None else None
@@ -65,8 +65,9 @@ def _parts(plan: Plan, name: str) -> str:
 
 
 def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | None = None) -> dict[str, Any]:
-    """A graph: ``name``; ``inputs[]``, ``outputs[]`` with ``name, shape, strides`` (elements) ``, dtype``; ``nodes[]``
-    with ``name, op, inputs, attributes, shape, dtype``, and ``kernel, kernel_name``: the ``number`` and ``name`` of the
+    """Returns a graph: ``name``; ``inputs[]``, ``outputs[]`` with ``name, shape, strides`` (elements) ``, dtype``;
+    ``nodes[]`` with ``name, op, inputs, attributes, shape, dtype``, and ``kernel, kernel_name``: the ``number`` and
+    ``name`` of the
     kernel that computes it, None for a view.  ``kernel_of`` has these two for the nodes that have a kernel.
     """
     kernels = kernel_of or {}
@@ -79,10 +80,10 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
 
 
 def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> dict[str, Any]:
-    """A kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its code, which
-    others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against one kernel a
-    node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by`` (why this one),
-    ``declined_forms``: why it has none of the faster forms, by their names.
+    """Returns a kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its
+    code, which others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against
+    one kernel a node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by``
+    (why this one), ``declined_forms``: why it has none of the faster forms, by their names.
     """
     group, source = kernel.group, kernel.source
     return {
@@ -103,7 +104,7 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
-    """A decision: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
+    """Returns a decision: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
     return asdict(decision)
 
 
@@ -130,7 +131,7 @@ def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:
 
 
 def traffic(plan: Plan) -> int:
-    """Bytes of device memory that a plan's kernels read and write."""
+    """Returns bytes of device memory that a plan's kernels read and write."""
     return sum(t.nbytes for kernel in plan.kernels for t in kernel.arguments)
 
 
@@ -142,7 +143,7 @@ def _unfused_bytes(graph: Graph) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes for a reader: ``"512 B"``, ``"12.6 MB"`` (powers of 1000)."""
+    """Returns bytes for a reader: ``"512 B"``, ``"12.6 MB"`` (powers of 1000)."""
     value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
     while abs(value) >= 999.95 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -150,12 +151,12 @@ def size_text(nbytes: int) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """``"1 kernel"``, ``"2 kernels"``."""
+    """Returns ``"1 kernel"``, ``"2 kernels"``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
-    """What `describe` returns as text, in lines of at most ``width`` columns (a longer name keeps its line)."""
+    """Returns what `describe` returns as text, in lines of at most ``width`` columns (a longer name keeps its line)."""
     lines = [f"graph {facts['name']}", ""]
     kernels = facts["kernels"]
     before, after = facts["bytes_unfused"], facts["bytes_moved"]
@@ -205,7 +206,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
 
 
 def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The convolutions that an algorithm does for one reason."""
+    """Returns the convolutions that an algorithm does for one reason."""
     result: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
         result.setdefault((choice["algorithm"], choice["reason"]), []).append(choice["node"])
@@ -213,12 +214,12 @@ def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str],
 
 
 def _saved(nbytes: int) -> str:
-    """Bytes saved, or moved in exchange for fewer products (Winograd's)."""
+    """Returns bytes saved, or moved in exchange for fewer products (Winograd's)."""
     return f"{size_text(abs(nbytes))} {'saved' if nbytes >= 0 else 'more'}"
 
 
 def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:
-    """The forms that are declined for a reason, by reason."""
+    """Returns the forms that are declined for a reason, by reason."""
     return {reason: [f for f, why in declined.items() if why == reason] for reason in declined.values()}
 
 
@@ -235,8 +236,8 @@ def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
-    """Lines of at most ``width`` columns, the first after ``indent``, the others after ``further`` (default: the same);
-    a long word keeps a line of its own."""
+    """Returns lines of at most ``width`` columns, the first after ``indent``, the others after ``further`` (default:
+    the same); a long word keeps a line of its own."""
     return textwrap.wrap(
         text,
         width,

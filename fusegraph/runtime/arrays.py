@@ -48,8 +48,8 @@ def allocator(
     *,
     stream: int = 0,
 ) -> Callable[[], Any]:
-    """A function that makes an array, contents undefined, each time it is called: torch and CuPy arrays for those
-    frameworks, else (also for a dtype that CuPy has not) NumPy on the CPU and DeviceArray on a GPU.
+    """Returns a function that makes an array, contents undefined, each time it is called: torch and CuPy arrays for
+    those frameworks, else (also for a dtype that CuPy has not) NumPy on the CPU and DeviceArray on a GPU.
 
     ``strides`` in elements, 0 or more.  ``stream`` is the stream that will write it, for DeviceArray; torch and CuPy
     give memory that is theirs to reuse in the order of their own current stream.
@@ -74,7 +74,7 @@ def allocator(
 
 
 def hand_over(array: Any, framework: str) -> Any:
-    """``array``, made by an ``allocator`` and now written or queued to be, as the caller's framework has it.
+    """Returns ``array``, made by an ``allocator`` and now written or queued to be, as the caller's framework has it.
 
     Only JAX needs this: its arrays are complete when made, so one cannot be made first and written later.  A JAX array
     takes over the memory of a DeviceArray and waits for its ``stream``; a layout or dtype that JAX refuses stays a
@@ -98,7 +98,8 @@ def _empty_cupy(cupy: Any, shape: tuple[int, ...], strides: tuple[int, ...], dty
 
 
 def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
-    """``x`` (anything ``view`` takes) as a DeviceArray on ``device``: shared if it is there already, else a copy.
+    """Returns ``x`` (anything ``view`` takes) as a DeviceArray on ``device``: shared if it is there already, else a
+    copy.
 
     ``stream``, one of ``device``, is the stream that will use it.  A copy keeps the strides if they leave no gaps, and
     is in C order otherwise; from another GPU it is made by way of the host, after what the array's framework has queued
@@ -122,8 +123,8 @@ def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
 
 
 def to_numpy(x: Any, *, stream: int = 0) -> NDArray:
-    """``x`` (an ArrayView, or anything ``view`` takes) as a NumPy array: shared on the CPU, copied from a GPU after
-    what ``stream`` holds."""
+    """Returns ``x`` (an ArrayView, or anything ``view`` takes) as a NumPy array: shared on the CPU, copied from a
+    GPU after what ``stream`` holds."""
     seen = x if isinstance(x, ArrayView) else view(x, name="x", stream=stream)
     if seen.device == CPU:
         array = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype.numpy, seen.owner)

@@ -54,7 +54,7 @@ _warned = False
 
 
 def digest(*parts: str | bytes) -> str:
-    """A key of the parts: 64 hex digits.
+    """Returns a key of the parts: 64 hex digits.
 
     Each part is hashed behind its length, so that ``("ab", "c")`` and ``("a", "bc")`` differ.
     """
@@ -67,7 +67,9 @@ def digest(*parts: str | bytes) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for other text."""
+    """Returns bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for
+    other text.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -79,7 +81,9 @@ def parse_bytes(text: str) -> int:
 
 @functools.cache
 def default_cache() -> DiskCache:
-    """The process's cache, in the folder and within the limit that the environment names when it is first asked for."""
+    """Returns the process's cache, in the folder and within the limit that the environment names when it is first
+    asked for.
+    """
     return DiskCache()
 
 
@@ -116,7 +120,7 @@ class DiskCache:
         self._unseen_bytes: int | None = None  # written since the folder was last scanned; None before the first scan
 
     def get(self, key: str) -> bytes | None:
-        """The bytes stored under ``key``, or None; a damaged entry counts as absent.
+        """Returns the bytes stored under ``key``, or None; a damaged entry counts as absent.
 
         Raises ValueError where ``key`` is not 16 to 128 lower-case hex digits, as ``digest`` makes them.
         """
@@ -152,7 +156,8 @@ class DiskCache:
             _warn_unusable(path.parent, error)
 
     def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
-        """The bytes of ``key``, made by ``build()`` and stored where they are missing, and whether they were cached.
+        """Returns the bytes of ``key``, made by ``build()`` and stored where they are missing, and whether they were
+        cached.
 
         What ``build`` raises passes through, and nothing is stored.
         """
@@ -174,7 +179,7 @@ class DiskCache:
                 _unlink(entry)
 
     def size(self) -> int:
-        """Bytes of all entries on disk."""
+        """Returns bytes of all entries on disk."""
         return sum(status.st_size for entry in self._scan() if (status := _entry_status(entry)) is not None)
 
     def _path(self, key: str) -> Path | None:
@@ -275,7 +280,9 @@ def _checksum(key: str, data: bytes) -> bytes:
 
 
 def _entry_status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Size and times of an entry's file; None for other files, and where another process removed it meanwhile."""
+    """Returns size and times of an entry's file; None for other files, and where another process removed it
+    meanwhile.
+    """
     if not _ENTRY_NAME.fullmatch(entry.name):
         return None
     try:
@@ -307,7 +314,7 @@ def environment_limit() -> int:
 
 
 def environment_folder() -> Path | None:
-    """The folder the environment names; None, with a warning, where there is no home directory to put it in."""
+    """Returns the folder the environment names; None, with a warning, where there is no home directory to put it in."""
     if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
         path = os.path.expanduser(named)
         if path.startswith("~"):

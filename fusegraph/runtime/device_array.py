@@ -44,7 +44,9 @@ class DeviceArray:
         device: int = 0,
         stream: int = 0,
     ) -> Self:
-        """An array in new memory, contents undefined; ``strides`` (in elements, 0 or more) default to C order."""
+        """Returns an array in new memory, contents undefined; ``strides`` (in elements, 0 or more) default to C
+        order.
+        """
         dtype = as_dtype(dtype)
         strides = contiguous_strides(shape) if strides is None else strides
         buffer = driver.allocate(span(shape, strides) * dtype.itemsize, device)
@@ -65,7 +67,7 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     def to_numpy(self) -> NDArray:
-        """A copy on the host with the same strides, after the work queued on ``self.stream`` is done."""
+        """Returns a copy on the host with the same strides, after the work queued on ``self.stream`` is done."""
         host = empty_numpy(self.shape, self.strides, self.dtype.numpy)
         nbytes = span(self.shape, self.strides) * self.dtype.itemsize
         driver.copy_to_host(host.ctypes.data, self.pointer, nbytes, self.device.index, self.stream)
@@ -99,7 +101,7 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A DLPack capsule.  Orders the consumer's ``stream`` (None, 1: legacy default; -1: do not) after ours.
+        """Returns a DLPack capsule.  Orders the consumer's ``stream`` (None, 1: legacy default; -1: do not) after ours.
 
         A copy is made only to reach the CPU (``dl_device`` (1, 0)) or where ``copy`` is True.  Raises BufferError for
         another device, or for the CPU with ``copy`` False.
@@ -120,7 +122,7 @@ class DeviceArray:
         )
 
     def copy(self) -> DeviceArray:
-        """A copy in new memory with the same strides, made on ``self.stream``."""
+        """Returns a copy in new memory with the same strides, made on ``self.stream``."""
         index = self.device.index
         other = DeviceArray.empty(self.shape, self.dtype, strides=self.strides, device=index, stream=self.stream)
         nbytes = span(self.shape, self.strides) * self.dtype.itemsize

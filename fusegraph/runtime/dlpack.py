@@ -72,7 +72,7 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _struct_of(capsule: Any) -> Any:
-    """The struct in an unused capsule.  Raises ValueError if it is none."""
+    """Returns the struct in an unused capsule.  Raises ValueError if it is none."""
     if _capsule_is_valid(capsule, _NAME_VERSIONED):
         return _ManagedVersioned.from_address(_capsule_pointer(capsule, _NAME_VERSIONED))
     if _capsule_is_valid(capsule, _NAME):
@@ -94,7 +94,8 @@ def export(
     versioned: bool,
     readonly: bool = False,
 ) -> Any:
-    """A DLPack capsule for the array (strides in elements); ``owner`` lives until the consumer calls the deleter.
+    """Returns a DLPack capsule for the array (strides in elements); ``owner`` lives until the consumer calls the
+    deleter.
 
     Where NumPy is older than 2.1 the capsule is never ``versioned``, which consumers must expect anyway.
     """
@@ -181,7 +182,9 @@ def consume(capsule: Any) -> Imported:
 
 
 def device_of(device_type: int, device_id: int) -> Device | None:
-    """The Device of a DLDevice (page-locked host memory is the CPU's); None for types other than CPU and CUDA."""
+    """Returns the Device of a DLDevice (page-locked host memory is the CPU's); None for types other than CPU and
+    CUDA.
+    """
     if device_type in (K_CPU, K_CUDA_HOST):
         return CPU
     return cuda_device(int(device_id)) if device_type in (K_CUDA, K_CUDA_MANAGED) else None

@@ -53,7 +53,9 @@ _reason: str | None = None  # why there is none
 
 
 def bindings() -> Any:
-    """The module ``cuda.bindings.driver`` with CUDA initialised.  Raises DeviceError saying why there is none."""
+    """Returns the module ``cuda.bindings.driver`` with CUDA initialised.  Raises DeviceError saying why there is
+    none.
+    """
     if _cuda is not None:
         return _cuda
     reason = unavailable_reason()
@@ -63,12 +65,14 @@ def bindings() -> Any:
 
 
 def available() -> bool:
-    """True if a CUDA driver and at least one GPU can be used."""
+    """Returns True if a CUDA driver and at least one GPU can be used."""
     return _cuda is not None or unavailable_reason() is None
 
 
 def unavailable_reason() -> str | None:
-    """None if CUDA can be used; else one sentence: what is missing and what to do.  Found out once a process."""
+    """Returns None if CUDA can be used; else one sentence: what is missing and what to do.  Found out once a
+    process.
+    """
     global _cuda, _reason
     with _lock:
         if _cuda is None and _reason is None:
@@ -81,7 +85,7 @@ def unavailable_reason() -> str | None:
 
 
 def _load() -> Any:
-    """cuda.bindings.driver after a successful cuInit, or a sentence that says what failed."""
+    """Returns cuda.bindings.driver after a successful cuInit, or a sentence that says what failed."""
     try:
         from cuda.bindings import driver
     except Exception as error:  # an extension module can fail to load in more ways than ImportError
@@ -103,13 +107,15 @@ def _one_line(error: Exception) -> str:
 
 
 def _name_of(cuda: Any, code: Any) -> tuple[str, str]:
-    """The driver's name and description of a result code."""
+    """Returns the driver's name and description of a result code."""
     name, text = cuda.cuGetErrorName(code)[1], cuda.cuGetErrorString(code)[1]
     return (name or str(code).encode()).decode(), (text or b"unknown error").decode()
 
 
 def error(call: str, code: Any, doing: str) -> DeviceError:
-    """The DeviceError for result ``code`` of the driver function ``call`` while ``doing`` ("allocate 5 bytes")."""
+    """Returns the DeviceError for result ``code`` of the driver function ``call`` while ``doing`` ("allocate 5
+    bytes").
+    """
     name, text = _name_of(bindings(), code)
     hint = _HINTS.get(name, "")
     if name in _STICKY:
@@ -176,19 +182,19 @@ class DeviceProperties:
 
 
 def driver_version() -> tuple[int, int]:
-    """The CUDA version the driver supports, as (major, minor)."""
+    """Returns the CUDA version the driver supports, as (major, minor)."""
     version = call("cuDriverGetVersion", doing="read the driver's version")
     return version // 1000, version % 1000 // 10
 
 
 def device_count() -> int:
-    """GPUs this process can use; 0 where there is no driver."""
+    """Returns GPUs this process can use; 0 where there is no driver."""
     return int(call("cuDeviceGetCount", doing="count the GPUs")) if available() else 0
 
 
 @cache
 def properties(device: int = 0) -> DeviceProperties:
-    """Properties of the GPU with ordinal ``device``; needs no context."""
+    """Returns properties of the GPU with ordinal ``device``; needs no context."""
     handle = _handle(device)
     attributes = bindings().CUdevice_attribute
 
@@ -238,7 +244,7 @@ _contexts: dict[int, Context] = {}
 
 
 def primary_context(device: int = 0) -> Context:
-    """The primary context, retained at the first call and never released (as torch and CuPy do)."""
+    """Returns the primary context, retained at the first call and never released (as torch and CuPy do)."""
     context = _contexts.get(device)
     if context is None:
         ordinal = _handle(device)
@@ -345,7 +351,7 @@ class DeviceBuffer:
 
 
 def allocate(nbytes: int, device: int = 0) -> DeviceBuffer:
-    """Device memory, 256-byte aligned, not initialised; works while a stream is being captured.
+    """Returns device memory, 256-byte aligned, not initialised; works while a stream is being captured.
 
     ``nbytes`` 0 gives a buffer with a valid address.  Raises DeviceError when the device has not enough free memory.
     """
@@ -398,7 +404,7 @@ def synchronize(stream: int = 0, device: int = 0) -> None:
 
 
 def is_capturing(stream: int, device: int = 0) -> bool:
-    """True while work put on ``stream`` is recorded into a CUDA graph and not run."""
+    """Returns True while work put on ``stream`` is recorded into a CUDA graph and not run."""
     if stream in (0, 1):  # the legacy default stream can never be captured, and asking may be an error
         return False
     status = bindings().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
@@ -448,6 +454,6 @@ class Event:
             call("cuEventSynchronize", self.handle, doing="wait for an event")
 
     def elapsed_ms(self, start: Event) -> float:
-        """Milliseconds from ``start`` to this event (resolution about 0.5 us); both must have been reached."""
+        """Returns milliseconds from ``start`` to this event (resolution about 0.5 us); both must have been reached."""
         with using(self.device):
             return float(call("cuEventElapsedTime", start.handle, self.handle, doing="measure the time between events"))

@@ -21,7 +21,7 @@ _VERSION = 12000
 
 @cache
 def entry_point(name: str) -> Callable[..., int]:
-    """The driver's function ``name``, which must not wait for the device: the interpreter's lock is kept.
+    """Returns the driver's function ``name``, which must not wait for the device: the interpreter's lock is kept.
 
     Its arguments are ctypes objects or None, the result is a CUresult as an integer.  Raises DeviceError if there is no
     driver, or it lacks the function.
@@ -36,12 +36,12 @@ def entry_point(name: str) -> Callable[..., int]:
 
 
 def failure(function: str, code: int, doing: str) -> DeviceError:
-    """The DeviceError for result ``code`` of an entry point."""
+    """Returns the DeviceError for result ``code`` of an entry point."""
     return driver.error(function, driver.bindings().CUresult(code), doing)
 
 
 def pointer_device(pointer: int) -> int | None:
-    """The CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA.
+    """Returns the CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA.
 
     ``cuPointerGetAttribute`` of cuda-bindings 13.3.1 says 0 for the memory of every device.
     """
@@ -60,7 +60,7 @@ def pointer_device(pointer: int) -> int | None:
 
 
 def context_test(device: int) -> Callable[[], bool]:
-    """A function that says whether the primary context of ``device`` is the calling thread's current one.
+    """Returns a function that says whether the primary context of ``device`` is the calling thread's current one.
 
     Asked at every call: any library may have changed it in between, and what runs in another context than it was meant
     for reads another device's memory.

@@ -87,7 +87,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """The C++ compiler named by ``FUSEGRAPH_CXX`` or ``CXX``, else the first of g++, clang++, c++ on the path.
+    """Returns the C++ compiler named by ``FUSEGRAPH_CXX`` or ``CXX``, else the first of g++, clang++, c++ on the path.
 
     Raises ToolchainError where a variable names what cannot be run, and where nothing is found.
     """
@@ -130,7 +130,7 @@ def _identify(command: tuple[str, ...], stamp: tuple[str, int, int]) -> Compiler
 
 
 def host_threads() -> int:
-    """Most host threads that a launch uses: ``FUSEGRAPH_CPU_THREADS``, else the number of processors.
+    """Returns most host threads that a launch uses: ``FUSEGRAPH_CPU_THREADS``, else the number of processors.
 
     Raises ToolchainError where the variable is not a positive integer.
     """
@@ -169,7 +169,8 @@ def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool =
 
 
 def _optimization(kernels: Sequence[KernelSource]) -> str:
-    """How well to compile kernels: -O2 takes three times as long as -Og, for code that runs up to twice as fast.
+    """Returns how well to compile kernels: -O2 takes three times as long as -Og, for code that runs up to twice as
+    fast.
 
     It is worth it from some 10^4 threads a kernel on where they are fibers, else from some 10^5.
     """
@@ -191,7 +192,7 @@ def _temporary_files() -> Iterator[None]:
 
 @_temporary_files()
 def _compile(compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str) -> bytes:
-    """The shared library that ``source`` compiles to."""
+    """Returns the shared library that ``source`` compiles to."""
     with temporary.folder() as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
@@ -260,7 +261,7 @@ class _Interpreter(ctypes.Structure):
 
 @functools.cache
 def _interpreter() -> _Interpreter:
-    """How the runtime lets Python handle signals during a launch.
+    """Returns how the runtime lets Python handle signals during a launch.
 
     In C, as a Python function would have its own first instruction interrupted, and the exception lost.
     """
@@ -313,7 +314,9 @@ _runtimes_lock = threading.Lock()
 
 
 def _runtime(compiler: Compiler, ucontext: bool, cache: DiskCache) -> Runtime:
-    """The runtime, built once a compiler and loaded once a process: its handlers and stacks are the process's."""
+    """Returns the runtime, built once a compiler and loaded once a process: its handlers and stacks are the
+    process's.
+    """
     source = (CPU_DIR / "runtime.cpp").read_text(encoding="utf-8")
     flags = [*_RUNTIME_FLAGS, *(["-DFUSEGRAPH_CPU_UCONTEXT"] if ucontext else [])]
     contents = [part for path in headers() if path.parent == CPU_DIR for part in (path.name, path.read_bytes())]
@@ -441,7 +444,7 @@ def _check_dimensions(source: KernelSource, grid: Dim3, block: Dim3, shared_byte
 
 
 def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
-    """The values of the parameters, made from the addresses of the arguments where the source says how."""
+    """Returns the values of the parameters, made from the addresses of the arguments where the source says how."""
     if source.parameters is None:
         return args
     count = max((p.argument if isinstance(p, TensorMap) else p for p in source.parameters), default=-1) + 1
@@ -458,7 +461,7 @@ def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _value(name: str, position: int, arg: Any, size: int) -> Any:
-    """The argument as a ctypes value of ``size`` bytes."""
+    """Returns the argument as a ctypes value of ``size`` bytes."""
     if isinstance(arg, int):
         if size not in (1, 2, 4, 8) or not -(1 << (8 * size - 1)) <= arg < 1 << (8 * size):
             raise KernelError(f"kernel {name}: argument {position} is {arg}, the parameter has {size} bytes")

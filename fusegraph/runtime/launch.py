@@ -38,7 +38,9 @@ class Module:
         driver.release_with(self, "cuModuleUnload", self.handle, device)
 
     def function(self, name: str) -> Function:
-        """The kernel ``name`` (as in the cubin: mangled unless ``extern "C"``).  DeviceError if there is none."""
+        """Returns the kernel ``name`` (as in the cubin: mangled unless ``extern "C"``).  DeviceError if there is
+        none.
+        """
         return Function(self, name)
 
 
@@ -233,7 +235,7 @@ class _Slot:
         ]
 
     def _prepared(self, config: Any, launch: Launch, positions: tuple[int, ...]) -> Callable[[], tuple[Any]]:
-        """What queues a kernel, after its arguments that are to be zero are set to that."""
+        """Returns what queues a kernel, after its arguments that are to be zero are set to that."""
         cuda, parameters = driver.bindings(), self._parameters(launch, positions)
         kernel: Callable[[], tuple[Any]] = partial(cuda.cuLaunchKernelEx, config, launch.function.handle, parameters, 0)
         if not launch.zeroed:
@@ -251,7 +253,7 @@ class _Slot:
         return both
 
     def _parameters(self, launch: Launch, positions: tuple[int, ...]) -> int:
-        """The address of an array with the address of every parameter of a kernel."""
+        """Returns the address of an array with the address of every parameter of a kernel."""
         table = ctypes.addressof(self._table)
         found = []
         for parameter in launch.parameters:
@@ -322,7 +324,7 @@ class _Map:
 
 
 def _config(launch: Launch) -> Any:
-    """A kernel's CUlaunchConfig, for stream 0."""
+    """Returns a kernel's CUlaunchConfig, for stream 0."""
     cuda = driver.bindings()
     config = cuda.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid

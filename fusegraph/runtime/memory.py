@@ -22,12 +22,14 @@ def check_room(nbytes: int, what: str) -> None:
 
 
 def no_room(nbytes: int, what: str) -> OutOfMemoryError:
-    """The error for what takes so many bytes."""
+    """Returns the error for what takes so many bytes."""
     return OutOfMemoryError(f"{what} takes {size_text(nbytes)}; a process has at most {size_text(host_bytes())} here")
 
 
 def host_bytes() -> int:
-    """Bytes that a process may have at most: those of the machine, with what it swaps, or of the process's group."""
+    """Returns bytes that a process may have at most: those of the machine, with what it swaps, or of the process's
+    group.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -46,7 +48,7 @@ def _swap() -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes with their unit: ``4.0 TiB (4398046511104 bytes)``."""
+    """Returns bytes with their unit: ``4.0 TiB (4398046511104 bytes)``."""
     value, unit = float(nbytes), "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024 or unit == "PiB":

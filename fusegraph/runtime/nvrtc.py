@@ -101,13 +101,13 @@ class _Unit:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's version, ``(13, 0)``.  Raises ToolchainError where it cannot be loaded."""
+    """Returns NVRTC's version, ``(13, 0)``.  Raises ToolchainError where it cannot be loaded."""
     major, minor = _call(_bindings().nvrtcVersion)
     return int(major), int(minor)
 
 
 def supported_archs() -> tuple[str, ...]:
-    """What NVRTC compiles for, ``a`` targets included.  Raises ToolchainError where it cannot be loaded."""
+    """Returns what NVRTC compiles for, ``a`` targets included.  Raises ToolchainError where it cannot be loaded."""
     (numbers,) = _call(_bindings().nvrtcGetSupportedArchs)
     return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
 
@@ -284,7 +284,7 @@ def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def headers_of(code: str, library: dict[str, str | None] | None = None) -> dict[str, str]:
-    """The device headers that ``code`` includes, transitively: name to text.
+    """Returns the device headers that ``code`` includes, transitively: name to text.
 
     A superset, as conditions are not evaluated.  Names that are no device header are left to NVRTC, which fails on them
     unless they stand in a branch not taken, such as one for the CPU.  An absolute path it would open: CompileError.
@@ -316,7 +316,7 @@ _PROPERTIES = re.compile(
 
 
 def _resources_in_log(log: str, name: str) -> dict[str, int]:
-    """Resources of kernel ``name`` as ``ptxas -v`` reports them; those it does not mention are missing.
+    """Returns resources of kernel ``name`` as ``ptxas -v`` reports them; those it does not mention are missing.
 
     Functions that are not inlined have a report of their own and no entry point; their spills are the kernel's too.
     """
@@ -345,7 +345,7 @@ _RESERVED_SHARED = 1024
 
 
 def _resources_of_cubin(cubin: bytes, name: str) -> dict[str, int] | None:
-    """Resources of kernel ``name`` from the ELF image; None where it does not hold that kernel.
+    """Returns resources of kernel ``name`` from the ELF image; None where it does not hold that kernel.
 
     Registers and stack stand in ``.nv.info``, a list of attributes (format, tag, length, symbol and value); static
     shared memory is the size of ``.nv.shared.<name>``, which from compute capability 9.0 on starts with the 1024 bytes
@@ -392,7 +392,9 @@ def _resources_of_cubin(cubin: bytes, name: str) -> dict[str, int] | None:
 
 
 def _failure(unit: _Unit, log: str) -> str:
-    """A message for a source that NVRTC rejected: errors first, the lines they point at, where the source is kept."""
+    """Returns a message for a source that NVRTC rejected: errors first, the lines they point at, where the source is
+    kept.
+    """
     name = unit.source.name
     folder = _keep(unit)
     lines = [f"kernel {name!r} does not compile for {unit.arch} with NVRTC {'.'.join(map(str, nvrtc_version()))}"]
@@ -414,7 +416,7 @@ def _failure(unit: _Unit, log: str) -> str:
 
 
 def _trimmed(log: str, limit: int = 40) -> list[str]:
-    """The log's errors, without its warnings and remarks, at most ``limit`` lines of 200 characters."""
+    """Returns the log's errors, without its warnings and remarks, at most ``limit`` lines of 200 characters."""
     blocks = [
         block for block in re.split(r"\n\s*\n", log) if "warning #" not in block and not block.startswith("Remark:")
     ]
@@ -432,7 +434,7 @@ def _excerpt(title: str, text: str, line: int, around: int = 2) -> list[str]:
 
 
 def _ptx(unit: _Unit) -> str:
-    """The PTX of a source that ptxas rejected, to show its lines; empty where there is none."""
+    """Returns the PTX of a source that ptxas rejected, to show its lines; empty where there is none."""
     with _program(unit) as (nvrtc, program):
         options = (*unit.options, f"--gpu-architecture={unit.arch.replace('sm_', 'compute_')}")
         if _run(nvrtc, program, options)[0] != _SUCCESS:
@@ -456,7 +458,7 @@ def _keep(unit: _Unit) -> Path | None:
 
 
 def _bindings() -> Any:
-    """``cuda.bindings.nvrtc``, imported on first use: it takes some 70 ms, and fusegraph works without it."""
+    """Returns ``cuda.bindings.nvrtc``, imported on first use: it takes some 70 ms, and fusegraph works without it."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -465,7 +467,9 @@ def _bindings() -> Any:
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Results of an NVRTC call after its status.  Raises ToolchainError where it fails or the library does not load."""
+    """Returns results of an NVRTC call after its status.  Raises ToolchainError where it fails or the library does
+    not load.
+    """
     try:
         status, *results = function(*arguments)
     except (OSError, RuntimeError) as error:  # cuda.bindings loads the library at its first call
@@ -483,13 +487,15 @@ def _reason(nvrtc: Any, status: int) -> str:
 
 @functools.cache
 def _build() -> tuple[str, ...]:
-    """What tells one NVRTC build from another: updates of a release differ in ptxas, so the library's size is added."""
+    """Returns what tells one NVRTC build from another: updates of a release differ in ptxas, so the library's size
+    is added.
+    """
     version, path = ".".join(map(str, nvrtc_version())), library_path()
     return version, str(os.stat(path).st_size) if os.path.isfile(path) else ""
 
 
 def library_path() -> str:
-    """Where NVRTC's library lies; empty for a system installation that only the loader finds."""
+    """Returns where NVRTC's library lies; empty for a system installation that only the loader finds."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 

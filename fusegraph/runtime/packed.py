@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 
 
 def pack(array: Array, dtype: DType, strides: tuple[int, ...]) -> Array:
-    """The bytes in which the values of an array, in the dtype's NumPy type, lie with these strides (elements); gaps
-    between elements are 0.
+    """Returns the bytes in which the values of an array, in the dtype's NumPy type, lie with these strides
+    (elements); gaps between elements are 0.
     """
     each = 8 // dtype.bits
     codes = np.zeros(dtype.nbytes(extent(array.shape, strides)) * each, np.uint8)
@@ -27,7 +27,7 @@ def pack(array: Array, dtype: DType, strides: tuple[int, ...]) -> Array:
 
 
 def unpack(packed: Any, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """The values that lie in bytes, of which there are as many as the shape and strides say; a new array."""
+    """Returns the values that lie in bytes, of which there are as many as the shape and strides say; a new array."""
     shifted = np.asarray(packed).reshape(-1, 1) >> np.arange(0, 8, dtype.bits, dtype=np.uint8)
     line = (shifted & ((1 << dtype.bits) - 1)).reshape(-1)
     codes = np.array(np.lib.stride_tricks.as_strided(line, shape, strides))

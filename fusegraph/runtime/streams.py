@@ -12,8 +12,8 @@ from fusegraph.runtime.device import Device
 
 
 def as_stream(stream: Any) -> int:
-    """The CUstream handle meant by ``stream``: None (the legacy default stream, 0), an integer handle, anything with
-    ``__cuda_stream__``, or a stream of torch (``cuda_stream``), CuPy (``ptr``) or cuda.core (``handle``).
+    """Returns the CUstream handle meant by ``stream``: None (the legacy default stream, 0), an integer handle,
+    anything with ``__cuda_stream__``, or a stream of torch (``cuda_stream``), CuPy (``ptr``) or cuda.core (``handle``).
 
     The caller keeps the stream alive.  Raises ArgumentError for anything else.
     """
@@ -36,7 +36,7 @@ def as_stream(stream: Any) -> int:
 
 
 def _handle(stream: Any) -> int | None:
-    """The handle of a stream that is an object; None if it is no stream."""
+    """Returns the handle of a stream that is an object; None if it is no stream."""
     if isinstance(stream, bool):
         return None
     if hasattr(type(stream), "__index__"):
@@ -59,7 +59,7 @@ def _handle(stream: Any) -> int | None:
 
 
 def current_stream(framework: str, device: Device) -> int:
-    """The stream that ``framework`` queues work on at the moment, for the calling thread and ``device``.
+    """Returns the stream that ``framework`` queues work on at the moment, for the calling thread and ``device``.
 
     0, the legacy default stream, on the CPU and for frameworks that have no such notion.
     """
@@ -67,7 +67,7 @@ def current_stream(framework: str, device: Device) -> int:
 
 
 def stream_query(framework: str) -> Callable[[int], int]:
-    """The function (CUDA ordinal) -> handle of the stream that ``framework`` queues work on at the moment."""
+    """Returns the function (CUDA ordinal) -> handle of the stream that ``framework`` queues work on at the moment."""
     query = _queries.get(framework)
     if query is None:
         maker = _QUERY_MAKERS.get(framework)

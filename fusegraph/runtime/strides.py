@@ -13,7 +13,7 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous array of ``shape``."""
+    """Returns strides in elements of a C-contiguous array of ``shape``."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -22,14 +22,18 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last of an array with strides of 0 or more (in elements), both included."""
+    """Returns elements from the first to the last of an array with strides of 0 or more (in elements), both
+    included.
+    """
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    """A new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more).  Raises OutOfMemoryError."""
+    """Returns a new NumPy array, contents undefined, with ``strides`` (in elements, 0 or more).  Raises
+    OutOfMemoryError.
+    """
     check_room(span(shape, strides) * dtype.itemsize, f"an array, {dtype} {list(shape)},")
     base = np.empty(span(shape, strides), dtype)
     if not base.size:
@@ -40,7 +44,7 @@ def empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtyp
 def numpy_over(
     pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], owner: object
 ) -> NDArray:
-    """A NumPy array on the memory at ``pointer`` (strides in elements, 0 or more), which keeps ``owner`` alive.
+    """Returns a NumPy array on the memory at ``pointer`` (strides in elements, 0 or more), which keeps ``owner`` alive.
 
     The memory is not touched here.  An array without elements has memory of its own.
     """
@@ -61,7 +65,7 @@ Pattern = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def share_memory(first: Pattern, second: Pattern, apart: int) -> bool | None:
-    """Whether two strided arrays have a byte in common; None where that takes too long to find out.
+    """Returns whether two strided arrays have a byte in common; None where that takes too long to find out.
 
     apart  bytes from the first element of the second to that of the first.
 

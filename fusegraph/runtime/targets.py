@@ -11,7 +11,7 @@ DEFAULT = "sm_90a"
 
 
 def named(name: str) -> Target:
-    """The target of a name or an architecture.  Raises CompileError, with the known ones, for other text."""
+    """Returns the target of a name or an architecture.  Raises CompileError, with the known ones, for other text."""
     try:
         return target(name)
     except ValueError as error:
@@ -19,5 +19,5 @@ def named(name: str) -> Target:
 
 
 def present() -> Target:
-    """The first GPU's, or the default one where there is none."""
+    """Returns the first GPU's, or the default one where there is none."""
     return driver.properties(0).target if driver.available() else named(DEFAULT)

@@ -92,5 +92,5 @@ def _in_use(path: str) -> Iterator[None]:
 
 
 def _opened(path: str) -> int:
-    """A descriptor of a file or folder; of no link, and without waiting."""
+    """Returns a descriptor of a file or folder; of no link, and without waiting."""
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

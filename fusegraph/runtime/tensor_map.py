@@ -1,4 +1,4 @@
-"""Tensor maps: a tensor as the copy engine (TMA) sees it, in the 128 bytes that a kernel takes.
+"""Tensor maps: a tensor as TMA sees it, in the 128 bytes that a kernel takes.
 
 For a GPU the driver encodes them (CUDA driver API, "Tensor Map Object Management"); for the CPU they hold the fields of
 ``TensorMapFields`` in ``codegen/cpu/abi.h``.
@@ -85,7 +85,7 @@ def move(block: int, address: int, kernel: str) -> None:
 
 
 def encode_for_cpu(described: TensorMap, address: int, kernel: str) -> bytes:
-    """The 128 bytes of a map whose first element lies at ``address``, as the CPU's copy engine takes them.
+    """Returns the 128 bytes of a map whose first element lies at ``address``, as the CPU's TMA takes them.
 
     Raises KernelError for a map that breaks a rule of ``codegen.tensor_map``.
     """

@@ -25,7 +25,7 @@ class ColdTimer:
         self._flushes = 1
 
     def once(self, run: Callable[[], object]) -> float:
-        """Microseconds from before the first to after the last thing that ``run`` queues, with a cold L2 cache.
+        """Returns microseconds from before the first to after the last thing that ``run`` queues, with a cold L2 cache.
 
         The device must not wait for the host in between: it is kept busy (the L2 cache being flushed more often) for
         longer than ``run`` takes to return, as far as that is possible: not if ``run`` itself waits for the device.
@@ -49,7 +49,7 @@ class ColdTimer:
         self._flushes = 1
 
     def median(self, run: Callable[[], object], repeats: int = 15, warmup: int = 3) -> float:
-        """Median microseconds of several runs, after some that do not count."""
+        """Returns median microseconds of several runs, after some that do not count."""
         self.reset()
         for _ in range(warmup):
             run()

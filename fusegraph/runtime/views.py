@@ -45,7 +45,7 @@ _new: Any = tuple.__new__  # ArrayView(...) without the Python-level constructor
 
 
 def view(x: Any, *, name: str, stream: int = 0) -> ArrayView:
-    """``x`` as an ArrayView, without copying.  ``name`` is what errors call it.
+    """Returns ``x`` as an ArrayView, without copying.  ``name`` is what errors call it.
 
     ``stream`` is the CUDA stream that will use the array: protocols that carry a stream (DLPack,
     ``__cuda_array_interface__``) order it after the producer's work.  torch and CuPy arrays are taken as they are, as
@@ -59,7 +59,7 @@ def view(x: Any, *, name: str, stream: int = 0) -> ArrayView:
 
 
 def _find_viewer(x: Any, name: str) -> _Viewer:
-    """The viewer for the type of ``x``, remembered for the next time."""
+    """Returns the viewer for the type of ``x``, remembered for the next time."""
     kind = type(x)
     viewer: _Viewer | None = None
     for base in kind.__mro__:
@@ -92,7 +92,7 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
 
 
 def _has(x: Any, name: str) -> bool:
-    """Whether an object has an attribute, and does not fail when asked for it."""
+    """Returns true if an object has an attribute, and does not fail when asked for it."""
     try:
         return getattr(x, name, None) is not None
     except Exception:
@@ -128,7 +128,9 @@ def _numpy_dtype(dtype: np.dtype[Any], name: str) -> DType:
 
 
 def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
-    """Strides in elements from strides in bytes; those of a dimension of one element, never used, are made valid."""
+    """Returns strides in elements from strides in bytes; those of a dimension of one element, never used, are made
+    valid.
+    """
     if 0 in shape:
         return contiguous_strides(shape)
     result = []
@@ -157,8 +159,8 @@ _read_address: Any = ctypes.c_size_t.from_address
 
 
 def _remember(layouts: dict[Any, _Layout], x: Any, name: str) -> _Layout:
-    """The checked layout of a NumPy or CuPy array (shape, strides in elements, dtype, address mask), kept for the next
-    array that looks the same: checking it costs several times the rest of a view."""
+    """Returns the checked layout of a NumPy or CuPy array (shape, strides in elements, dtype, address mask), kept
+    for the next array that looks the same: checking it costs several times the rest of a view."""
     dtype = _numpy_dtype(x.dtype, name)
     strides = _element_strides(x.shape, x.strides, dtype.itemsize, name)
     if len(layouts) >= _LAYOUTS:
@@ -249,7 +251,7 @@ def _torch_name(dtype: DType) -> str:
 
 
 def torch_dtype(torch: Any, dtype: DType) -> Any:
-    """The torch dtype of ``dtype``; AttributeError if this torch has none."""
+    """Returns the torch dtype of ``dtype``; AttributeError if this torch has none."""
     return getattr(torch, _torch_name(dtype))
 
 
@@ -316,7 +318,8 @@ def _device_array_viewer(_: Any) -> _Viewer:
 
 
 def from_dlpack_viewer(framework: str) -> _Viewer:
-    """A viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view` does.
+    """Returns a viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view`
+    does.
 
     The producer's deleter is called when a view's ``owner`` is collected.
     """

@@ -6,10 +6,10 @@
 //     dQ right of band = cmp_le(dQ key, dQ row)
 //     dQ masked = binary_select(dQ scaled, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype=float32)
-//     dQ shifted = sub(dQ masked, dQ shift)
+//     dQ shifted = sub(dQ masked, dQ lse)
 //     dQ probabilities = exp(dQ shifted)
-//     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
-//     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
+//     dQ by probabilities less row_dot = sub(dQ by probabilities, dQ row_dot)
+//     dQ by scores = mul(dQ probabilities, dQ by probabilities less row_dot)
 //     dQ by products = mul(dQ by scores, 0.125)
 //     dQ rounded = narrow(dQ probabilities, dtype=bfloat16)
 //     dQ rounded by products = narrow(dQ by products, dtype=bfloat16)
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
     const bfloat16* dQ_values,
     const bfloat16* dO_divided,
     const float* dQ_log_sums,
-    const float* dQ_delta,
+    const float* dQ_row_dot,
     bfloat16* __restrict__ dQ_rounded_by_keys,
     bfloat16* __restrict__ dQ_rounded_by_values)
 {
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
         alignas(16) bfloat16 values[64][72];
         alignas(16) bfloat16 queries[2][32][72];
         alignas(16) bfloat16 losses[2][32][72];
-        alignas(16) float shift[2][32], delta[2][32];
+        alignas(16) float lse[2][32], row_dot[2][32];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
             }
             for (int i = t; i < 32; i += 128) {
                 const int32 x = c0 + i;
-                shared.shift[stage][i] = attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]);
-                shared.delta[stage][i] = dQ_delta[b1 * 2048 + b2 * 1024 + x];
+                shared.lse[stage][i] = attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]);
+                shared.row_dot[stage][i] = dQ_row_dot[b1 * 2048 + b2 * 1024 + x];
             }
         };
         if (first < last) fill(first, 0);
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
             scores(tile);
             #pragma unroll
             for (int j = 0; j < 16; j += 4) {
-                const auto x = load_shared<2>(&shared.shift[stage][0] + j * 2 + lane % 4 * 2);
+                const auto x = load_shared<2>(&shared.lse[stage][0] + j * 2 + lane % 4 * 2);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);
             }
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
             }
             #pragma unroll
             for (int j = 0; j < 16; j += 4) {
-                const auto x = load_shared<2>(&shared.delta[stage][0] + j * 2 + lane % 4 * 2);
+                const auto x = load_shared<2>(&shared.row_dot[stage][0] + j * 2 + lane % 4 * 2);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
             }

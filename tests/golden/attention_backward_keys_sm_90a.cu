@@ -9,10 +9,10 @@
 //     dQ right of band = cmp_le(dQ key, dQ row)
 //     dQ masked = binary_select(dQ capped, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype=float32)
-//     dQ shifted = sub(dQ masked, dQ shift)
+//     dQ shifted = sub(dQ masked, dQ lse)
 //     dQ probabilities = exp(dQ shifted)
-//     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
-//     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
+//     dQ by probabilities less row_dot = sub(dQ by probabilities, dQ row_dot)
+//     dQ by scores = mul(dQ probabilities, dQ by probabilities less row_dot)
 //     dQ square = mul(dQ tanh, dQ tanh)
 //     dQ slope = sub(1.0, dQ square)
 //     dQ by capped = mul(dQ by scores, dQ slope)
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
     const __grid_constant__ TensorMap dQ_values_map,
     const __grid_constant__ TensorMap dO_divided_map,
     const float* dQ_log_sums,
-    const float* dQ_delta,
+    const float* dQ_row_dot,
     const __grid_constant__ TensorMap dQ_rounded_by_keys_map,
     const __grid_constant__ TensorMap dQ_rounded_by_values_map)
 {
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
         alignas(1024) bfloat16 values[1][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 queries[3][1][64][64];
         alignas(1024) bfloat16 losses[3][1][64][64];
-        alignas(16) float numbers[2][2][2][64];  // shift and delta of a tile's queries, and of the next one's
+        alignas(16) float numbers[2][2][2][64];  // lse and row_dot of a tile's queries, and of the next one's
         Barrier held_full[1], held_empty[1], full[3], empty[3];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                         #pragma unroll 4
                         for (int i = threadIdx.x % 32; i < 128; i += 32) {
                             const int32 x = tile * 64 + i % 64;
-                            shared.numbers[reader][place][i / 64][i % 64] = i < 64 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : dQ_delta[b1 * 2048 + b2 * 1024 + x];
+                            shared.numbers[reader][place][i / 64][i % 64] = i < 64 ? attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : dQ_row_dot[b1 * 2048 + b2 * 1024 + x];
                         }
                         named_barrier_sync(4 + reader, 160);
                     }
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
                     }
                     #pragma unroll
                     for (int i = 0; i < 32; ++i) d[i] *= slope[i];
-                    wgmma_wait<0>();  // the factors are no longer needed
+                    wgmma_wait<0>();  // the operands are no longer needed
                     attention::round_to_fragments<bfloat16>(d, factor);
                     wgmma_fence();
                     #pragma unroll

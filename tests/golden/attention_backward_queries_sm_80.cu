@@ -6,10 +6,10 @@
 //     dQ right of band = cmp_le(dQ key, dQ row)
 //     dQ masked = binary_select(dQ scaled, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype=float32)
-//     dQ shifted = sub(dQ masked, dQ shift)
+//     dQ shifted = sub(dQ masked, dQ lse)
 //     dQ probabilities = exp(dQ shifted)
-//     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
-//     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
+//     dQ by probabilities less row_dot = sub(dQ by probabilities, dQ row_dot)
+//     dQ by scores = mul(dQ probabilities, dQ by probabilities less row_dot)
 //     dQ by products = mul(dQ by scores, 0.125)
 //     dQ rounded = narrow(dQ probabilities, dtype=bfloat16)
 //     dQ rounded by products = narrow(dQ by products, dtype=bfloat16)
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
     const bfloat16* dQ_values,
     const bfloat16* dO_divided,
     const float* dQ_log_sums,
-    const float* dQ_delta,
+    const float* dQ_row_dot,
     bfloat16* __restrict__ dQ_by_queries)
 {
     grid_dependency_wait();
@@ -62,12 +62,12 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
     float by_s[32] = {};
     float s[32], d[32];
     uint32 factor[4][4];
-    float shift[2], delta[2];
+    float lse[2], row_dot[2];
     #pragma unroll
     for (int f = 0; f < 2; ++f) {
         const int32 m = r0 + row + f * 8;
-        shift[f] = attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + m]);
-        delta[f] = dQ_delta[b1 * 2048 + b2 * 1024 + m];
+        lse[f] = attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + m]);
+        row_dot[f] = dQ_row_dot[b1 * 2048 + b2 * 1024 + m];
     }
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
         }
         scores(tile);
         #pragma unroll
-        for (int i = 0; i < 32; ++i) s[i] = math::fast_exp2(unit * s[i] - shift[i / 2 % 2]);
+        for (int i = 0; i < 32; ++i) s[i] = math::fast_exp2(unit * s[i] - lse[i / 2 % 2]);
         #pragma unroll
         for (int i = 0; i < 32; ++i) d[i] = 0.0f;
         #pragma unroll
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
             }
         }
         #pragma unroll
-        for (int i = 0; i < 32; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);
+        for (int i = 0; i < 32; ++i) d[i] = s[i] * (d[i] - row_dot[i / 2 % 2]);
         attention::round_to_fragments<bfloat16>(d, factor);
         #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {

@@ -9,10 +9,10 @@
 //     dQ right of band = cmp_le(dQ key, dQ row)
 //     dQ masked = binary_select(dQ capped, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype=float32)
-//     dQ shifted = sub(dQ masked, dQ shift)
+//     dQ shifted = sub(dQ masked, dQ lse)
 //     dQ probabilities = exp(dQ shifted)
-//     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
-//     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
+//     dQ by probabilities less row_dot = sub(dQ by probabilities, dQ row_dot)
+//     dQ by scores = mul(dQ probabilities, dQ by probabilities less row_dot)
 //     dQ square = mul(dQ tanh, dQ tanh)
 //     dQ slope = sub(1.0, dQ square)
 //     dQ by capped = mul(dQ by scores, dQ slope)
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
     const __grid_constant__ TensorMap dQ_values_map,
     const __grid_constant__ TensorMap dO_divided_map,
     const float* dQ_log_sums,
-    const float* dQ_delta,
+    const float* dQ_row_dot,
     const __grid_constant__ TensorMap dQ_by_queries_map)
 {
     grid_dependency_wait();
@@ -116,12 +116,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
             float by_s[32] = {};
             float s[48], d[48], slope[48];
             uint32 factor[6][4];
-            float shift[2], delta[2];
+            float lse[2], row_dot[2];
             #pragma unroll
             for (int f = 0; f < 2; ++f) {
                 const int32 m = r0 + row + f * 8;
-                shift[f] = attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + m]);
-                delta[f] = dQ_delta[b1 * 2048 + b2 * 1024 + m];
+                lse[f] = attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + m]);
+                row_dot[f] = dQ_row_dot[b1 * 2048 + b2 * 1024 + m];
             }
             barrier_wait(shared.held_full[held.index], held.parity);
             const int first = 0, last = min(11, max(0, (r0 + 127) + 96) / 96);  // tiles of keys that the queries may meet
@@ -202,11 +202,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
                 wgmma_hold(s);
                 scores(tile);
                 #pragma unroll
-                for (int i = 0; i < 48; ++i) s[i] = math::fast_exp2(unit * s[i] - shift[i / 2 % 2]);
+                for (int i = 0; i < 48; ++i) s[i] = math::fast_exp2(unit * s[i] - lse[i / 2 % 2]);
                 wgmma_wait<0>();  // those with the loss are there
                 wgmma_hold(d);
                 #pragma unroll
-                for (int i = 0; i < 48; ++i) d[i] = s[i] * (d[i] - delta[i / 2 % 2]);
+                for (int i = 0; i < 48; ++i) d[i] = s[i] * (d[i] - row_dot[i / 2 % 2]);
                 #pragma unroll
                 for (int i = 0; i < 48; ++i) d[i] *= slope[i];
                 attention::round_to_fragments<bfloat16>(d, factor);

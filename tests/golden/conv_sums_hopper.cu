@@ -5,7 +5,7 @@
 //     sums parts = reduction_partial(y, axes=(0, 2, 3), chunk=64, dtype=float32)
 // 200704 x 64 sums of 576 products of bfloat16
 // tile 128 x 64 x 64 a block, 8 stages filled by TMA, 2 consumer warpgroups (m64n64k16)
-// the consumers take turns: each computes every second tile of the block
+// ping-pong consumers: each computes every second tile of the block
 #include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"

@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
         const int row = group * 64 + t / 32 * 16 + lane / 4;  // of a thread's first result in the tile
         Ring<4> stage;
         const int x_place = fragment_at<bfloat16, 128>(group * 64 + t / 32 * 16);
-        uint32 part[2][4];  // fragments of the first factor: one is multiplied, the next is made
+        uint32 part[2][4];  // fragments of operand A: one is multiplied, the next is made
         int buffer = 0;
         for (int tile = blockIdx.x; tile < 1568; tile += gridDim.x) {
             const Tile at = tile_at<1568, 1, 8>(tile);

@@ -23,7 +23,7 @@ _MORE = frozenset({"score_max", "score_sum_exp", "rng_dump", "Amax_S"})
 
 
 def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """O and, if the node has them, Stats, score_max, score_sum_exp and rng_dump."""
+    """Returns O and, if the node has them, Stats, score_max, score_sum_exp and rng_dump."""
     asked, wanted = asked_of(reading, node), _wanted(reading, node)
     if asked.plain and not wanted & _MORE:
         stats = "Stats" in wanted
@@ -50,9 +50,9 @@ def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """O and, if the node has them, Stats, score_max, score_sum_exp, rng_dump, Amax_S, the largest of the probabilities
-    after dropout and before they are scaled, and Amax_O, the largest magnitude of O before it is multiplied with
-    scale_o.
+    """Returns O and, if the node has them, Stats, score_max, score_sum_exp, rng_dump, Amax_S, the largest of the
+    probabilities after dropout and before they are scaled, and Amax_O, the largest magnitude of O before it is
+    multiplied with scale_o.
     """
     asked, wanted = asked_of(reading, node, fp8.SCALES), _wanted(reading, node)
     graph, operands = reading.graph, asked.operands
@@ -89,18 +89,18 @@ def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def _wanted(reading: Reading, node: Any) -> set[str]:
-    """The results that anything takes."""
+    """Returns the results that anything takes."""
     return {port for port, tensor in node.outputs.items() if tensor is not None and reading.is_wanted(tensor)}
 
 
 def _in_order(reading: Reading, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Keys and values, those in pages one after the other."""
+    """Returns keys and values, those in pages one after the other."""
     k, v = asked.operands["k"], asked.operands["v"]
     return paged.written(reading.write, asked.operands, k, v, asked.longest)
 
 
 def _told(reading: Reading, made: ops.Attended, wanted: set[str]) -> dict[str, Tensor]:
-    """What is told of each query."""
+    """Returns what is told of each query."""
     found: dict[str, Tensor] = {}
     if "Stats" in wanted:
         found["Stats"] = made.stats(reading.write)
@@ -119,7 +119,7 @@ class _Weighing:
         self.results: dict[str, Tensor] = {}
 
     def weigh(self, p: Tensor) -> Tensor:
-        """What the values are multiplied with, before it is scaled."""
+        """Returns what the values are multiplied with, before it is scaled."""
         asked, write = self._asked, self._reading.write
         q = asked.operands["q"].shape
         if "rng_dump" in self._wanted:

@@ -97,18 +97,18 @@ class Asked:
         return ops.present(list(rest.values()), list(rest))
 
     def keep(self, reading: Reading, p: Tensor) -> Tensor:
-        """Which of the probabilities dropout by random numbers keeps."""
+        """Returns which of the probabilities dropout by random numbers keeps."""
         probability, seed, offset = self.dropout
         kept: Tensor = ops.kept(reading.write, p, seed, offset, probability)
         return kept
 
     def factors(self, reading: Reading) -> dict[str, Any]:
-        """The keywords of `ops.attention.scored`: a scale of any dtype is a factor of scores."""
+        """Returns the keywords of `ops.attention.scored`: a scale of any dtype is a factor of scores."""
         scale = self.scoring["attn_scale"]
         return {**self.scoring, "attn_scale": reading.cast(scale, float32) if isinstance(scale, Tensor) else scale}
 
     def dropped(self, reading: Reading, p: Tensor) -> Tensor:
-        """What dropout makes of probabilities, or of their gradients."""
+        """Returns what dropout makes of probabilities, or of their gradients."""
         if not self.dropout:
             return p
         if self.probability is not None:
@@ -120,7 +120,7 @@ class Asked:
 
 
 def asked_of(reading: Reading, node: Any, ports: tuple[str, ...] = ()) -> Asked:
-    """What a node asks; ports are those of the operands that it has besides q, k, v and the optional ones."""
+    """Returns what a node asks; ports are those of the operands that it has besides q, k, v and the optional ones."""
     given = node.params
     padded = bool(given.get("use_padding_mask"))
     taken = [key for key in ("bias", "sink_token") if key in node.inputs]
@@ -171,7 +171,7 @@ def _check(operands: Mapping[str, Tensor], scoring: Mapping[str, Any], longest: 
 
 
 def band(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Which keys a query meets.  cuDNN's flags of causal masks come before its alignment and bounds."""
+    """Returns which keys a query meets.  cuDNN's flags of causal masks come before its alignment and bounds."""
     bottom = bool(given.get("use_causal_mask_bottom_right"))
     causal = bottom or bool(given.get("use_causal_mask"))
     alignment = getattr(given.get("diagonal_alignment"), "name", "TOP_LEFT")
@@ -189,7 +189,7 @@ def band(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headed(reading: Reading, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of rank 4 that broadcasts to scores, whose heads may have two dimensions."""
+    """Returns a tensor of rank 4 that broadcasts to scores, whose heads may have two dimensions."""
     if len(shape) == 4:
         return x
     split = (1, 1) if x.shape[1] == 1 else shape[1:3]
@@ -197,7 +197,7 @@ def _headed(reading: Reading, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def repeated(reading: Reading, x: Tensor, heads: int) -> Tensor:
-    """Keys or values with as many heads, each as often as it takes, one after the other."""
+    """Returns keys or values with as many heads, each as often as it takes, one after the other."""
     batch, own, length, depth = x.shape
     if own == heads:
         return x
@@ -208,7 +208,7 @@ def repeated(reading: Reading, x: Tensor, heads: int) -> Tensor:
 
 
 def summed(reading: Reading, x: Tensor, heads: int) -> Tensor:
-    """The gradient of `repeated`: the sums over the heads that are repetitions."""
+    """Returns the gradient of `repeated`: the sums over the heads that are repetitions."""
     batch, every, length, depth = x.shape
     if every == heads:
         return x
@@ -218,7 +218,7 @@ def summed(reading: Reading, x: Tensor, heads: int) -> Tensor:
 
 
 def _dropout(reading: Reading, node: Any) -> tuple[Any, ...]:
-    """The elements of cuDNN's dropout; () if it drops nothing."""
+    """Returns the elements of cuDNN's dropout; () if it drops nothing."""
     count = int(node.params.get("_dropout_n") or 0)
     found: list[Any] = []
     for key in _DROPOUT[:count]:
@@ -238,7 +238,7 @@ def _dropout(reading: Reading, node: Any) -> tuple[Any, ...]:
 
 
 def _block_mask(reading: Reading, bits: Tensor, rows: int, keys: int) -> Tensor:
-    """Which keys a query may meet, of a bit for every 128 queries and 128 keys, the lowest of a byte first."""
+    """Returns which keys a query may meet, of a bit for every 128 queries and 128 keys, the lowest of a byte first."""
     write = reading.write
     batch, heads, tall, bytes_ = bits.shape
     if tall * _BLOCK < rows or bytes_ * 8 * _BLOCK < keys:

@@ -16,8 +16,8 @@ RESULTS = ("dQ", "dK", "dV", "dBias", "dSink_token")
 
 
 def sdpa_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """dQ, dK, dV and, if the node has them, dBias, dSink_token and rng_dump.  stats know what else is needed of a
-    sink_token.
+    """Returns dQ, dK, dV and, if the node has them, dBias, dSink_token and rng_dump.  stats know what else is needed
+    of a sink_token.
     """
     asked = asked_of(reading, node, ("o", "dO", "stats"))
     operands, dumped = asked.operands, node.outputs.get("rng_dump") is not None

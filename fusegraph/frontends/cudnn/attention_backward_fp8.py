@@ -18,8 +18,8 @@ PORTS = ("q", "k", "v", *OPERANDS, *attention_asked.PORTS)
 
 
 def sdpa_fp8_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """dQ, dK and dV, and of each the largest magnitude before it is multiplied with its scale; amax_dP, that of the
-    gradient by products of queries and keys; dSink_token if the node has it.
+    """Returns dQ, dK and dV, and of each the largest magnitude before it is multiplied with its scale; amax_dP, that
+    of the gradient by products of queries and keys; dSink_token if the node has it.
 
     Probabilities times scale_s are rounded to the dtype of q, gradients by products times scale_dP to that of dO.
     """

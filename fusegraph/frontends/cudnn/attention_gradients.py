@@ -46,23 +46,23 @@ def gradients(
     k, v = (repeated(reading, asked.operands[key], q.shape[1]) for key in "kv")
     given = {key: t for key, t in asked.given.items() if key != "sink_token"}
     made = ops.scored(write, q, k, v, given, modify=asked.modify, factor=factor, **asked.factors(reading))
-    shift = write("binary_select", "", inf, stats, write("cmp_eq", "", stats, -inf))
-    p = write("exp", "", write("sub", "", made.scores, shift))
+    lse = write("binary_select", "", inf, stats, write("cmp_eq", "", stats, -inf))
+    p = write("exp", "", write("sub", "", made.scores, lse))
     products = write("mul", "", reading.cast(o, float32), reading.cast(loss, float32))
-    delta = write("reduction", "", products, mode="add", axes=-1)
+    row_dot = write("reduction", "", products, mode="add", axes=-1)
     by_p = write("matmul", "", loss, _turned(reading, v), dtype=float32)
-    delta = delta if of_result is None else write("mul", "", delta, of_result)
+    row_dot = row_dot if of_result is None else write("mul", "", row_dot, of_result)
     by_p = by_p if of_loss is None else write("mul", "", by_p, of_loss)
     by_sink = None
     if "sink_token" in asked.operands:
-        weight = write("exp", "", write("sub", "", reading.cast(asked.operands["sink_token"], float32), shift))
-        by_sink = write("neg", "", write("mul", "", weight, delta))
+        weight = write("exp", "", write("sub", "", reading.cast(asked.operands["sink_token"], float32), lse))
+        by_sink = write("neg", "", write("mul", "", weight, row_dot))
     if len(asked.dropout) == 3 and asked.probability is None:  # a mask, a scale, and what is said to be its inverse
         mask, by, inverse = (reading.cast(t, float32) for t in asked.dropout)
-        less = write("sub", "", write("mul", "", by_p, mask), write("mul", "", delta, inverse))
+        less = write("sub", "", write("mul", "", by_p, mask), write("mul", "", row_dot, inverse))
         by_scores = write("mul", "", write("mul", "", p, less), by)
     else:
-        by_scores = write("mul", "", p, write("sub", "", asked.dropped(reading, by_p), delta))
+        by_scores = write("mul", "", p, write("sub", "", asked.dropped(reading, by_p), row_dot))
     back = node.params.get("score_mod_bprop")
     by_products = by_scores if back is None else reading.modified(back, by_scores)
     by_products = write("mul", "", by_products, made.scale)
@@ -70,18 +70,20 @@ def gradients(
 
 
 def by_queries(reading: Reading, asked: Asked, by_products: Tensor) -> Tensor:
-    """The gradient by queries, in float32."""
+    """Returns the gradient by queries, in float32."""
     k = repeated(reading, asked.operands["k"], asked.operands["q"].shape[1])
     return reading.write("matmul", "", by_products, k, dtype=float32)
 
 
 def by_heads(reading: Reading, weights: Tensor, x: Tensor, heads: int) -> Tensor:
-    """The sums over queries of weights times x, and over the queries' heads that share one of ``heads``, in float32."""
+    """Returns the sums over queries of weights times x, and over the queries' heads that share one of ``heads``, in
+    float32.
+    """
     return summed(reading, reading.write("matmul", "", _turned(reading, weights), x, dtype=float32), heads)
 
 
 def summed_to(reading: Reading, x: Tensor, like: Tensor) -> Tensor:
-    """The sums of a gradient over what a tensor is repeated along."""
+    """Returns the sums of a gradient over what a tensor is repeated along."""
     own = (1,) * (x.rank - like.rank) + tuple(like.shape)
     axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, own)) if m == 1 and n != 1)
     total = reading.write("reduction", "", x, mode="add", axes=axes) if axes else x

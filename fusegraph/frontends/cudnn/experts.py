@@ -22,7 +22,7 @@ PORTS_BACKWARD = ("doutput", "token", "first_token_offset")
 
 
 def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Rows of tokens (1, T, H), or those that token_index names, times their expert's of weights (E, H, N)."""
+    """Returns rows of tokens (1, T, H), or those that token_index names, times their expert's of weights (E, H, N)."""
     graph, mode = reading.graph, getattr(node.params.get("mode"), "name", "NONE")
     if mode not in ("NONE", "GATHER"):
         raise NotSupportedError(f"mode {mode}")
@@ -41,7 +41,9 @@ def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """The gradient by the weights (E, H, N): each expert's tokens (1, T, H), transposed, times their loss (1, T, N)."""
+    """Returns the gradient by the weights (E, H, N): each expert's tokens (1, T, H), transposed, times their loss
+    (1, T, N).
+    """
     graph = reading.graph
     loss, token = reading.operand(node, "doutput"), reading.operand(node, "token")
     _check_ranks(loss, token)
@@ -54,7 +56,7 @@ def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def _owned(reading: Reading, x: Tensor, own: Tensor) -> Tensor:
-    """A tensor with zeros in the rows that are not an expert's own."""
+    """Returns a tensor with zeros in the rows that are not an expert's own."""
     return reading.graph.binary_select(x, reading.graph.constant(np.zeros((1, 1, 1)), dtype=x.dtype), own)
 
 
@@ -65,7 +67,7 @@ def _check_ranks(*operands: Tensor) -> None:
 
 
 def _membership(reading: Reading, node: Any, experts: int, rows: int) -> Tensor:
-    """Which rows are whose, (E, T, 1): from its offset to the next one; the last one's end may be left out."""
+    """Returns which rows are whose, (E, T, 1): from its offset to the next one; the last one's end may be left out."""
     graph, offsets = reading.graph, reading.operand(node, "first_token_offset")
     if offsets.size not in (experts, experts + 1):
         raise NotSupportedError(f"first_token_offset {list(offsets.shape)} for {experts} experts")

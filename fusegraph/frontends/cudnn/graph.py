@@ -159,13 +159,13 @@ class CudnnGraph(Graph):
         put.done(arrays)
 
     def _of_shapes(self, shapes: Shapes) -> CudnnGraph:
-        """The graph with other shapes, compiled as this one is."""
+        """Returns the graph with other shapes, compiled as this one is."""
         if self.of_shapes is None:
             raise ArgumentError(f"graph {self.name!r} has its shapes; others need is_override_shape_enabled=True")
         return self._read_again(self._shaped, self.of_shapes, shapes)
 
     def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
-        """The graph for arrays of these sizes: itself unless ragged tensors have other ones."""
+        """Returns the graph for arrays of these sizes: itself unless ragged tensors have other ones."""
         if self.of_sizes is None:
             return self
         uids = {t: uid for uid, t in self.uids.items()}
@@ -180,7 +180,7 @@ class CudnnGraph(Graph):
     def _read_again(
         self, known: dict[Any, CudnnGraph], read: Callable[[Any], CudnnGraph], what: Mapping[int, Any]
     ) -> CudnnGraph:
-        """The graph for other shapes or sizes, compiled as this one is, once."""
+        """Returns the graph for other shapes or sizes, compiled as this one is, once."""
         key = tuple(sorted(what.items()))
         if key not in known:
             if len(known) >= _KEPT:
@@ -193,7 +193,7 @@ class CudnnGraph(Graph):
     # ---- what is given
 
     def _meant(self, key: Any) -> Tensor | None:
-        """The tensor that a key of a variant pack means, None for a uid that is not of this graph."""
+        """Returns the tensor that a key of a variant pack means, None for a uid that is not of this graph."""
         if isinstance(key, Tensor):
             if key.graph is not self:
                 raise ArgumentError(f"tensor {key.name!r} of graph {key.graph.name!r} is not of graph {self.name!r}")
@@ -223,7 +223,7 @@ class CudnnGraph(Graph):
             )
 
     def _staged(self, tensor: Tensor, given: Any, device: Device) -> Any:
-        """A scalar where the engine reads it: numbers, and arrays on the host, are copied to a GPU."""
+        """Returns a scalar where the engine reads it: numbers, and arrays on the host, are copied to a GPU."""
         if isinstance(given, (bool, int, float, np.generic)):
             given = np.array([given], tensor.dtype.numpy)
         seen = view(given, name=tensor.name)
@@ -241,8 +241,8 @@ class CudnnGraph(Graph):
 
 
 def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any_size: bool, larger: bool) -> Any:
-    """An array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that is known
-    to be enough, larger if only the first part of it may be taken.  Raises ArgumentError.
+    """Returns an array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that
+    is known to be enough, larger if only the first part of it may be taken.  Raises ArgumentError.
 
     cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
     """
@@ -281,7 +281,7 @@ def _is_address(array: Any) -> bool:
 
 
 def _address(what: str, tensor: Tensor, address: int) -> int:
-    """An address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
+    """Returns an address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
     ArgumentError."""
     nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
     if not nbytes:
@@ -297,7 +297,7 @@ def _address(what: str, tensor: Tensor, address: int) -> int:
 
 
 def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int) -> Any:
-    """Memory as an array of a tensor's shape, strides and dtype."""
+    """Returns memory as an array of a tensor's shape, strides and dtype."""
     if device.is_cuda:
         return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
     return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)

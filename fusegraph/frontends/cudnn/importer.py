@@ -17,13 +17,13 @@ from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 
 
 def is_pygraph(value: Any) -> bool:
-    """Whether a value is a graph of cudnn-frontend's; its package is not imported for that."""
+    """Returns true if a value is a graph of cudnn-frontend's; its package is not imported for that."""
     return any(k.__module__.partition(".")[0] == "cudnn" and k.__name__ == "pygraph" for k in type(value).__mro__)
 
 
 def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: bool = False) -> CudnnGraph:
-    """The graph of a ``cudnn.pygraph``, which must have all its nodes and need not have been validated or built; needs
-    neither a driver nor a GPU.
+    """Returns the graph of a ``cudnn.pygraph``, which must have all its nodes and need not have been validated or
+    built; needs neither a driver nor a GPU.
 
     Tensors keep their uids, names (where these are unique), shapes, strides and data types; those that are not virtual
     are the inputs and outputs, in the order in which the nodes take and make them.  Where strides were not set they are
@@ -53,7 +53,9 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
 def _read(
     pygraph: Any, values: Mapping[Any, Any] | None, tf32: bool, elements: Mapping[int, int], shapes: Shapes
 ) -> CudnnGraph:
-    """`from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids, and other shapes."""
+    """Returns `from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids, and other
+    shapes.
+    """
     if not is_pygraph(pygraph):
         raise GraphError(f"from_cudnn takes a cudnn.pygraph, got {type(pygraph).__module__}.{type(pygraph).__name__}")
     if not isinstance(getattr(pygraph, "nodes", None), list):
@@ -103,7 +105,7 @@ def _add(reading: Reading, nodes: Sequence[Any]) -> None:
 
 
 def _uid(pygraph: Any, key: Any) -> int:
-    """The uid that a key of ``values`` means.  Raises GraphError for one that no node takes."""
+    """Returns the uid that a key of ``values`` means.  Raises GraphError for one that no node takes."""
     every = tensors_of(pygraph)
     if isinstance(key, str):
         named = [uid for uid, t in every.items() if t.name == key]
@@ -134,7 +136,7 @@ def _called(node: Any) -> str:
 
 
 def _lacking(node: Any) -> list[str]:
-    """What of a node is not known, each in a few words with the node's name; nothing if all is."""
+    """Returns what of a node is not known, each in a few words with the node's name; nothing if all is."""
     rule = RULES.get(node.node_type.name)
     if rule is None or (node.node_type.name == "POINTWISE" and pointwise_op(node) is None):
         return [f"there is no op for {_called(node)}"]
@@ -157,7 +159,7 @@ def _lacking(node: Any) -> list[str]:
 
 
 def _malformed(tensor: Any) -> Iterator[str]:
-    """What of a tensor is not what it has to be: cudnn-frontend takes anything, and leaves it to the driver."""
+    """Yields what of a tensor is not what it has to be: cudnn-frontend takes anything, and leaves it to the driver."""
     if not isinstance(tensor.uid, int):
         yield "a uid is an integer"
     rank = None

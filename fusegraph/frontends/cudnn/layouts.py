@@ -18,13 +18,13 @@ _CHANNELS_LAST = frozenset({"CONV_FPROP", "CONV_DGRAD", "CONV_WGRAD", "REDUCTION
 
 
 def channels_last(shape: Shape) -> Shape:
-    """Packed strides with the second dimension the fastest."""
+    """Returns packed strides with the second dimension the fastest."""
     rank = len(shape)
     return packed_strides(shape, (0, *range(2, rank), 1) if rank > 2 else None)
 
 
 def in_order_of(shape: Shape, like: Shape, strides: Shape) -> Shape:
-    """Packed strides, the dimensions in memory in the order of another tensor's of the same rank."""
+    """Returns packed strides, the dimensions in memory in the order of another tensor's of the same rank."""
     return packed_strides(shape, stride_order(like, strides) if len(like) == len(shape) else None)
 
 
@@ -53,5 +53,5 @@ def result_strides(
 
 
 def is_logical(params: Mapping[str, object]) -> bool:
-    """Whether a reshape keeps the elements in row-major order of the dimensions; else it keeps the memory."""
+    """Returns whether a reshape keeps the elements in row-major order of the dimensions; else it keeps the memory."""
     return getattr(params.get("reshape_mode"), "name", None) == "LOGICAL"

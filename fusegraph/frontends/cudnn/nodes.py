@@ -48,7 +48,7 @@ _EXACT = frozenset(
 
 
 def pointwise_op(node: Any) -> Op | None:
-    """The op of a pointwise node, None where the table has none of that name."""
+    """Returns the op of a pointwise node, None where the table has none of that name."""
     op = TABLE.get(str(node.params.get("mode")))
     return op if op is not None and op.cudnn == op.name else None
 
@@ -74,8 +74,8 @@ def _pointwise(reading: Reading, node: Any) -> Results:
 
 
 def _wider(op: Op, operands: list[Tensor], wanted: DType, compute: DType) -> DType | None:
-    """The dtype to which operands are converted first: the result's, if it holds more than theirs, so that it is not
-    rounded to theirs; for arithmetic on integers that is done in floats, that of the computation."""
+    """Returns the dtype to which operands are converted first: the result's, if it holds more than theirs, so that
+    it is not rounded to theirs; for arithmetic on integers that is done in floats, that of the computation."""
     common = op.promoted(tuple(t.type for t in operands))
     if common.is_float:
         return wanted if wanted.is_float and wanted != common and promote(wanted, common) == wanted else None
@@ -85,19 +85,19 @@ def _wider(op: Op, operands: list[Tensor], wanted: DType, compute: DType) -> DTy
 # ---- contractions
 
 
-def _factors(reading: Reading, node: Any, ports: tuple[str, ...]) -> list[Tensor]:
-    """The factors of a product.  Beside one of 16 bits, a virtual one of FLOAT is rounded to the same: tensor cores
-    multiply two of a type."""
-    factors = [reading.operand(node, port) for port in ports]
+def _operands(reading: Reading, node: Any, ports: tuple[str, ...]) -> list[Tensor]:
+    """Returns the operands of a product.  Beside one of 16 bits, a virtual one of FLOAT is rounded to the same:
+    tensor cores multiply two of a type."""
+    operands = [reading.operand(node, port) for port in ports]
     for here, other in ((0, 1), (1, 0)):
-        mine, beside = factors[here].dtype, factors[other].dtype
+        mine, beside = operands[here].dtype, operands[other].dtype
         if mine == float32 and node.inputs[ports[here]].is_virtual and beside in (float16, bfloat16):
-            factors[here] = reading.cast(factors[here], beside)
-    return factors
+            operands[here] = reading.cast(operands[here], beside)
+    return operands
 
 
 def _product(reading: Reading, name: str, node: Any, ports: tuple[str, ...], out: str, **values: Any) -> Results:
-    operands = _factors(reading, node, ports)
+    operands = _operands(reading, node, ports)
     wanted = reading.dtype(node, out)
     floats = promote(operands[0].dtype, operands[1].dtype).is_float
     dtype = wanted if wanted.is_float or not floats else None
@@ -165,7 +165,7 @@ def _reduction(reading: Reading, node: Any) -> Results:
 
 
 def _norm(name: str, *outs: str) -> Rule:
-    """A norm or the gradient of one; its results by their ports."""
+    """Returns a norm or the gradient of one; its results by their ports."""
     op, ports = TABLE[name], OPERANDS[name]
     numbers = tuple(key for key in ("epsilon", "momentum") if key in op.attributes)
     params = tuple(key for key in ("norm_forward_phase",) if key in op.attributes)
@@ -200,7 +200,7 @@ def _norm(name: str, *outs: str) -> Rule:
 
 
 def _axes(reading: Reading, node: Any, first: int) -> tuple[int, ...]:
-    """The dimensions that are normalized: those scale has, all but the first if there is none."""
+    """Returns the dimensions that are normalized: those scale has, all but the first if there is none."""
     shape = reading.operand(node, "input").shape
     if "scale" not in node.inputs:
         return tuple(range(1, len(shape)))
@@ -213,7 +213,7 @@ def _axes(reading: Reading, node: Any, first: int) -> tuple[int, ...]:
 
 
 def _sum_to(reading: Reading, node: Any) -> Tensor:
-    """The gradient by the bias: the sums of the loss over all that share an element of it."""
+    """Returns the gradient by the bias: the sums of the loss over all that share an element of it."""
     loss, scale = reading.operand(node, "grad"), reading.operand(node, "scale")
     shared = tuple(d for d, n in enumerate(scale.shape) if n == 1 and loss.shape[d] != 1)
     total: Tensor = reading.graph.reduction(loss, mode="add", axes=shared, dtype=reading.dtype(node, "DBias"))
@@ -262,7 +262,7 @@ def _concatenate(reading: Reading, node: Any) -> Results:
 
 
 def _rope(name: str, port: str, out: str) -> Rule:
-    """A rotary position embedding or the gradient of one."""
+    """Returns a rotary position embedding or the gradient of one."""
 
     def make(reading: Reading, node: Any) -> Results:
         given = {key: value for key in ("rope_dim", "output_scale") if (value := node.params.get(key)) is not None}

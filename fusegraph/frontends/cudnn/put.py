@@ -29,7 +29,7 @@ class Put:
         self._made: dict[Tensor, Any] = {}
 
     def instead(self, tensor: Tensor, arrays: dict[Tensor, Any]) -> Any:
-        """What an output is written to."""
+        """Returns what an output is written to."""
         if tensor in arrays and tensor not in self._owned:
             return arrays[tensor]
         self._made[tensor] = self._empty(tensor)
@@ -47,7 +47,7 @@ class Put:
                 self._on_device(tensor, target, values, which)
 
     def _empty(self, tensor: Tensor) -> Any:
-        """New memory as a tensor lies."""
+        """Returns new memory as a tensor lies."""
         return allocator("numpy", tensor.shape, tensor.strides, tensor.dtype, self._device, stream=self._stream)()
 
     def _on_device(self, tensor: Tensor, target: DeviceArray, values: Any, which: Any) -> None:
@@ -59,7 +59,7 @@ class Put:
 
 
 def _select(selects: Selects, tensor: Tensor, index: int) -> Executable:
-    """Rows of an output where they are to be written, else what was there."""
+    """Returns rows of an output where they are to be written, else what was there."""
     if (tensor, index) not in selects:
         how = Graph(f"rows of {tensor.graph.name}"[:180])
         new, old = (how.tensor(n, tensor.shape, tensor.dtype, strides=tensor.strides) for n in ("new", "old"))

@@ -39,7 +39,9 @@ class Ragged:
     memory: Rows
 
     def padded(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        """The tensor with padding of zeros, of its rows; lengths say how many tokens of each batch there are."""
+        """Returns the tensor with padding of zeros, of its rows; lengths say how many tokens of each batch there
+        are.
+        """
         write, memory = self.write, self.memory
         batch, heads, tokens, _ = memory.shape
         begin, _ = self._ends()
@@ -57,8 +59,8 @@ class Ragged:
         return write("binary_select", "", found, zero, write("reshape", "", exists, shape=(batch, heads, tokens, 1)))
 
     def stored(self, made: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of a padded tensor, and which of them are those of a token, (rows, 1): the others are not to be
-        written.
+        """Returns the rows of a padded tensor, and which of them are those of a token, (rows, 1): the others are not
+        to be written.
         """
         write, memory = self.write, self.memory
         batch, heads, tokens, depth = memory.shape
@@ -90,7 +92,7 @@ class Ragged:
         return write("gather", "", flat, chosen, axis=0), write("cmp_gt", "", owned, 0)
 
     def between(self) -> Tensor:
-        """How many tokens there are from one offset to the next, (B, 1, 1, 1)."""
+        """Returns how many tokens there are from one offset to the next, (B, 1, 1, 1)."""
         begin, end = self._ends()
         write, memory = self.write, self.memory
         count = write("sub", "", end, begin)
@@ -99,7 +101,7 @@ class Ragged:
         return write("reshape", "", count, shape=(memory.shape[0], 1, 1, 1))
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the rows at which each batch and the next begin, (B, 1, 1)."""
+        """Returns the numbers of the rows at which each batch and the next begin, (B, 1, 1)."""
         write, memory, offsets, batch = self.write, self.memory, self.offsets, self.memory.shape[0]
         if offsets.size != batch + 1:
             raise LayoutError(f"the offsets of {self.tensor.name!r} are {batch + 1} numbers, got {list(offsets.shape)}")

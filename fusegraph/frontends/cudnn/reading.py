@@ -26,7 +26,7 @@ _MOVEMENT = frozenset({"RESHAPE", "TRANSPOSE", "SLICE", "CONCATENATE"})
 
 
 def tensors_of(pygraph: Any) -> dict[int, Any]:
-    """All tensors of a pygraph that nodes take or make, or that have a name of their own, by uid."""
+    """Returns all tensors of a pygraph that nodes take or make, or that have a name of their own, by uid."""
     return {t.uid: t for t in _every(pygraph)}
 
 
@@ -64,7 +64,7 @@ class Reading:
     # ---- what cuDNN's graph says
 
     def operand(self, node: Any, port: str) -> Tensor:
-        """What a node takes, with padding if it is ragged."""
+        """Returns what a node takes, with padding if it is ragged."""
         if port not in node.inputs:
             raise GraphError(f"{port} is missing")
         tensor = node.inputs[port]
@@ -75,18 +75,18 @@ class Reading:
         return self._ragged(tensor, self.graph.ragged[made]).padded(made, lengths)
 
     def taken(self, tensor: Any) -> Tensor:
-        """What stands for a tensor of cuDNN's; an input is added to the graph when it is first taken."""
+        """Returns what stands for a tensor of cuDNN's; an input is added to the graph when it is first taken."""
         if tensor.uid not in self.graph.uids:
             self._keep(tensor, self._input(tensor))
         return self.graph.uids[tensor.uid]
 
     def lengths(self, node: Any, port: str) -> Tensor:
-        """How many tokens each batch of a ragged operand has, (B, 1, 1, 1)."""
+        """Returns how many tokens each batch of a ragged operand has, (B, 1, 1, 1)."""
         tensor = node.inputs[port]
         return self._lengths(node, port, tensor, self.graph.ragged[self.taken(tensor)])
 
     def _lengths(self, node: Any, port: str, tensor: Any, memory: Rows) -> Tensor:
-        """What the node is told of lengths, else how many tokens are between offsets."""
+        """Returns what the node is told of lengths, else how many tokens are between offsets."""
         key = LENGTHS[port]
         return self.taken(node.inputs[key]) if key in node.inputs else self._ragged(tensor, memory).between()
 
@@ -94,8 +94,8 @@ class Reading:
         return Ragged(self.write, tensor, self.taken(tensor.ragged_offset), memory)
 
     def modified(self, function: Callable[[Any, Any], Any], x: Tensor) -> Tensor:
-        """What a function that takes a pygraph and one of its tensors, and adds nodes, makes of a tensor.  It is given
-        a pygraph of its own; tensors of the one that is read may be taken besides.
+        """Returns what a function that takes a pygraph and one of its tensors, and adds nodes, makes of a tensor.
+        It is given a pygraph of its own; tensors of the one that is read may be taken besides.
         """
         known = self.pygraph
         own = type(known)(
@@ -123,7 +123,7 @@ class Reading:
         return self.graph.uids[last.uid]
 
     def dtype(self, node: Any, port: str) -> DType:
-        """That of a result of a node: float32, as cuDNN's, where neither it nor the graph says."""
+        """Returns that of a result of a node: float32, as cuDNN's, where neither it nor the graph says."""
         tensor = node.outputs[port]
         found = dtype_of(tensor.data_type)
         if found is None and node.node_type.name in _MOVEMENT:
@@ -134,21 +134,21 @@ class Reading:
         return found or float32
 
     def is_wanted(self, tensor: Any) -> bool:
-        """Whether anything takes a result."""
+        """Returns true if anything takes a result."""
         return not tensor.is_virtual or tensor.uid in self._taken
 
     def computes_in(self, node: Any) -> DType:
-        """The dtype in which a node computes."""
+        """Returns the dtype in which a node computes."""
         kind = node.compute_data_type
         return computed(self._context.compute_data_type if kind is None else kind)
 
     def shape(self, node: Any, port: str) -> tuple[int, ...] | None:
-        """The shape of a result, if the pygraph says it."""
+        """Returns the shape of a result, if the pygraph says it."""
         dim = node.outputs[port].dim
         return tuple(map(int, dim)) if dim else None
 
     def strides(self, tensor: Any) -> tuple[int, ...]:
-        """How a tensor of cuDNN's lies in memory: as it was set, else as cuDNN infers it."""
+        """Returns how a tensor of cuDNN's lies in memory: as it was set, else as cuDNN infers it."""
         if tensor.uid not in self._strides:
             self._strides[tensor.uid] = self._find_strides(tensor)
         return self._strides[tensor.uid]
@@ -170,16 +170,16 @@ class Reading:
     # ---- what is made of it
 
     def number(self, node: Any, port: str) -> float | Tensor:
-        """A scalar operand: a number if it is known now, else the input that will bring it."""
+        """Returns a scalar operand: a number if it is known now, else the input that will bring it."""
         tensor = self.operand(node, port)
         return tensor if tensor.value is None else float(tensor.value.reshape(-1)[0])
 
     def number_tensor(self, value: float, rank: int) -> Tensor:
-        """A constant of float32 that broadcasts to tensors of a rank."""
+        """Returns a constant of float32 that broadcasts to tensors of a rank."""
         return self.graph.constant(np.full((1,) * rank, value, np.float32))
 
     def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
-        """A tensor in another dtype, made once."""
+        """Returns a tensor in another dtype, made once."""
         if tensor.dtype == dtype:
             return tensor
         if (tensor, dtype) not in self._casts:
@@ -187,7 +187,9 @@ class Reading:
         return self._casts[tensor, dtype]
 
     def composite(self, op: Op, operands: Sequence[Tensor], values: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The results of a composite; written out here if a number of it, such as epsilon, comes with every call."""
+        """Returns the results of a composite; written out here if a number of it, such as epsilon, comes with every
+        call.
+        """
         if not any(isinstance(v, Tensor) for v in values.values()):
             return self.graph.apply_node(op, operands, values).outputs
         assert op.expand is not None
@@ -233,7 +235,7 @@ class Reading:
             self.graph._rename(made, self._free(label))
 
     def _free(self, name: str) -> str:
-        """A name, or where another tensor of cuDNN's has it already, one like it; names of ours give way."""
+        """Returns a name, or where another tensor of cuDNN's has it already, one like it; names of ours give way."""
         holder = self.graph.tensors.get(name)
         return name if holder is None or holder in self.graph._automatic else self.graph._unique(name)
 
@@ -271,7 +273,7 @@ class Reading:
 
 
 def _misfit(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether a shape does not broadcast to another."""
+    """Returns true if a shape does not broadcast to another."""
     try:
         return np.broadcast_shapes(shape, target) != target
     except ValueError:

@@ -36,7 +36,8 @@ class Rows:
 
 
 def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], elements: int | None) -> Rows:
-    """The memory of a ragged tensor: as much as ``elements`` says, else as sequences without gaps between them need.
+    """Returns the memory of a ragged tensor: as much as ``elements`` says, else as sequences without gaps between
+    them need.
 
     Raises LayoutError if the elements of a token and head do not lie together, apart from all others.
     """

@@ -14,7 +14,7 @@ Shapes = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
-    """What ``execute``'s override_uids, override_shapes and override_strides say.  Raises ArgumentError.
+    """Returns what ``execute``'s override_uids, override_shapes and override_strides say.  Raises ArgumentError.
 
     cuDNN takes strides of another rank than the shape's, of ragged tensors in three dimensions, and its results are
     those of the strides that the tensor has.
@@ -30,7 +30,7 @@ def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
 
 
 def reshaped(pygraph: Any, shapes: Shapes) -> Any:
-    """What is read of a pygraph, with other shapes; those of results that were inferred are forgotten."""
+    """Returns what is read of a pygraph, with other shapes; those of results that were inferred are forgotten."""
     made: dict[int, Any] = {}
 
     def other(tensor: Any) -> Any:

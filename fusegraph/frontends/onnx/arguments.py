@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def wrong(name: str, given: object, wanted: str) -> ArgumentError:
-    """The error about an argument."""
+    """Returns the error about an argument."""
     return ArgumentError(f"{name} is {wanted}, got {type(given).__name__} {reprlib.repr(given)[:100]}")
 
 
 def instance(name: str, given: object, kind: type[T]) -> T:
-    """An argument of this type.  Raises ArgumentError."""
+    """Returns an argument of this type.  Raises ArgumentError."""
     if not isinstance(given, kind):
         raise wrong(name, given, f"a {kind.__name__}")
     return given
 
 
 def path_of(name: str, given: object) -> Path:
-    """An absolute path.  Raises ArgumentError for what is none."""
+    """Returns an absolute path.  Raises ArgumentError for what is none."""
     try:
         text = os.fsdecode(given)  # type: ignore[arg-type]
     except TypeError:
@@ -41,7 +41,7 @@ def path_of(name: str, given: object) -> Path:
 
 
 def named(name: str, given: object, what: str) -> dict[str, Any]:
-    """A mapping of names, empty for None.  Raises ArgumentError."""
+    """Returns a mapping of names, empty for None.  Raises ArgumentError."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -86,7 +86,7 @@ def arrays_of(given: object) -> dict[str, Array]:
 
 
 def array_of(what: str, given: object) -> Array:
-    """An array, be it of numbers or of what there is nothing for.  Raises ArgumentError."""
+    """Returns an array, be it of numbers or of what there is nothing for.  Raises ArgumentError."""
     try:
         return np.asarray(given)
     except Exception:  # whatever an array of another framework, or a ragged list, raises

@@ -32,7 +32,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         self._compiled: dict[Any, tuple[Model, Executable]] = {}
 
     def run(self, inputs: Any, **_: Any) -> tuple[Array, ...]:
-        """The outputs, from arrays in the order of the inputs or by name."""
+        """Returns the outputs, from arrays in the order of the inputs or by name."""
         arrays = self._arrays(inputs)
         model, executable = self._built(arrays)
         given: list[Any] = [arrays[name] for name in model.inputs]
@@ -44,11 +44,11 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         return tuple(as_values(tensor, to_numpy(result)) for tensor, result in zip(tensors, every, strict=True))
 
     def model(self, inputs: Any) -> Model:
-        """The graph for inputs of these shapes."""
+        """Returns the graph for inputs of these shapes."""
         return self._built(self._arrays(inputs))[0]
 
     def _arrays(self, inputs: Any) -> dict[str, Array]:
-        """Inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
+        """Returns inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
         if not isinstance(inputs, Mapping):
             given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
             if len(given) > len(self._names):
@@ -88,8 +88,8 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> BackendRep:
-        """A model that can be run.  Options but ``engine`` are those of `fusegraph.compile`.  Raises ArgumentError
-        for a device of another name, ModelError.
+        """Returns a model that can be run.  Options but ``engine`` are those of `fusegraph.compile`.  Raises
+        ArgumentError for a device of another name, ModelError.
         """
         kind, index = _device(device)
         engine = options.pop("engine", None) or ("cuda" if kind == "CUDA" else "cpu")
@@ -97,15 +97,15 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
-        """The outputs of a model."""
+        """Returns the outputs of a model."""
         return cls.prepare(model, device, **options).run(inputs)
 
     @classmethod
     def run_node(
         cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **options: Any
     ) -> tuple[Any, ...]:
-        """The outputs of one node of the newest operator set, or of that of ``opset_version=``.  Raises ArgumentError
-        for what is no node, version or array, and what `run_model` raises.
+        """Returns the outputs of one node of the newest operator set, or of that of ``opset_version=``.  Raises
+        ArgumentError for what is no node, version or array, and what `run_model` raises.
         """
         instance("node", node, NodeProto)
         newest = onnx.defs.onnx_opset_version()
@@ -124,8 +124,8 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **_: Any) -> bool:
-        """Whether there is something for every operator and type of a model, as far as is known without its inputs.
-        Raises ArgumentError for what is no model.
+        """Returns true if there is something for every operator and type of a model, as far as is known without its
+        inputs.  Raises ArgumentError for what is no model.
         """
         _device(device)
         try:
@@ -138,7 +138,7 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether there is such a device: CPU always, CUDA with a driver and a GPU."""
+        """Returns true if there is such a device: CPU always, CUDA with a driver and a GPU."""
         try:
             kind, index = _device(device)
         except ArgumentError:
@@ -147,7 +147,7 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
 
 def _element(name: str, array: Array) -> int:
-    """ONNX's element type of an array."""
+    """Returns ONNX's element type of an array."""
     try:
         return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
     except ValueError:
@@ -155,7 +155,7 @@ def _element(name: str, array: Array) -> int:
 
 
 def _device(name: str) -> tuple[str, int]:
-    """The kind and the number of a device as ONNX names them; CPUs have the number 0."""
+    """Returns the kind and the number of a device as ONNX names them; CPUs have the number 0."""
     instance("device", name, str)
     found = re.fullmatch(r"(CPU|CUDA)(?::(\d{1,9}))?", name, re.ASCII)
     if found is None:

@@ -49,12 +49,12 @@ def loop(call: Call, body: Body, count: Tensor | None = None, condition: Tensor 
 
 
 def scan(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
-    """The body for each element of the scanned inputs along an axis; its results are joined along another."""
+    """Returns the body for each element of the scanned inputs along an axis; its results are joined along another."""
     return _batched(call, body, *inputs) if call.version < 9 else _scanned(call, body, *inputs)
 
 
 def _batched(call: Call, body: Body, lengths: Tensor | None, *inputs: Tensor) -> list[Tensor]:
-    """Scan as it was before version 9: of each sample of a batch by itself, of a length of its own."""
+    """Returns scan as it was before version 9: of each sample of a batch by itself, of a length of its own."""
     graph = call.graph
     batches = {x.shape[0] if x.rank else 0 for x in inputs}
     steps = {x.shape[1] if x.rank > 1 else 0 for x in inputs[-call["num_scan_inputs"] :]}
@@ -103,7 +103,7 @@ def _scanned(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
 
 
 def _each(call: Call, name: str, count: int) -> list[int]:
-    """A number for each of several sequences, by default 0."""
+    """Returns a number for each of several sequences, by default 0."""
     values = call[name] or [0] * count
     if len(values) != count:
         raise ModelError(f"{name} has {count} numbers, got {len(values)}")

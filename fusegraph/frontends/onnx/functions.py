@@ -33,12 +33,12 @@ _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
 def domain_of(name: str) -> str:
-    """A domain's name, the default one's being empty."""
+    """Returns a domain's name, the default one's being empty."""
     return "" if name == "ai.onnx" else name
 
 
 def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
-    """The schema of an operator in a version of its operator set, None if there is none."""
+    """Returns the schema of an operator in a version of its operator set, None if there is none."""
     if not 0 < version < 2**31:
         return None
     try:
@@ -49,7 +49,7 @@ def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
 
 
 def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
-    """Whether an operator of an older operator set is still defined so in `OLDEST`."""
+    """Returns true if an operator of an older operator set is still defined so in `OLDEST`."""
     if schema.since_version >= _SINCE.get(schema.name, OLDEST):
         return True
     later = schema_of(node, OLDEST)
@@ -57,13 +57,13 @@ def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
 
 
 def defaults(schema: onnx.defs.OpSchema) -> dict[str, AttributeProto]:
-    """The attributes that have a value where none is given."""
+    """Returns the attributes that have a value where none is given."""
     every = {name: known.default_value for name, known in schema.attributes.items()}
     return {name: value for name, value in every.items() if value.type != AttributeProto.UNDEFINED}
 
 
 def has_body(schema: onnx.defs.OpSchema) -> bool:
-    """Whether an operator is defined as a function of others."""
+    """Returns true if an operator is defined as a function of others."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
@@ -99,7 +99,7 @@ def check_attributes(node: NodeProto, schema: onnx.defs.OpSchema, given: Mapping
 def body_of(
     node: NodeProto, schema: onnx.defs.OpSchema, version: int, inputs: Sequence[Tensor | None]
 ) -> FunctionProto | None:
-    """What an operator is made of, for inputs of these types; None if ONNX does not say."""
+    """Returns what an operator is made of, for inputs of these types; None if ONNX does not say."""
     if not has_body(schema):
         return None
     depends = schema.has_context_dependent_function
@@ -118,14 +118,14 @@ def body_of(
 
 
 def _type(tensor: Tensor | None) -> TypeProto:
-    """A tensor's type as ONNX has it; none at all for one that is left out."""
+    """Returns a tensor's type as ONNX has it; none at all for one that is left out."""
     if tensor is None:
         return TypeProto()
     return onnx.helper.make_tensor_type_proto(_ELEMENTS[tensor.dtype], tensor.shape)
 
 
 def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list[NodeProto]:
-    """The nodes of a function with its inputs that are left out left out there, too."""
+    """Returns the nodes of a function with its inputs that are left out left out there, too."""
     absent = {name for number, name in enumerate(body.input) if number >= len(inputs) or inputs[number] is None}
     nodes = []
     for node in body.node:
@@ -139,7 +139,9 @@ def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list
 
 
 def resolved(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
-    """A node of a function with the values of the attributes that it refers to; without those that have none."""
+    """Returns a node of a function with the values of the attributes that it refers to; without those that have
+    none.
+    """
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
     result = NodeProto()

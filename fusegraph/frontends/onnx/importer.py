@@ -31,7 +31,7 @@ MAX_DEPTH = 32
 
 
 def short(text: str, most: int = 80) -> str:
-    """A text of the file's as messages show it."""
+    """Returns a text of the file's as messages show it."""
     return repr(text if len(text) <= most else f"{text[:most]}...")
 
 
@@ -62,7 +62,7 @@ class Scope:
     depth: int = 0
 
     def find(self, name: str) -> Tensor | None:
-        """The tensor of a name, None if there is none."""
+        """Returns the tensor of a name, None if there is none."""
         if name in self.values or self.outer is None:
             return self.values.get(name)
         return self.outer.find(name)
@@ -105,7 +105,7 @@ class Importer:
         self.nodes(graph.node, scope)
 
     def initialiser(self, tensor: TensorProto) -> Tensor:
-        """An initialiser as a constant of the graph."""
+        """Returns an initialiser as a constant of the graph."""
         what = f"initialiser {short(tensor.name)}"
         if tensor.data_type not in DTYPES:
             return self.refuse(f"type {type_name(tensor.data_type)}", what)
@@ -149,7 +149,7 @@ class Importer:
     # ---- nodes
 
     def _results(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
-        """The outputs of a node; stands-in for them where it is unsupported."""
+        """Returns the outputs of a node; stands-in for them where it is unsupported."""
         try:
             if MISSING in inputs:
                 if self._handled(node, scope):
@@ -164,7 +164,7 @@ class Importer:
         return [MISSING] * wanted
 
     def _handled(self, node: NodeProto, scope: Scope) -> bool:
-        """Whether there is something for an operator, whatever its inputs are."""
+        """Returns true if there is something for an operator, whatever its inputs are."""
         domain = domain_of(node.domain)
         key = (domain, node.op_type)
         if key in TABLE or (not domain and node.op_type in CONTROL) or (*key, node.overload) in self._functions:
@@ -206,7 +206,7 @@ class Importer:
         return self._function(body, node, inputs, wanted, scope, functions.defaults(schema))
 
     def _checked(self, result: Result) -> list[Tensor]:
-        """What a function of the table returned, as a list."""
+        """Returns what a function of the table returned, as a list."""
         results = [result] if isinstance(result, Tensor) else list(result)
         for tensor in results:
             if tensor.rank > MAX_RANK:
@@ -214,7 +214,7 @@ class Importer:
         return results
 
     def _attributes(self, node: NodeProto, schema: onnx.defs.OpSchema) -> dict[str, Any]:
-        """The attributes of a node by name, the schema's defaults filled in."""
+        """Returns the attributes of a node by name, the schema's defaults filled in."""
         given: dict[str, AttributeProto] = {}
         for attribute in node.attribute:
             if attribute.name in given:
@@ -224,7 +224,7 @@ class Importer:
         return {name: self._attribute(a) for name, a in (functions.defaults(schema) | given).items()}
 
     def _attribute(self, attribute: AttributeProto) -> Any:
-        """An attribute's value as Python and NumPy have it; graphs as they are."""
+        """Returns an attribute's value as Python and NumPy have it; graphs as they are."""
         if attribute.type == AttributeProto.STRING:
             return decoded(attribute.s)
         if attribute.type == AttributeProto.STRINGS:
@@ -245,7 +245,7 @@ class Importer:
         scope: Scope,
         defaults: Mapping[str, AttributeProto],
     ) -> list[Tensor]:
-        """The outputs of a function's body, as far as they are wanted; defaults are those of its attributes."""
+        """Returns the outputs of a function's body, as far as they are wanted; defaults are those of its attributes."""
         if len(inputs) > len(body.input):
             raise ModelError(f"function {short(body.name)} takes {len(body.input)} inputs, got {len(inputs)}")
         attributes = {**defaults, **{a.name: a for a in (*body.attribute_proto, *node.attribute)}}
@@ -257,7 +257,7 @@ class Importer:
         return [self._output(inner, name) if name else MISSING for name in named]
 
     def _control(self, call: Call, inputs: list[Tensor | None], scope: Scope) -> list[Tensor]:
-        """A node whose attributes are bodies."""
+        """Returns a node whose attributes are bodies."""
 
         def written(graph: GraphProto, given: Sequence[Tensor]) -> list[Tensor]:
             if len(given) != len(graph.input):
@@ -296,13 +296,13 @@ class Importer:
         return MISSING
 
     def _named(self, tensor: Tensor, name: str) -> Tensor:
-        """A result named after the model's value, unless it has a name from there already."""
+        """Returns a result named after the model's value, unless it has a name from there already."""
         if tensor is not MISSING and tensor.name not in self._names:
             self.graph.rename(tensor, self.free_name(name))
         return tensor
 
     def free_name(self, name: str) -> str:
-        """A name of a value as a tensor of the graph may have it, and has none."""
+        """Returns a name of a value as a tensor of the graph may have it, and has none."""
         allowed = (c if c.isascii() and (c.isalnum() or c in "_.:/[](),+@#-") else "_" for c in name[:120].lstrip("/"))
         stem = "".join(allowed) or "value"
         result, count = stem, len(self._names)
@@ -321,7 +321,7 @@ def check_text(*texts: object) -> None:
 
 
 def decoded(text: bytes) -> str:
-    """A string attribute.  Raises ModelError if it is no UTF-8."""
+    """Returns a string attribute.  Raises ModelError if it is no UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -329,12 +329,12 @@ def decoded(text: bytes) -> str:
 
 
 def operator_name(node: NodeProto) -> str:
-    """An operator as messages name it, with its domain if that is not the default one."""
+    """Returns an operator as messages name it, with its domain if that is not the default one."""
     domain = domain_of(node.domain)
     return f"{domain[:80]}.{node.op_type[:80]}" if domain else node.op_type[:80]
 
 
 def label(node: NodeProto) -> str:
-    """A node as messages name it: by its name or, as that may be empty, its first output."""
+    """Returns a node as messages name it: by its name or, as that may be empty, its first output."""
     named = f"node {short(node.name)}" if node.name else f"the node of {short(next(iter(node.output), ''))}"
     return f"{named} ({operator_name(node)})"

@@ -64,7 +64,7 @@ def load(
     *,
     compute_dtype: Any = "float32",
 ) -> Model:
-    """The model in a file.
+    """Returns the model in a file.
 
     shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs; and of results
                    of NonZero, Unique and NonMaxSuppression, whose sizes depend on values.  They are cut off then, or
@@ -105,8 +105,8 @@ def from_proto(
     name: str | None = None,
     compute_dtype: Any = "float32",
 ) -> Model:
-    """A model that is in memory.  folder is where its external data is, where names it in errors, name the graph; the
-    rest is as for `load`.
+    """Returns a model that is in memory.  folder is where its external data is, where names it in errors, name the
+    graph; the rest is as for `load`.
     """
     instance("model", model, ModelProto)
     instance("where", where, str)
@@ -160,7 +160,7 @@ class _Building:
         return Model(self._graph, inputs, outputs, {k: v for k, v in constants.items() if k not in inputs})
 
     def _opsets(self) -> dict[str, int]:
-        """The versions of the operator sets.  Raises ModelError for one that is too new."""
+        """Returns the versions of the operator sets.  Raises ModelError for one that is too new."""
         if not self._model.HasField("graph"):
             raise ModelError("it has no graph: is it an ONNX model?")
         opsets = {domain_of(o.domain): o.version for o in self._model.opset_import}
@@ -173,7 +173,7 @@ class _Building:
     # ---- inputs
 
     def _inputs(self, scope: Scope) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The inputs of the graph, and those that are constants."""
+        """Returns the inputs of the graph, and those that are constants."""
         defaults = {t.name for t in self._model.graph.initializer}
         declared = [v for v in self._model.graph.input if v.name not in defaults or v.name in self._values]
         unsized: list[str] = []
@@ -205,7 +205,7 @@ class _Building:
         return inputs, constants
 
     def _dtype(self, value: ValueInfoProto, what: str) -> DType | None:
-        """The dtype of an input or output, None (and noted as unsupported) where there is none of ours."""
+        """Returns the dtype of an input or output, None (and noted as unsupported) where there is none of ours."""
         kind, element = value.type.WhichOneof("value") or "none", value.type.tensor_type.elem_type
         if kind == "tensor_type" and element in DTYPES:
             return DTYPES[element]
@@ -214,7 +214,7 @@ class _Building:
         return None
 
     def _shape(self, value: ValueInfoProto, unsized: list[str]) -> tuple[int, ...] | None:
-        """An input's shape, None if sizes are not known, which are then listed in ``unsized``."""
+        """Returns an input's shape, None if sizes are not known, which are then listed in ``unsized``."""
         what = f"input {short(value.name)}"
         dims = value.type.tensor_type.shape.dim
         has_shape = value.type.tensor_type.HasField("shape")
@@ -246,7 +246,7 @@ class _Building:
         return None if missing else shape
 
     def _given(self, name: str, dtype: DType) -> Tensor:
-        """An input whose value was given, as a constant."""
+        """Returns an input whose value was given, as a constant."""
         array = self._values[name]
         if array.dtype != dtype.numpy:
             raise ModelError(f"input {short(name)} is {dtype}, the value given {array.dtype}")

@@ -75,18 +75,18 @@ class Call:
     shapes: Mapping[str, Any]
 
     def __getitem__(self, attribute: str) -> Any:
-        """An attribute's value, None if it is absent and has no default."""
+        """Returns an attribute's value, None if it is absent and has no default."""
         return self.attributes.get(attribute)
 
     def word(self, attribute: str, *known: str) -> Any:
-        """The value of an attribute that is one of these words.  Raises ModelError for another."""
+        """Returns the value of an attribute that is one of these words.  Raises ModelError for another."""
         value = self[attribute]
         if value not in known:
             raise ModelError(f"{attribute} is {', '.join(known[:-1])} or {known[-1]}, got {value[:40]!r}")
         return value
 
     def refuse(self, what: str) -> Declined:
-        """The refusal of a use of this operator: what it is about, such as "mode cubic"."""
+        """Returns the refusal of a use of this operator: what it is about, such as "mode cubic"."""
         return Declined(f"{self.node.op_type}: {what}")
 
     def check_size(self, more: int = 0) -> None:
@@ -95,14 +95,14 @@ class Call:
             raise ModelError(f"more than {MAX_WRITTEN} nodes would be written, with this one's once a time step")
 
     def known(self, tensor: Tensor, what: str) -> Array:
-        """The value of a tensor that must not depend on an input of the graph, as shapes."""
+        """Returns the value of a tensor that must not depend on an input of the graph, as shapes."""
         found = self.values.known(tensor)
         if found is None:
             raise Unknown(f"{self.node.op_type}: {what} must be known", self.values.roots(tensor))
         return found
 
     def given_size(self, shape: Sequence[int | None]) -> int | None:
-        """The one size of the first output that depends on values, None in its shape, where it was given.
+        """Returns the one size of the first output that depends on values, None in its shape, where it was given.
 
         Raises ModelError if the shape that was given is another one.
         """
@@ -117,21 +117,21 @@ class Call:
         return found[list(shape).index(None)]
 
     def integers(self, tensor: Tensor, what: str) -> list[int]:
-        """A known tensor of integers, of one dimension at most, as a list."""
+        """Returns a known tensor of integers, of one dimension at most, as a list."""
         value = self.known(tensor, what)
         if value.dtype.kind not in "iu" or value.ndim > 1:
             raise ModelError(f"{what} is a list of integers, got {value.dtype} {list(value.shape)}")
         return [int(v) for v in value.reshape(-1)]
 
     def number(self, tensor: Tensor, what: str) -> Any:
-        """A known tensor of one element as a Python number."""
+        """Returns a known tensor of one element as a Python number."""
         value = self.known(tensor, what)
         if value.size != 1:
             raise ModelError(f"{what} is one number, got {list(value.shape)}")
         return value.reshape(-1)[0].item() if value.dtype.kind in "fiub" else float(value.reshape(-1)[0])
 
     def dtype(self, element: int) -> DType:
-        """Our dtype of an element type."""
+        """Returns our dtype of an element type."""
         if element not in DTYPES:
             raise Declined(f"type {type_name(element)}")
         return DTYPES[element]

@@ -38,7 +38,7 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
 
 
 def type_name(element: int) -> str:
-    """An element type as messages call it: int16, string, ..."""
+    """Returns an element type as messages call it: int16, string, ..."""
     try:
         return str(TensorProto.DataType.Name(element)).lower()
     except ValueError:
@@ -46,7 +46,7 @@ def type_name(element: int) -> str:
 
 
 def checked_shape(what: str, sizes: Any) -> tuple[int, ...]:
-    """A shape as a tuple.  Raises ModelError for negative sizes and more dimensions than NumPy has."""
+    """Returns a shape as a tuple.  Raises ModelError for negative sizes and more dimensions than NumPy has."""
     if len(sizes) > MAX_RANK:
         raise ModelError(f"{what} has {len(sizes)} dimensions; at most {MAX_RANK} are possible")
     shape = tuple(int(size) for size in sizes)
@@ -56,7 +56,7 @@ def checked_shape(what: str, sizes: Any) -> tuple[int, ...]:
 
 
 def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
-    """A tensor of one of `DTYPES` as an array; ``folder`` is where external data is, None where none may be.
+    """Returns a tensor of one of `DTYPES` as an array; ``folder`` is where external data is, None where none may be.
 
     Raises ModelError where the data does not have as many bytes as the shape says.
     """
@@ -91,7 +91,7 @@ def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
 
 
 def external(tensor: TensorProto, what: str, folder: Path | None, expected: int) -> bytes:
-    """The bytes of a tensor that lie in another file, which must be inside of the model's folder."""
+    """Returns the bytes of a tensor that lie in another file, which must be inside of the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:

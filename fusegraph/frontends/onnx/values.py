@@ -30,7 +30,7 @@ class Values:
         self._evaluated = 0
 
     def known(self, tensor: Tensor) -> Array | None:
-        """A tensor's value, None if it depends on an input, or on what is too large to be evaluated here."""
+        """Returns a tensor's value, None if it depends on an input, or on what is too large to be evaluated here."""
         stack = [tensor]
         while stack:
             top = stack[-1]
@@ -64,7 +64,7 @@ class Values:
             self._evaluated += tensor.size
 
     def roots(self, tensor: Tensor) -> tuple[str, ...]:
-        """The names of the inputs of the graph that a tensor's value depends on."""
+        """Returns the names of the inputs of the graph that a tensor's value depends on."""
         seen, stack, found = {tensor}, [tensor], []
         while stack:
             top = stack.pop()

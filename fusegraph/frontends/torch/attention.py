@@ -14,7 +14,7 @@ from fusegraph.graph import Tensor
 def _keywords(
     c: Call, what: str, q: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> dict[str, Any]:
-    """The keywords of sdpa and of its gradient.  Raises NotSupportedError for what torch has to compute."""
+    """Returns the keywords of sdpa and of its gradient.  Raises NotSupportedError for what torch has to compute."""
     if dropout:
         raise NotSupportedError(f"{what} with dropout, whose random numbers are torch's")
     if q.rank != 4:
@@ -43,8 +43,8 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """The result and, but for the first of the names, the logarithms of the sums of exponentials if they are used.
-    Results after these are seeds and sizes: used by torch's own gradient only.
+    """Returns the result and, but for the first of the names, the logarithms of the sums of exponentials if they are
+    used.  Results after these are seeds and sizes: used by torch's own gradient only.
     """
     mask = attn_bias if attn_mask is None else attn_mask
     how = _keywords(c, "attention", query, mask, dropout_p, is_causal, scale)
@@ -57,8 +57,8 @@ def _attention(
 
 
 def _as_torch(c: Call, stats: Tensor) -> Tensor:
-    """The statistics in torch's shape: some of its kernels append an axis of size one, some round the length up and
-    have infinities there, of which the gradient makes probabilities of zero."""
+    """Returns the statistics in torch's shape: some of its kernels append an axis of size one, some round the length
+    up and have infinities there, of which the gradient makes probabilities of zero."""
     form, (*heads, rows, _) = c.forms[1], stats.shape
     assert form is not None
     stats = stats.reshape((*heads, rows, *form.shape[3:]))
@@ -87,7 +87,7 @@ def _gradients(
     scale: float | None = None,
     grad_input_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, ...]:
-    """Those by query, key and value, and by a bias if that is asked for."""
+    """Returns those by query, key and value, and by a bias if that is asked for."""
     mask = attn_bias if attn_mask is None else attn_mask
     how = _keywords(c, "the gradient of attention", query, mask, dropout_p, is_causal, scale)
     stats = logsumexp if logsumexp.rank == 4 else logsumexp.reshape((*logsumexp.shape, 1))

@@ -69,7 +69,7 @@ def backend(
 
 
 def _names(graph: Any) -> dict[str, str]:
-    """What AOTAutograd calls a traced graph's inputs -> names that tell a user what they are.
+    """Returns what AOTAutograd calls a traced graph's inputs -> names that tell a user what they are.
 
     The tracer's are such as l_self_modules_layer1_modules_0_parameters_weight_; AOTAutograd numbers them.
     """
@@ -100,7 +100,7 @@ def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, 
 
 
 def _is_operator(name: object) -> bool:
-    """Whether torch has an operator of a name such as "aten.mm.default"."""
+    """Returns true if torch has an operator of a name such as "aten.mm.default"."""
     found: Any = torch.ops
     parts = name.split(".") if isinstance(name, str) else []
     for part in parts:
@@ -115,7 +115,7 @@ def _boxed(program: Program) -> Program:
 
 
 def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
-    """What computes a traced graph; one with symbols is compiled for each choice of them when it comes."""
+    """Returns what computes a traced graph; one with symbols is compiled for each choice of them when it comes."""
     graph = module.graph
     if not is_symbolic(graph):
         return compile_program(graph, forms_of(graph, {}), phase, settings, names)
@@ -161,7 +161,7 @@ def compile_program(
 
 
 def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
-    """A piece of constants alone, called for torch's tensors: no input says whose the results are to be."""
+    """Returns a piece of constants alone, called for torch's tensors: no input says whose the results are to be."""
     outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.outputs]
 
     def run() -> Any:
@@ -190,7 +190,7 @@ def in_pieces(
 
 
 def precision(device: str) -> Precision:
-    """What torch's settings, which are those of CUDA, allow: tf32 in products, and in convolutions."""
+    """Returns what torch's settings, which are those of CUDA, allow: tf32 in products, and in convolutions."""
     if not device.startswith("cuda"):
         return Precision()
     return Precision(_allows_tf32(torch.backends.cuda.matmul), _allows_tf32(torch.backends.cudnn, "conv"))

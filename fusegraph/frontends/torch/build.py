@@ -28,13 +28,13 @@ class Built:
 
 
 def _takes_dim(operator: Any) -> bool:
-    """Whether an operator works along a dimension, which torch allows for tensors that have none, too."""
+    """Returns true if an operator works along a dimension, which torch allows for tensors that have none, too."""
     schema = getattr(operator, "_schema", None)
     return schema is not None and any(argument.name in ("dim", "dims") for argument in schema.arguments)
 
 
 def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
-    """Results with those that have no dimension in torch as such."""
+    """Returns results with those that have no dimension in torch as such."""
     if isinstance(result, tuple):
         return tuple(_as_scalars(r, [form]) for r, form in zip(result, forms))
     scalar = isinstance(result, Tensor) and result.shape == (1,) and forms[0] is not None and forms[0].shape == ()
@@ -68,7 +68,7 @@ class _Builder:
         self._lines = lines(self._graph, self._layers())
 
     def _layers(self) -> Iterator[Layer]:
-        """The layers of batch normalisation whose vectors are the piece's inputs."""
+        """Yields the layers of batch normalisation whose vectors are the piece's inputs."""
         known = {None: None, **self._values}
         for node in self._piece.nodes:
             if str(node.target) == _NORM and all(v in known for v in node.args[1:5]):
@@ -105,7 +105,9 @@ class _Builder:
         return form
 
     def _value(self, node: Any) -> Any:
-        """A node's tensor, or tuple of several, made now if it is a view, a constant or one of several results."""
+        """Returns a node's tensor, or tuple of several, made now if it is a view, a constant or one of several
+        results.
+        """
         if node not in self._values:
             if is_projection(node):
                 self._values[node] = self._value(node.args[0])[node.args[1]]
@@ -120,7 +122,7 @@ class _Builder:
         return self._values[node]
 
     def _applied(self, node: Any, table: Mapping[str, Any]) -> Any:
-        """What a handler makes of a node, which must have the forms that torch says."""
+        """Returns what a handler makes of a node, which must have the forms that torch says."""
         forms = self._analysis.forms.forms[node]
         assert forms is not None
         used = frozenset(user.args[1] for user in node.users if is_projection(user))
@@ -143,7 +145,9 @@ class _Builder:
         return result
 
     def _argument(self, value: Any, as_rows: bool) -> Any:
-        """An argument of a node with tensors in the place of nodes, those of no dimension as rows of one element."""
+        """Returns an argument of a node with tensors in the place of nodes, those of no dimension as rows of one
+        element.
+        """
         if isinstance(value, tuple | list):
             return tuple(self._argument(v, as_rows) for v in value)
         if isinstance(value, dict):

@@ -21,8 +21,8 @@ def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _divided(c: Call, a: Tensor) -> Tensor:
-    """The rows of a matrix as they were before torch made one dimension of several: the product is of those too, and
-    what follows it need not be reshaped again.
+    """Returns the rows of a matrix as they were before torch made one dimension of several: the product is of those
+    too, and what follows it need not be reshaped again.
     """
     node = c.graph.producer(a)
     if node is None or node.op.name != "reshape":
@@ -62,7 +62,7 @@ def _windows(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[dict[str, Any], bool, tuple[int, ...]]:
-    """The attributes of a convolution, whether it is transposed, and by how much its result is larger then."""
+    """Returns the attributes of a convolution, whether it is transposed, and by how much its result is larger then."""
     count = x.rank - 2
     how: dict[str, Any] = {
         key: pair(v, count) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
@@ -91,7 +91,7 @@ def _convolution(c: Call, x: Tensor, w: Tensor, bias: Tensor | None, *given: Any
 def _convolution_backward(
     c: Call, loss: Tensor, x: Tensor, w: Tensor, bias_sizes: Sequence[int] | None, *given: Any
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, w and the bias, those that the mask asks for."""
+    """Returns the gradients of x, w and the bias, those that the mask asks for."""
     *windows, output_mask = given
     how, transposed, _ = _windows(c, x, *windows)
     dx = dw = db = None

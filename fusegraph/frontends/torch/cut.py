@@ -55,7 +55,7 @@ class Analysis:
         self.torchs: set[Any] = set()
 
     def is_free(self, node: Any) -> bool:
-        """Whether a node is a view or a constant that a piece can make."""
+        """Returns true if a node is a view or a constant that a piece can make."""
         if is_projection(node):
             return self.is_free(node.args[0])
         if node.op != "call_function" or str(node.target) not in FREE:
@@ -64,12 +64,12 @@ class Analysis:
         return all(self._is_known(n) for n in (node, *sources))
 
     def _is_known(self, node: Any) -> bool:
-        """Whether a node's results are tensors of dtypes that there are."""
+        """Returns true if a node's results are tensors of dtypes that there are."""
         forms = self.forms.forms.get(node)
         return forms is not None and all(f is not None and f.dtype is not None for f in forms)
 
     def roots(self, node: Any) -> tuple[Any, ...]:
-        """The node, or what it is a view of, constants being of nothing."""
+        """Returns the node, or what it is a view of, constants being of nothing."""
         if node in self.forms.numbers:
             return ()
         if not self.is_free(node):
@@ -79,11 +79,11 @@ class Analysis:
         return self._roots[node]
 
     def needs(self, node: Any) -> tuple[Any, ...]:
-        """The roots of a node's arguments."""
+        """Returns the roots of a node's arguments."""
         return tuple(dict.fromkeys(r for n in self.sources(node) for r in self.roots(n)))
 
     def sources(self, node: Any) -> tuple[Any, ...]:
-        """The nodes that a node's handler looks at, all of them if torch computes it."""
+        """Returns the nodes that a node's handler looks at, all of them if torch computes it."""
         skipped = IGNORED.get(str(node.target), ()) if node not in self.torchs else ()
         if not skipped:
             return tuple(node.all_input_nodes)
@@ -92,7 +92,7 @@ class Analysis:
         return tuple(n for n in node.all_input_nodes if n not in unread)
 
     def refusal(self, node: Any) -> str | None:
-        """Why torch computes a node, None where a piece may."""
+        """Returns why torch computes a node, None where a piece may."""
         if node.op != "call_function":
             return f"{node.op} of {node.target}"
         name = str(node.target)
@@ -124,22 +124,22 @@ class Analysis:
         return None
 
     def _used(self, node: Any, known: tuple[Form | None, ...]) -> tuple[Form | None, ...]:
-        """The forms of those of a node's results that something takes."""
+        """Returns the forms of those of a node's results that something takes."""
         users = list(node.users)
         if not (users and all(is_projection(user) for user in users)):
             return known
         return tuple(known[user.args[1]] for user in users if user.args[1] < len(known))
 
     def device(self, node: Any) -> str:
-        """Where a node's results are."""
+        """Returns where a node's results are."""
         return next(form.device for form in self.forms.forms[node] or () if form is not None)
 
     def traffic(self, piece: Piece) -> int:
-        """Bytes that a kernel for each of a piece's operators would read and write."""
+        """Returns bytes that a kernel for each of a piece's operators would read and write."""
         return sum(self.nbytes(n) for node in piece.nodes for n in (node, *node.all_input_nodes))
 
     def nbytes(self, node: Any) -> int:
-        """Bytes of a node's results."""
+        """Returns bytes of a node's results."""
         forms = self.forms.forms.get(node) or ()
         return sum(prod(f.shape) * f.dtype.itemsize for f in forms if f is not None and f.dtype is not None)
 
@@ -185,7 +185,7 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
 
 
 def _may_draw(node: Any) -> bool:
-    """Whether an operator draws random numbers, or may as the functions do that it calls."""
+    """Returns true if an operator draws random numbers, or may as the functions do that it calls."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -17,7 +17,7 @@ functional = torch.nn.functional
 
 @functools.cache
 def decompositions() -> Mapping[Any, Any]:
-    """The core ATen decompositions, but for the operators that the table has, and those of this module."""
+    """Returns the core ATen decompositions, but for the operators that the table has, and those of this module."""
     aten = torch.ops.aten
     rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
     return {
@@ -38,8 +38,8 @@ def decompositions() -> Mapping[Any, Any]:
 
 
 def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
-    """native_dropout with a mask that torch can draw before anything is computed: it depends on the layout alone.  Like
-    eager's it is drawn in the order in which x lies in memory.
+    """Returns native_dropout with a mask that torch can draw before anything is computed: it depends on the layout
+    alone.  Like eager's it is drawn in the order in which x lies in memory.
     """
     if not train or probability in (0, 1):
         kept = train and probability == 1
@@ -51,7 +51,7 @@ def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
 
 
 def _batch_norm_backward(*given: Any) -> Any:
-    """native_batch_norm_backward with known statistics, of which nothing need be kept from the forward pass."""
+    """Returns native_batch_norm_backward with known statistics, of which nothing need be kept from the forward pass."""
     *tensors, saved_mean, _, train, epsilon, mask = given
     if train or saved_mean is None:
         return NotImplemented
@@ -59,14 +59,14 @@ def _batch_norm_backward(*given: Any) -> Any:
 
 
 def _batch_norm_backward_of_either(*given: Any) -> Any:
-    """batch_norm_backward, whose last argument is for one of torch's libraries."""
+    """Returns batch_norm_backward, whose last argument is for one of torch's libraries."""
     *tensors, saved_mean, saved_inverse, train, epsilon, mask, _ = given
     saved = (saved_mean, saved_inverse) if train else (None, None)
     return torch.ops.aten.native_batch_norm_backward(*tensors, *saved, train, epsilon, mask)
 
 
 def _batch_norm_training(x: Any, *given: Any) -> tuple[Any, ...]:
-    """_batch_norm_with_update_functional, with an empty reserve for the gradient."""
+    """Returns _batch_norm_with_update_functional, with an empty reserve for the gradient."""
     *vectors, momentum, epsilon = given
     y, saved_mean, saved_inverse, *running = torch.ops.aten._native_batch_norm_legit_functional(
         x, *vectors, True, momentum, epsilon
@@ -75,13 +75,13 @@ def _batch_norm_training(x: Any, *given: Any) -> tuple[Any, ...]:
 
 
 def _batch_norm_evaluating(x: Any, *given: Any) -> tuple[Any, ...]:
-    """_batch_norm_no_update, with an empty reserve for the gradient."""
+    """Returns _batch_norm_no_update, with an empty reserve for the gradient."""
     results = torch.ops.aten._native_batch_norm_legit_no_training(x, *given)
     return *results, x.new_empty(0, dtype=torch.uint8)
 
 
 def _linspace(rule: Any, *args: Any, dtype: Any = None, **how: Any) -> Any:
-    """linspace by torch's rule, but for integers, which that rounds otherwise than the operator does."""
+    """Returns linspace by torch's rule, but for integers, which that rounds otherwise than the operator does."""
     if rule is None or (dtype is not None and not dtype.is_floating_point):
         return NotImplemented
     return rule(*args, dtype=dtype, **how)
@@ -98,7 +98,7 @@ def _addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any
 
 
 def _added(x: Any, product: Any, beta: float, alpha: float) -> Any:
-    """beta x + alpha product; among integers the factors are integers."""
+    """Returns beta x + alpha product; among integers the factors are integers."""
     if not (x.is_floating_point() or x.is_complex()):
         beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
@@ -122,7 +122,7 @@ def _attention(
     average: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """What torch.nn.MultiheadAttention calls for inference: rows, batch first."""
+    """Returns what torch.nn.MultiheadAttention calls for inference: rows, batch first."""
     if query.is_nested:
         return NotImplemented
     if query is key and key is value:
@@ -145,8 +145,8 @@ def _attention(
 
 
 def _seen(mask: torch.Tensor, kind: int | None) -> torch.Tensor:
-    """What of the keys is seen, where a mask is true (or not 0, -inf, say) of those that are not: of kind 0 for all
-    queries and keys, 1 for the keys of each element of the batch, 2 for everything.
+    """Returns what of the keys is seen, where a mask is true (or not 0, -inf, say) of those that are not: of kind 0
+    for all queries and keys, 1 for the keys of each element of the batch, 2 for everything.
     """
     hidden = mask if mask.dtype == torch.bool else mask != 0
     return ~(hidden[:, None, None] if kind == 1 else hidden)
@@ -174,7 +174,7 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """What torch.nn.TransformerEncoderLayer calls for inference."""
+    """Returns what torch.nn.TransformerEncoderLayer calls for inference."""
     if x.is_nested:
         return NotImplemented
 

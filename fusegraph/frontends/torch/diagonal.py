@@ -7,7 +7,7 @@ from fusegraph.graph import Tensor
 
 
 def _last(x: Tensor, first: int, second: int) -> list[int]:
-    """The axes of x, these two at the end."""
+    """Returns the axes of x, these two at the end."""
     pair = first % x.rank, second % x.rank
     return [*(d for d in range(x.rank) if d not in pair), *pair]
 
@@ -24,7 +24,7 @@ def _diagonal(c: Call, x: Tensor, offset: int = 0, first: int = 0, second: int =
 
 @aten("diagonal_scatter.default")
 def _diagonal_scatter(c: Call, x: Tensor, source: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor:
-    """The element of a row that is on the diagonal is the source's of that row."""
+    """Returns the element of a row that is on the diagonal is the source's of that row."""
     order = _last(x, first, second)
     if not source.size:
         return c.graph.identity(x)

@@ -31,7 +31,7 @@ class Imported:
 
 
 def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
-    """A program in pieces, and their graphs."""
+    """Returns a program in pieces, and their graphs."""
     lowered = program.run_decompositions(dict(decompositions()))
     graph = lowered.graph_module.graph
     signature = lowered.graph_signature
@@ -42,7 +42,8 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
 
 
 def import_program(program: Any, name: str = "model") -> Imported:
-    """The graphs of an ``ExportedProgram``: one, unless operators that fusegraph has not stand between its parts.
+    """Returns the graphs of an ``ExportedProgram``: one, unless operators that fusegraph has not stand between its
+    parts.
 
     Parameters and buffers are inputs, named as in the module.  Sizes that the program leaves open are those of the
     inputs it was exported with.
@@ -53,14 +54,14 @@ def import_program(program: Any, name: str = "model") -> Imported:
 
 
 def import_module(module: Any, *inputs: Any, name: str | None = None) -> Imported:
-    """The graphs of a module for example inputs, which may be fake: only their types count."""
+    """Returns the graphs of a module for example inputs, which may be fake: only their types count."""
     with torch.no_grad():
         program = torch.export.export(module, inputs)
     return import_program(program, name or type(module).__name__)
 
 
 def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
-    """What the backend makes of a module for example inputs, which may be fake: its pieces are planned for a
+    """Returns what the backend makes of a module for example inputs, which may be fake: its pieces are planned for a
     target, and not compiled.
     """
     began = time.perf_counter()
@@ -75,7 +76,7 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
 
 
 def _hints(graph: Any) -> dict[Any, Any]:
-    """What symbols, and expressions of them, are in the example."""
+    """Returns what symbols, and expressions of them, are in the example."""
     found: dict[Any, Any] = {}
     for node in graph.nodes:
         for measure in measures(node.meta.get("val")) if node.op == "placeholder" else ():

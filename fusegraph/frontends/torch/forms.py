@@ -36,7 +36,7 @@ class Forms:
     numbers: Mapping[Any, int | float | bool]
 
     def of(self, node: Any) -> Form | None:
-        """The form of a node that is one tensor."""
+        """Returns the form of a node that is one tensor."""
         known = self.forms.get(node)
         return known[0] if known is not None and len(known) == 1 else None
 
@@ -46,8 +46,8 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def measures(value: Any) -> tuple[Any, ...]:
-    """The numbers that tell a value from others of its kind: a tensor's sizes and strides, or a number itself.  Of
-    anything else, such as the tokens that order effects, which are None in a call, there are none.
+    """Returns the numbers that tell a value from others of its kind: a tensor's sizes and strides, or a number
+    itself.  Of anything else, such as the tokens that order effects, which are None in a call, there are none.
     """
     if isinstance(value, torch.Tensor):
         return (*value.shape, *(value.stride() if value.layout is torch.strided else ()))
@@ -55,13 +55,13 @@ def measures(value: Any) -> tuple[Any, ...]:
 
 
 def is_symbolic(graph: Any) -> bool:
-    """Whether a graph was traced for more than one choice of its inputs' sizes, strides and numbers."""
+    """Returns true if a graph was traced for more than one choice of its inputs' sizes, strides and numbers."""
     inputs = (n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
     return any(isinstance(measure, SYMBOLIC) for value in inputs for measure in measures(value))
 
 
 def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
-    """What a graph's symbols, and expressions of them that its inputs are described by, are in a call."""
+    """Returns what a graph's symbols, and expressions of them that its inputs are described by, are in a call."""
     found: dict[Any, Any] = {}
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for node, argument in zip(placeholders, arguments):
@@ -72,7 +72,7 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
 
 
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
-    """The forms of a graph's nodes, its symbols (and expressions of them) having these values."""
+    """Returns the forms of a graph's nodes, its symbols (and expressions of them) having these values."""
     known: dict[Any, int | float | bool] = dict(values)
     single = {expression: value for expression, value in values.items() if expression.is_Symbol}
 
@@ -111,5 +111,5 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
 
 
 def is_projection(node: Any) -> bool:
-    """Whether a node is one of the results of another."""
+    """Returns true if a node is one of the results of another."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -23,7 +23,7 @@ def _wrapped(c: Call, index: Tensor, size: int) -> Tensor:
 
 
 def _along(index: Tensor, rank: int, dim: int) -> Tensor:
-    """An index along one dimension of so many."""
+    """Returns an index along one dimension of so many."""
     return index.reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
@@ -37,7 +37,9 @@ def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
 
 @aten("gather.default")
 def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """One element a row of what is computed here, as a cross-entropy takes it, is picked while the row is there."""
+    """Returns one element a row of what is computed here, as a cross-entropy takes it, is picked while the row is
+    there.
+    """
     dim = dim % x.rank
     if not index.size:
         return c.zeros(c.form.shape)
@@ -60,8 +62,8 @@ def _take(c: Call, x: Tensor, index: Tensor) -> Tensor:
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def _index(c: Call, x: Tensor, indices: Indices) -> Tensor:
-    """Indices that vary along axes of their own, as those of an interpolation, are one gather each; others one of the
-    indexed dimensions as one.
+    """Returns indices that vary along axes of their own, as those of an interpolation, are one gather each; others
+    one of the indexed dimensions as one.
     """
     given = [dim for dim, index in enumerate(indices) if index is not None]
     if not _vary_apart(indices, given):
@@ -84,7 +86,7 @@ def _side_by_side(given: Sequence[int]) -> bool:
 
 
 def _vary_apart(indices: Indices, given: Sequence[int]) -> bool:
-    """Whether indices of neighbouring dimensions vary along dimensions of their own, in the same order."""
+    """Returns true if indices of neighbouring dimensions vary along dimensions of their own, in the same order."""
     every = [index for index in indices if index is not None]
     rank = max(index.rank for index in every)
     varying = [d + rank - index.rank for index in every for d in range(index.rank) if index.shape[d] != 1]
@@ -92,13 +94,13 @@ def _vary_apart(indices: Indices, given: Sequence[int]) -> bool:
 
 
 def _joined(c: Call, x: Tensor, given: Sequence[int]) -> Tensor:
-    """x with the indexed dimensions first, as one."""
+    """Returns x with the indexed dimensions first, as one."""
     rest = [d for d in range(x.rank) if d not in given]
     return turned(x, [*given, *rest]).reshape([prod(x.shape[d] for d in given), *(x.shape[d] for d in rest)])
 
 
 def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
-    """Positions along the indexed dimensions as one."""
+    """Returns positions along the indexed dimensions as one."""
     every = [_wrapped(c, index, x.shape[d]) for d in given if (index := indices[d]) is not None]
     return position_inside(c.graph, every, [x.shape[d] for d in given])
 
@@ -109,7 +111,7 @@ def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
 def _put(
     c: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: Any = "none", include_self: bool = True
 ) -> Tensor:
-    """x with elements put or combined where an index says, by the op `scatter`."""
+    """Returns x with elements put or combined where an index says, by the op `scatter`."""
     if reduction == "mean" and not x.dtype.is_float:
         raise NotSupportedError(f"a mean of {x.dtype}")
     if not index.size:
@@ -118,7 +120,7 @@ def _put(
 
 
 def _source(c: Call, index: Tensor, source: Any, like: Tensor) -> Tensor:
-    """What a scatter puts: of a tensor as much as the index has, or a number."""
+    """Returns what a scatter puts: of a tensor as much as the index has, or a number."""
     if not isinstance(source, Tensor):
         value = float(source) if like.dtype.is_float else source
         source = c.graph.constant(value, dtype=like.dtype)
@@ -210,7 +212,7 @@ def _index_put(c: Call, x: Tensor, indices: Indices, values: Tensor, accumulate:
 
 
 def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that shapes broadcast to."""
+    """Returns the shape that shapes broadcast to."""
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*wide))
@@ -219,7 +221,7 @@ def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def _masked(
     c: Call, x: Tensor, given: Sequence[int], masks: Sequence[Tensor], values: Tensor, accumulate: bool
 ) -> Tensor:
-    """The same value at every place where a mask is true."""
+    """Returns the same value at every place where a mask is true."""
     (mask, *others), before = masks, given[0]
     trailing = x.rank - before - mask.rank
     if others or any(n != 1 for n in values.shape[: max(values.rank - trailing, 0)]) or before:
@@ -265,7 +267,7 @@ def _numbers(c: Call, mask: Tensor) -> Tensor:
 def _embedding_backward(
     c: Call, loss: Tensor, index: Tensor, count: int, padding: int = -1, by_frequency: bool = False
 ) -> Tensor:
-    """The losses of each row of the table, summed; those of the row ``padding`` are left out."""
+    """Returns the losses of each row of the table, summed; those of the row ``padding`` are left out."""
     graph = c.graph
     rows = index.reshape([-1, 1])
     values = c.cast(loss.reshape([rows.size, loss.shape[-1]]))

@@ -62,7 +62,7 @@ def _t(c: Call, x: Tensor) -> Tensor:
 
 @free("as_strided.default")
 def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-    """All elements in the order in which they lie in memory, divided otherwise."""
+    """Returns all elements in the order in which they lie in memory, divided otherwise."""
     source = c.given[0]
     if offset or source is None:
         raise NotSupportedError("as_strided with an offset")
@@ -70,7 +70,9 @@ def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int],
 
 
 def _relaid(x: Tensor, given: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """A tensor that in torch lies in memory with ``given`` strides, seen there with another shape and strides."""
+    """Returns a tensor that in torch lies in memory with ``given`` strides, seen there with another shape and
+    strides.
+    """
     for sizes, steps in ((x.shape, given), (shape, strides)):
         if 0 in sizes or extent(sizes, steps) != prod(sizes) or overlaps(sizes, steps) or prod(sizes) != x.size:
             raise NotSupportedError("as_strided that leaves elements out, or repeats them")
@@ -81,7 +83,7 @@ def _relaid(x: Tensor, given: tuple[int, ...], shape: tuple[int, ...], strides: 
 
 
 def _part(x: Tensor, dim: int, start: int | None, stop: int | None, step: int = 1) -> Tensor:
-    """A slice along one axis."""
+    """Returns a slice along one axis."""
     keys = [slice(None)] * x.rank
     keys[dim] = slice(start, stop, step)
     return x[tuple(keys)]
@@ -111,7 +113,7 @@ def _unbind(c: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @free("unfold.default")
 def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Windows along an axis, which may overlap: each of their elements is looked up."""
+    """Returns windows along an axis, which may overlap: each of their elements is looked up."""
     if not x.rank:
         return x.reshape(c.form.shape)
     dim, count = dim % x.rank, c.form.shape[dim]
@@ -219,7 +221,7 @@ def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> T
 
 
 def _pairs(x: Tensor, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """What is added in front and behind along each axis: torch begins with the last one."""
+    """Returns what is added in front and behind along each axis: torch begins with the last one."""
     return [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
 
 
@@ -245,7 +247,7 @@ def _slice_scatter(
 
 
 def _strided_scatter(c: Call, x: Tensor, source: Tensor, dim: int, places: range) -> Tensor:
-    """x with what is at some places of an axis replaced: each place takes its own element of the source."""
+    """Returns x with what is at some places of an axis replaced: each place takes its own element of the source."""
     count = x.shape[dim]
     if not places:
         return c.graph.identity(x)
@@ -259,7 +261,7 @@ def _strided_scatter(c: Call, x: Tensor, source: Tensor, dim: int, places: range
 def _as_strided_scatter(
     c: Call, x: Tensor, source: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None
 ) -> Tensor:
-    """All elements of a tensor replaced."""
+    """Returns all elements of a tensor replaced."""
     if offset:
         raise NotSupportedError("as_strided_scatter with an offset")
     whole = _relaid(source, tuple(strides), c.form.shape, c.form.strides)
@@ -278,7 +280,7 @@ def _select_scatter(c: Call, x: Tensor, source: Tensor, dim: int, index: int) ->
 
 @aten("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
 def _upsample_nearest(c: Call, x: Tensor, size: Sequence[int], *scales: float | None) -> Tensor:
-    """Positions as torch has them: floor(position / scale) in float32."""
+    """Returns positions as torch has them: floor(position / scale) in float32."""
     result = x
     for axis, (out, scale) in enumerate(zip(c.form.shape[2:], scales or (None,) * len(size)), start=2):
         step = np.float32(1 / scale) if scale else np.float32(x.shape[axis] / out)

@@ -11,12 +11,12 @@ from fusegraph.graph import Tensor
 
 
 def _or(c: Call, x: Tensor | None, value: float, like: Tensor) -> Tensor:
-    """A scale or bias that may be missing."""
+    """Returns a scale or bias that may be missing."""
     return x if x is not None else c.graph.constant(value, dtype=like.dtype)
 
 
 def _column(x: Tensor, rank: int) -> Tensor:
-    """A vector with one element a channel, as what broadcasts to images of some rank."""
+    """Returns a vector with one element a channel, as what broadcasts to images of some rank."""
     return x.reshape((1, -1, *(1,) * (rank - 2))) if x.rank == 1 else x
 
 
@@ -80,7 +80,7 @@ def _group_norm(
 
 
 def _as(c: Call, x: Tensor, number: int) -> Tensor:
-    """A result with the dtype that torch gives it."""
+    """Returns a result with the dtype that torch gives it."""
     form = c.forms[number]
     return x if form is None else c.cast(x, form.dtype)
 
@@ -102,8 +102,8 @@ def _batch_norm_inference(
 
 
 def _known(c: Call, mean: Tensor, variance: Tensor, epsilon: float) -> Iterator[Tensor | None]:
-    """Statistics that were known before, as torch gives them back where something takes them: none of them on a CPU,
-    those that were given elsewhere.
+    """Yields statistics that were known before, as torch gives them back where something takes them: none of them on
+    a CPU, those that were given elsewhere.
     """
     for number in (1, 2):
         form = c.forms[number]

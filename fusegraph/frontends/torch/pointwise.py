@@ -58,7 +58,7 @@ HANDLERS.update(
 
 
 def _scaled(c: Call, x: Any, alpha: float) -> Any:
-    """alpha x, without a node where alpha is 1."""
+    """Returns alpha x, without a node where alpha is 1."""
     if alpha == 1:
         return x
     return alpha * x if not isinstance(x, Tensor) else c.apply("mul", x, alpha)
@@ -124,7 +124,7 @@ def _pow_scalar(c: Call, x: Tensor, exponent: float) -> Tensor:
 
 @aten("remainder.Tensor", "remainder.Scalar")
 def _remainder(c: Call, a: Any, b: Any) -> Tensor:
-    """The remainder with the sign of b."""
+    """Returns the remainder with the sign of b."""
     divisor = c.operand(b, c.dtype)
     signed = c.apply("mod", a, divisor)
     other = c.graph.logical_and(c.graph.cmp_neq(signed, 0), c.graph.cmp_neq(signed < 0, divisor < 0))
@@ -191,7 +191,7 @@ def _log10(c: Call, x: Tensor) -> Tensor:
 
 
 def _beside_nan(op: str) -> Any:
-    """The larger or smaller of two elements, of which one may be NaN."""
+    """Returns the larger or smaller of two elements, of which one may be NaN."""
 
     def handler(c: Call, a: Tensor, b: Tensor) -> Tensor:
         if not c.dtype.is_float:
@@ -218,7 +218,7 @@ HANDLERS.update({f"aten.{op}.default": _truth(op) for op in ("logical_and", "log
 
 
 def _bits(op: str) -> Any:
-    """An op on the bits of integers, and of bools as they are."""
+    """Returns an op on the bits of integers, and of bools as they are."""
 
     def handler(c: Call, *operands: Any) -> Tensor:
         given = [x if isinstance(x, Tensor) else c.graph.constant(x, dtype=c.dtype) for x in operands]

@@ -17,8 +17,8 @@ Program = Callable[[list[Any]], Sequence[Any]]
 
 
 def write(analysis: Analysis, cut: Cut, run: Mapping[Piece, Callable[..., Any]]) -> Program:
-    """The function that computes a graph; ``run`` calls each piece with its inputs, for its output or a tuple of
-    them.
+    """Returns the function that computes a graph; ``run`` calls each piece with its inputs, for its output or a
+    tuple of them.
     """
     return _Writer(analysis, cut, run).write()
 
@@ -62,7 +62,9 @@ class _Writer:
         return program
 
     def _with_deletions(self, output: Any) -> list[str]:
-        """The lines, each followed by the deletion of what is not needed any more, so that its memory is free."""
+        """Returns the lines, each followed by the deletion of what is not needed any more, so that its memory is
+        free.
+        """
         last: dict[str, int] = {}
         for number, (_, nodes) in enumerate(self._lines):
             last |= {self._names[n]: number for n in nodes}
@@ -97,14 +99,14 @@ class _Writer:
         self._line(f"{self._name(node)} = {self._declared(node, call)}", [node])
 
     def _declared(self, node: Any, call: str) -> str:
-        """What torch computes, seen to be what the pieces that take it were built for."""
+        """Returns what torch computes, seen to be what the pieces that take it were built for."""
         form = self._analysis.forms.of(node)
         if form is None or form.dtype is None or not any(node in piece.inputs for piece in self._cut.pieces):
             return call
         return f"as_declared({call}, {form.strides!r}, {self._literal(torch_dtype(torch, form.dtype))})"
 
     def _made(self, node: Any) -> str:
-        """A node's value, made now if it is a view, a constant or one of several results."""
+        """Returns a node's value, made now if it is a view, a constant or one of several results."""
         if node in self._analysis.forms.numbers and node not in self._names:
             return self._literal(self._analysis.forms.numbers[node])
         if node not in self._names:
@@ -117,7 +119,7 @@ class _Writer:
         return self._names[node]
 
     def _text(self, value: Any) -> str:
-        """An argument as Python."""
+        """Returns an argument as Python."""
         if isinstance(value, tuple | list):
             inner = "".join(f"{self._text(v)}, " for v in value)
             return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
@@ -136,8 +138,8 @@ class _Writer:
 
 
 def _as_declared(x: Any, strides: tuple[int, ...], dtype: Any) -> Any:
-    """A tensor with the strides and the dtype that a piece was built for, as torch's operators promise but do not
-    always keep.
+    """Returns a tensor with the strides and the dtype that a piece was built for, as torch's operators promise but
+    do not always keep.
     """
     if x.dtype is dtype and (x.stride() == strides or x.numel() == 0):
         return x

@@ -72,7 +72,7 @@ for _mode_name, _operators in {
 
 
 def _extreme(mode: str) -> Any:
-    """The largest or smallest element, and where it is."""
+    """Returns the largest or smallest element, and where it is."""
     return lambda c, x, dim, keepdim=False: tuple(_reduce(c, x, m, dim, keepdim) for m in (mode, f"arg{mode}"))
 
 
@@ -93,7 +93,7 @@ def _var_mean(
 
 
 def _running(op: str) -> Any:
-    """A running sum or product, in the result's dtype, or int32 for smaller integers."""
+    """Returns a running sum or product, in the result's dtype, or int32 for smaller integers."""
 
     def handler(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         own = int32 if c.dtype.is_int and c.dtype.itemsize < 4 else c.dtype
@@ -113,7 +113,7 @@ def _logcumsumexp(c: Call, x: Tensor, dim: int) -> Tensor:
 
 
 def _extreme_so_far(op: str) -> Any:
-    """The largest or smallest element so far, and where the last of those is."""
+    """Returns the largest or smallest element so far, and where the last of those is."""
 
     def handler(c: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         numbers = c.cast(x, int32) if x.dtype.is_bool else x
@@ -128,7 +128,7 @@ HANDLERS["aten.cummin.default"] = _extreme_so_far("cummin")
 
 
 def _along(op: str) -> Any:
-    """Softmax and its kin."""
+    """Returns softmax and its kin."""
 
     def handler(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return c.cast(getattr(c.graph, op)(c.cast(x), axis=dim))

@@ -101,8 +101,8 @@ _COMPILED: list[FunctionReport] = []
 
 
 def report(*, clear: bool = False) -> Report:
-    """What ``torch.compile(..., backend="fusegraph")`` has compiled in this process, in order; ``clear`` forgets it
-    afterwards.
+    """Returns what ``torch.compile(..., backend="fusegraph")`` has compiled in this process, in order; ``clear``
+    forgets it afterwards.
     """
     result = Report(_COMPILED)
     if clear:
@@ -116,7 +116,7 @@ def add(function: FunctionReport) -> None:
 
 
 def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
-    """The report of a piece with this plan."""
+    """Returns the report of a piece with this plan."""
     decisions = plan.partition.decisions
     return PieceReport(
         plan.graph.name,

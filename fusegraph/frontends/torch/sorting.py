@@ -13,18 +13,18 @@ Both = tuple[Tensor, Tensor]
 
 
 def _row(x: Tensor, dim: int) -> tuple[Tensor, int]:
-    """A tensor and an axis of it; one of rank 0 is a row of one element."""
+    """Returns a tensor and an axis of it; one of rank 0 is a row of one element."""
     return (x, dim % x.rank) if x.rank else (x.reshape(1), 0)
 
 
 def _shaped(c: Call, values: Tensor, index: Tensor) -> Both:
-    """Results as torch shapes them: it may drop the axis, of which a tensor of rank 0 has none."""
+    """Returns results as torch shapes them: it may drop the axis, of which a tensor of rank 0 has none."""
     shape = c.form.shape
     return values.reshape(shape), index.reshape(shape)
 
 
 def _one(x: Tensor, axis: int, place: int) -> tuple[slice, ...]:
-    """The key of one place along an axis."""
+    """Returns the key of one place along an axis."""
     return tuple(slice(place, place + 1) if d == axis else slice(None) for d in range(x.rank))
 
 
@@ -54,7 +54,7 @@ def _kth(c: Call, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Bo
 
 
 def _median(c: Call, x: Tensor, dim: int, ignore: bool) -> Both:
-    """The lower one of the two in the middle, of what is not NaN, or the first NaN of a row that has any."""
+    """Returns the lower one of the two in the middle, of what is not NaN, or the first NaN of a row that has any."""
     graph, (rows, axis) = c.graph, _row(x, dim)
     values, index = graph.sort(rows, axis), graph.sort_index(rows, axis, dtype=int64)
     count = rows.shape[axis]

@@ -36,7 +36,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Precision:
-    """Whether matrix products and convolutions may round float32 factors to tf32, as torch's settings say."""
+    """Whether matrix products and convolutions may round float32 operands to tf32, as torch's settings say."""
 
     matmul: bool = False
     convolution: bool = False
@@ -130,13 +130,14 @@ class Call:
         return self.form.dtype
 
     def cast(self, x: Tensor, dtype: DType | None = None) -> Tensor:
-        """x in a dtype, by default that of the first result; 8-bit floats overflow as torch's do."""
+        """Returns x in a dtype, by default that of the first result; 8-bit floats overflow as torch's do."""
         wanted = dtype or self.dtype
         return x if x.dtype == wanted else self.graph.cast(x, wanted, saturate=saturates(wanted))
 
     def converted(self, x: Tensor) -> Tensor:
-        """x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap around in
-        integers narrower than a processor converts to, and negative ones in unsigned ones, where ours saturate.
+        """Returns x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap
+        around in integers narrower than a processor converts to, and negative ones in unsigned ones, where ours
+        saturate.
         """
         if self.dtype.is_bool and not x.dtype.is_bool:
             return self.graph.cmp_neq(x, 0)
@@ -147,16 +148,16 @@ class Call:
         return self.cast(x)
 
     def spread(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """x broadcast to a shape, x itself if it has that."""
+        """Returns x broadcast to a shape, x itself if it has that."""
         return x if x.shape == tuple(shape) else self.graph.broadcast(x, shape)
 
     def zeros(self, shape: Sequence[int]) -> Tensor:
-        """Zeros of the dtype of the first result."""
+        """Returns zeros of the dtype of the first result."""
         return self.graph.broadcast(self.graph.constant(0, dtype=self.dtype), shape)
 
     def number(self, value: bool | int | float, like: DType) -> Tensor:
-        """A number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers: those that
-        the dtype does not hold exactly are float32 here too.
+        """Returns a number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers:
+        those that the dtype does not hold exactly are float32 here too.
         """
         dtype = like
         if like.is_float:
@@ -168,21 +169,23 @@ class Call:
         return self.graph.constant(float(value) if dtype.is_float else value, dtype=dtype)
 
     def operand(self, x: Any, dtype: DType) -> Tensor:
-        """A tensor or number as operand of an op whose result has a dtype: of the same kind, no wider."""
+        """Returns a tensor or number as operand of an op whose result has a dtype: of the same kind, no wider."""
         if not isinstance(x, Tensor):
             return self.number(x, dtype)
         narrower = x.dtype.is_float and dtype.is_float and x.dtype.itemsize <= dtype.itemsize
         return x if narrower else self.cast(x, dtype)
 
     def apply(self, op: str, *operands: Any, **attributes: Any) -> Tensor:
-        """An op of the table on operands of the result's kind; the result has the dtype that torch says."""
+        """Returns an op of the table on operands of the result's kind; the result has the dtype that torch says."""
         given = [self.operand(x, self.dtype) for x in operands]
         return self.cast(getattr(self.graph, op)(*given, **attributes))
 
 
 @cache
 def saturates(dtype: DType) -> bool:
-    """Whether infinity becomes the largest number in torch's casts to a dtype, which depends on torch's version."""
+    """Returns true if infinity becomes the largest number in torch's casts to a dtype, which depends on torch's
+    version.
+    """
     if not dtype.saturates:
         return False
     kind = getattr(torch, dtype.numpy.name)
@@ -190,7 +193,7 @@ def saturates(dtype: DType) -> bool:
 
 
 def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """The axes that a ``dim`` means: None, and none at all, are all of them."""
+    """Returns the axes that a ``dim`` means: None, and none at all, are all of them."""
     if dim is None or x.rank == 0:
         return None
     given = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -198,11 +201,11 @@ def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def turned(x: Tensor, order: Sequence[int]) -> Tensor:
-    """x with its axes in an order, x itself if that is theirs."""
+    """Returns x with its axes in an order, x itself if that is theirs."""
     return x if tuple(order) == tuple(range(x.rank)) else x.transpose(order)
 
 
 def pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """One number a spatial dimension, of one for all or a list."""
+    """Returns one number a spatial dimension, of one for all or a list."""
     given = (value,) if isinstance(value, int) else tuple(value)
     return given * count if len(given) == 1 else given

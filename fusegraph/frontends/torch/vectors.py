@@ -35,7 +35,7 @@ Line = tuple[Tensor, Tensor]
 
 
 def line(graph: Graph, layer: Layer) -> Line:
-    """(scale / sqrt(variance + epsilon), bias - mean * that), in float32 or, for float64, in that."""
+    """Returns (scale / sqrt(variance + epsilon), bias - mean * that), in float32 or, for float64, in that."""
     wide = float64 if layer.variance.dtype == float64 else float32
     factor = graph.rsqrt(graph.cast(layer.variance, wide) + layer.epsilon)
     factor = factor if layer.scale is None else factor * layer.scale
@@ -43,7 +43,7 @@ def line(graph: Graph, layer: Layer) -> Line:
 
 
 def lines(graph: Graph, layers: Iterable[Layer]) -> dict[Layer, Line]:
-    """The factors and terms of layers whose vectors are inputs of the graph."""
+    """Returns the factors and terms of layers whose vectors are inputs of the graph."""
     alike: dict[object, list[Layer]] = defaultdict(list)
     for layer in layers:
         alike[layer.epsilon, *(None if v is None else v.dtype for v in layer.vectors)].append(layer)

@@ -65,7 +65,7 @@ def attention(
 
 
 def _heads(call: Call, x: Tensor, name: str) -> Tensor:
-    """(batch, length, heads * elements) as (batch, heads, length, elements)."""
+    """Returns (batch, length, heads * elements) as (batch, heads, length, elements)."""
     heads = call[name]
     if not heads or x.rank != 3 or heads < 1 or x.shape[2] % heads:
         raise ModelError(f"{name} {heads} does not divide the last dimension of {list(x.shape)}")
@@ -74,6 +74,6 @@ def _heads(call: Call, x: Tensor, name: str) -> Tensor:
 
 
 def _bound(call: Call, name: str) -> int | None:
-    """The size of a window, None where it has no end."""
+    """Returns the size of a window, None where it has no end."""
     size = call[name]
     return size if size is not None and size >= 0 else None

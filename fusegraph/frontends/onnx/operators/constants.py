@@ -46,7 +46,7 @@ def constant_of_shape(call: Call, sizes: Tensor) -> Tensor:
 
 @operator("Range")
 def range_(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    """start + i * delta for i below ceil((limit - start) / delta)."""
+    """Returns start + i * delta for i below ceil((limit - start) / delta)."""
     first, last, step = (call.number(t, what) for t, what in ((start, "start"), (limit, "limit"), (delta, "delta")))
     if step == 0 or not np.isfinite([first, last, step]).all():
         raise ModelError(f"a range from {first} to {last} in steps of {step} does not end")

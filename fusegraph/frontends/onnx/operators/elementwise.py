@@ -75,7 +75,7 @@ def power(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
 
 @operator("Mod")
 def modulo(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """C's remainder with fmod, else one with the divisor's sign."""
+    """Returns c's remainder with fmod, else one with the divisor's sign."""
     graph = call.graph
     rest = graph.mod(a, b)
     if call["fmod"] or a.dtype.name == "uint8":
@@ -100,7 +100,7 @@ def mean(call: Call, *operands: Tensor) -> Tensor:
 
 @operator("Clip")
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """max(min(x, high), low) as ONNX orders them: where low is above high, the result is high."""
+    """Returns max(min(x, high), low) as ONNX orders them: where low is above high, the result is high."""
     graph = call.graph
     for bound in (low, high):
         if bound is not None and bound.size != 1:
@@ -199,7 +199,9 @@ def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor
 
 
 def _cast(call: Call, x: Tensor, dtype: DType) -> Tensor:
-    """Floats that an integer of fewer than 8 bits does not hold wrap around in it, as in ONNX's own evaluator."""
+    """Returns floats that an integer of fewer than 8 bits does not hold wrap around in it, as in ONNX's own
+    evaluator.
+    """
     if x.dtype.is_float and dtype.is_int and dtype.is_packed:
         x = call.graph.cast(x, int32)
     return call.graph.cast(x, dtype, saturate=call["saturate"] != 0)

@@ -40,7 +40,7 @@ def dft(call: Call, x: Tensor, length: Tensor | None = None, axis: Tensor | None
 
 @operator("STFT")
 def stft(call: Call, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None) -> Tensor:
-    """Transforms of windows of the signal (batch, length, 1 or 2), each so many steps behind the one before."""
+    """Returns transforms of windows of the signal (batch, length, 1 or 2), each so many steps behind the one before."""
     graph, hop = call.graph, int(call.number(step, "the step"))
     if x.rank != 3:
         raise ModelError(f"a signal (batch, length, 1 or 2) is wanted, got {list(x.shape)}")
@@ -63,7 +63,7 @@ def stft(call: Call, x: Tensor, step: Tensor, window: Tensor | None = None, leng
 
 
 def _signal_axis(x: Tensor, axis: int) -> int:
-    """The axis of a signal, counted from 0."""
+    """Returns the axis of a signal, counted from 0."""
     if x.rank < 2 or x.shape[-1] not in (1, 2):
         raise ModelError(f"the last dimension has a real part, and maybe an imaginary one, got {list(x.shape)}")
     (along,) = normal_axes(axis, x.rank)
@@ -75,7 +75,7 @@ def _signal_axis(x: Tensor, axis: int) -> int:
 
 
 def transform(call: Call, x: Tensor, axis: int, size: int, inverse: bool, onesided: bool) -> Tensor:
-    """The transform of ``size`` elements along an axis; a signal that is shorter counts as zero beyond its end.
+    """Returns the transform of ``size`` elements along an axis; a signal that is shorter counts as zero beyond its end.
 
     onesided: the first half of the result, of which the other is the conjugate; inverse, the signal is such a half,
     and the result real.
@@ -114,17 +114,17 @@ def _wide(x: Tensor) -> DType:
 
 
 def _direct(size: int) -> bool:
-    """Whether a transform is one product: it is short, or cannot be taken apart."""
+    """Returns true if a transform is one product: it is short, or cannot be taken apart."""
     return size <= WHOLE or _divisor(size) == 1
 
 
 def _divisor(size: int) -> int:
-    """The largest divisor that is no larger than the square root."""
+    """Returns the largest divisor that is no larger than the square root."""
     return next(d for d in range(isqrt(size), 0, -1) if size % d == 0)
 
 
 def _turns(first: Array, second: Array, size: int) -> tuple[Array, Array]:
-    """Cosine and sine of 2 pi first * second / size, exact where they are 0 or 1."""
+    """Returns cosine and sine of 2 pi first * second / size, exact where they are 0 or 1."""
     eighths = (first.astype(np.int64) * second.astype(np.int64) % size) * 8
     angle = 2 * np.pi * (eighths / 8) / size
     cosine, sine = np.cos(angle), np.sin(angle)
@@ -134,7 +134,7 @@ def _turns(first: Array, second: Array, size: int) -> tuple[Array, Array]:
 
 
 def _matrix(size: int, taken: int, parts: int, inverse: bool, onesided: bool) -> Array:
-    """(element, its part, result, its part): what a part of an element adds to a part of a result."""
+    """Returns (element, its part, result, its part): what a part of an element adds to a part of a result."""
     whole = inverse and onesided
     results = size if whole or not onesided else size // 2 + 1
     if 2 * taken * parts * results > MAX_MATRIX:
@@ -154,7 +154,7 @@ def _matrix(size: int, taken: int, parts: int, inverse: bool, onesided: bool) ->
 
 
 def _product(graph: Graph, rows: Tensor, matrix: Array, like: Tensor) -> Tensor:
-    """(rows, elements, parts) times (elements, parts, results, kinds)."""
+    """Returns (rows, elements, parts) times (elements, parts, results, kinds)."""
     elements, parts, results, kinds = matrix.shape
     flat = graph.reshape(rows, [rows.shape[0], elements * parts])
     wide = _wide(like).numpy
@@ -163,7 +163,7 @@ def _product(graph: Graph, rows: Tensor, matrix: Array, like: Tensor) -> Tensor:
 
 
 def _mirrored(graph: Graph, rows: Tensor, size: int, half: int) -> Tensor:
-    """The whole spectrum of which (rows, elements, 2) is the beginning: the other half is its conjugate."""
+    """Returns the whole spectrum of which (rows, elements, 2) is the beginning: the other half is its conjugate."""
     rows = graph.pad(rows, [(0, 0), (0, half - rows.shape[1]), (0, 0)])
     k = np.arange(size)
     back = k >= half
@@ -175,7 +175,9 @@ def _mirrored(graph: Graph, rows: Tensor, size: int, half: int) -> Tensor:
 
 
 def _in_steps(graph: Graph, x: Tensor, inverse: bool) -> Tensor:
-    """The transform of (rows, size, 2), not yet divided by the size: of columns, then of rows (Cooley and Tukey)."""
+    """Returns the transform of (rows, size, 2), not yet divided by the size: of columns, then of rows (Cooley and
+    Tukey).
+    """
     count, size, _ = x.shape
     if _direct(size):
         return _product(graph, x, _matrix(size, size, 2, inverse, False) * (size if inverse else 1), x)
@@ -197,8 +199,8 @@ def _in_steps(graph: Graph, x: Tensor, inverse: bool) -> Tensor:
 
 @operator("MelWeightMatrix")
 def mel_weight_matrix(call: Call, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(length // 2 + 1, bins): triangles over the frequencies of a transform, between places that are evenly apart on
-    the mel scale.
+    """Returns (length // 2 + 1, bins): triangles over the frequencies of a transform, between places that are evenly
+    apart on the mel scale.
     """
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     numbers = [float(call.number(t, name)) for name, t in zip(names, (bins, length, rate, lower, upper))]

@@ -27,7 +27,7 @@ def binarizer(call: Call, x: Tensor) -> Tensor:
 
 @operator("ArrayFeatureExtractor", domain=_ML)
 def array_feature_extractor(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    """Elements of the last dimension; a vector counts as one row."""
+    """Returns elements of the last dimension; a vector counts as one row."""
     if not x.rank:
         raise ModelError("a tensor of rank 0 has no features")
     rows = call.graph.reshape(x, [1, -1]) if x.rank == 1 else x
@@ -88,7 +88,7 @@ def adam(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tenso
     count = graph.cast(step, rate.dtype)
 
     def missing(share: float) -> Tensor:
-        """1 - share^count."""
+        """Returns 1 - share^count."""
         return graph.neg(graph.expm1(graph.mul(count, log(share))))
 
     corrected = graph.div(graph.mul(rate, graph.sqrt(missing(beta))), missing(alpha))
@@ -108,7 +108,7 @@ def adam(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tenso
 
 @operator("TfIdfVectorizer")
 def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
-    """How often each n-gram of a pool is in a row, its elements next to each other or equally far apart."""
+    """Returns how often each n-gram of a pool is in a row, its elements next to each other or equally far apart."""
     graph = call.graph
     if call["pool_int64s"] is None:
         raise call.refuse("type string")
@@ -143,7 +143,7 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
 
 
 def _pool(call: Call) -> tuple[dict[int, dict[tuple[int, ...], int]], int]:
-    """The n-grams of each length that counts, with the place of their number in the result; and its size."""
+    """Returns the n-grams of each length that counts, with the place of their number in the result; and its size."""
     pool, starts, places = call["pool_int64s"], call["ngram_counts"], call["ngram_indexes"]
     if not places or not 0 <= min(places) <= max(places) < 1 << 24:
         raise ModelError(f"ngram_indexes {places[:8]} are no places of a result")
@@ -164,7 +164,7 @@ def _pool(call: Call) -> tuple[dict[int, dict[tuple[int, ...], int]], int]:
 
 
 def _found(call: Call, rows: Tensor, grams: list[tuple[int, ...]], length: int) -> Tensor | None:
-    """(rows, n-grams): how often each is in a row."""
+    """Returns (rows, n-grams): how often each is in a row."""
     graph, total = call.graph, None
     for apart in range(1, call["max_skip_count"] + 2 if length > 1 else 2):
         count = rows.shape[1] - apart * (length - 1)

@@ -52,7 +52,7 @@ def transpose(call: Call, x: Tensor) -> Tensor:
 
 @operator("Expand")
 def expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """Both broadcast to one another."""
+    """Returns both broadcast to one another."""
     wanted = checked_shape("the shape", call.integers(shape, "the shape"))
     rank = max(x.rank, len(wanted))
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in (x.shape, wanted)]
@@ -143,7 +143,7 @@ def slice_(
 
 @operator("Pad")
 def pad(call: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
-    """Negative padding cuts off."""
+    """Returns negative padding cuts off."""
     numbers = call.integers(pads, "pads")
     along = list(range(x.rank)) if axes is None else normal_axes_in_order(call.integers(axes, "axes"), x.rank)
     if len(numbers) != 2 * len(along):
@@ -178,6 +178,6 @@ def _wrapped(call: Call, x: Tensor, padding: list[tuple[int, int]]) -> Tensor:
 
 
 def normal_axes_in_order(axes: list[int], rank: int) -> list[int]:
-    """Axes as numbers from 0, in the order given.  Raises AttributeValueError as `normal_axes` does."""
+    """Returns axes as numbers from 0, in the order given.  Raises AttributeValueError as `normal_axes` does."""
     normal_axes(axes, rank)
     return [axis % rank for axis in axes]

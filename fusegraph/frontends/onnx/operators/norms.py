@@ -9,7 +9,7 @@ from fusegraph.ops.reduction import normal_axes
 
 
 def per_channel(call: Call, x: Tensor, value: Tensor) -> Tensor:
-    """One number a channel, so that it broadcasts to an image (N, C, spatial...)."""
+    """Returns one number a channel, so that it broadcasts to an image (N, C, spatial...)."""
     if value.rank != 1 or x.rank < 2:
         raise ModelError(f"one number a channel of {list(x.shape)} is wanted, got {list(value.shape)}")
     return call.graph.reshape(value, [1, value.size, *(1 for _ in x.shape[2:])])
@@ -56,7 +56,7 @@ def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> T
 
 
 def _trailing(call: Call, x: Tensor) -> tuple[int, ...]:
-    """All axes from the one given."""
+    """Returns all axes from the one given."""
     (first,) = normal_axes(call["axis"], x.rank)
     return tuple(range(first, x.rank))
 
@@ -77,7 +77,7 @@ def rms_normalization(call: Call, x: Tensor, scale: Tensor) -> Tensor:
 
 @operator("LpNormalization")
 def lp_normalization(call: Call, x: Tensor) -> Tensor:
-    """x / its norm along an axis; 0 where that is 0."""
+    """Returns x / its norm along an axis; 0 where that is 0."""
     graph = call.graph
     if call["p"] not in (1, 2):
         raise ModelError(f"p is 1 or 2, got {call['p']}")
@@ -95,7 +95,7 @@ def mean_variance_normalization(call: Call, x: Tensor) -> Tensor:
 
 @operator("LRN")
 def local_response_normalization(call: Call, x: Tensor) -> Tensor:
-    """An even window reaches further forward than back, ours further back: that of the reversed channels."""
+    """Returns an even window reaches further forward than back, ours further back: that of the reversed channels."""
     graph, turned = call.graph, call["size"] % 2 == 0
     source = graph.flip(x, 1) if turned else x
     y = graph.local_response_norm(source, call["size"], call["alpha"], call["beta"], call["bias"])

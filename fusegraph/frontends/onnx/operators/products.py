@@ -20,7 +20,7 @@ Window = tuple[list[int], Pads, list[int]]
 
 @operator("MatMul")
 def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """NumPy's matmul: vectors are rows on the left and columns on the right, and go again."""
+    """Returns NumPy's matmul: vectors are rows on the left and columns on the right, and go again."""
     graph = call.graph
     left = graph.unsqueeze(a, 0) if a.rank == 1 else a
     right = graph.unsqueeze(b, 1) if b.rank == 1 else b
@@ -60,7 +60,9 @@ def _factor(call: Call, name: str, x: Tensor) -> float:
 
 @operator("Det")
 def determinant(call: Call, x: Tensor) -> Tensor:
-    """The product of the pivots of Gauss's elimination: row by row, the one of the largest first element in front."""
+    """Returns the product of the pivots of Gauss's elimination: row by row, the one of the largest first element in
+    front.
+    """
     graph = call.graph
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.dtype.is_float:
         raise ModelError(f"square matrices of floats are wanted, got {x.dtype} {list(x.shape)}")
@@ -94,7 +96,7 @@ def window_of(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> Window:
 def _pads(
     call: Call, sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Pads:
-    """(before, after) of each spatial dimension, as pads or auto_pad say."""
+    """Returns (before, after) of each spatial dimension, as pads or auto_pad say."""
     rank, mode, pads = len(sizes), call["auto_pad"], call["pads"] or [0] * (2 * len(sizes))
     if mode in ("NOTSET", None):
         if len(pads) != 2 * rank:
@@ -108,14 +110,14 @@ def _pads(
 
 
 def _same(mode: str, total: int) -> tuple[int, int]:
-    """(before, after) where auto_pad asks for so much padding: SAME_UPPER has more of an odd number behind."""
+    """Returns (before, after) where auto_pad asks for so much padding: SAME_UPPER has more of an odd number behind."""
     less = max(total, 0) // 2
     more = max(total, 0) - less
     return (less, more) if mode == "SAME_UPPER" else (more, less)
 
 
 def per_axis(call: Call, name: str, rank: int) -> list[int]:
-    """strides or dilations: a positive number for each spatial dimension, by default 1."""
+    """Returns strides or dilations: a positive number for each spatial dimension, by default 1."""
     values = call[name] or [1] * rank
     if len(values) != rank or min(values) < 1:
         raise ModelError(f"{name} has {rank} numbers of at least 1, got {values[:8]}")
@@ -123,7 +125,7 @@ def per_axis(call: Call, name: str, rank: int) -> list[int]:
 
 
 def taps_of(call: Call, x: Tensor, w: Tensor) -> tuple[int, ...]:
-    """The spatial sizes of a filter, which kernel_shape may repeat."""
+    """Returns the spatial sizes of a filter, which kernel_shape may repeat."""
     if w.rank != x.rank or x.rank < 3:
         raise ModelError(f"an image and a filter of one rank of at least 3 are wanted, got {x.rank} and {w.rank}")
     taps = w.shape[2:]
@@ -143,7 +145,7 @@ def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor
 
 @operator("ConvTranspose")
 def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The gradient of a convolution's input: of the size that output_padding or output_shape says."""
+    """Returns the gradient of a convolution's input: of the size that output_padding or output_shape says."""
     graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
     stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
     more, wanted, mode = call["output_padding"] or [0] * rank, call["output_shape"], call["auto_pad"]

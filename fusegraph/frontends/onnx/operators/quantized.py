@@ -16,7 +16,9 @@ from fusegraph.ops.reduction import normal_axes
 
 
 def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
-    """A scale or zero as it broadcasts to x: one for all, for each place of an axis, or for each block of it."""
+    """Returns a scale or zero as it broadcasts to x: one for all, for each place of an axis, or for each block of
+    it.
+    """
     graph = call.graph
     if parameter.size == 1:
         return graph.reshape(parameter, ())
@@ -35,8 +37,8 @@ def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _quantized(call: Call, x: Tensor, zero: Tensor | None, dtype: DType, *, saturate: bool = True) -> Tensor:
-    """Numbers in units of the scale, rounded and shifted; what the dtype does not hold is its end, or for 8-bit floats
-    infinite or NaN if ``saturate`` is not set.
+    """Returns numbers in units of the scale, rounded and shifted; what the dtype does not hold is its end, or for
+    8-bit floats infinite or NaN if ``saturate`` is not set.
     """
     graph = call.graph
     if dtype.is_int:

@@ -37,7 +37,7 @@ class Cell:
         return self.call.graph
 
     def gate(self, x: Tensor, number: int) -> Tensor:
-        """One of the gates that lie side by side."""
+        """Returns one of the gates that lie side by side."""
         return x[..., number * self.hidden : (number + 1) * self.hidden]
 
     def clipped(self, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Cell:
         return x if limit is None else self.graph.clamp(x, -limit, limit)
 
     def fed_back(self, state: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """The states' part of gates first to last, with their bias."""
+        """Returns the states' part of gates first to last, with their bias."""
         columns = slice(first * self.hidden, None if last is None else last * self.hidden)
         y = self.graph.matmul(state, self.recurrent[:, columns])
         return y if self.bias is None else self.graph.add(y, self.bias[columns])
@@ -99,7 +99,7 @@ def _recurrent(
     lengths: Tensor | None = None,
     *initial: Tensor | None,
 ) -> list[Tensor]:
-    """Y (steps, directions, batch, hidden), and the last of each state (directions, batch, hidden)."""
+    """Returns Y (steps, directions, batch, hidden), and the last of each state (directions, batch, hidden)."""
     graph, count = call.graph, 2 if step is _lstm else 1
     if call["layout"]:
         x = graph.transpose(x, [1, 0, 2])

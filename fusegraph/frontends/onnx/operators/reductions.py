@@ -18,7 +18,9 @@ Write = Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]
 
 
 def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
-    """The axes, which older versions have as an attribute; those of none are all, or none if the node says so."""
+    """Returns the axes, which older versions have as an attribute; those of none are all, or none if the node says
+    so.
+    """
     axes = call["axes"] if given is None else call.integers(given, "axes")
     if axes:
         return normal_axes(axes, x.rank)
@@ -45,7 +47,7 @@ def _mean(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tenso
 
 
 def _of_floats(write: Write) -> Write:
-    """Integers by way of float64."""
+    """Returns integers by way of float64."""
 
     def written(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if x.dtype.is_float:
@@ -56,7 +58,7 @@ def _of_floats(write: Write) -> Write:
 
 
 def _extreme(combiner: Combiner, truth: Any) -> Write:
-    """The largest or smallest; of no elements the number that all others win over."""
+    """Returns the largest or smallest; of no elements the number that all others win over."""
     mode: Any = combiner.name
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -102,7 +104,7 @@ for _name, _write in {
 
 
 def _position(mode: Any, call: Call, x: Tensor) -> Tensor:
-    """Where the first extreme is, or the last."""
+    """Returns where the first extreme is, or the last."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if not call["select_last_index"]:
         return call.graph.reduction(x, mode, axis, bool(call["keepdims"]), dtype=int64)
@@ -126,7 +128,7 @@ def _along(write: Callable[[Graph, Tensor, int], Tensor], call: Call, x: Tensor)
 
 
 def _hardmax(graph: Graph, x: Tensor, axis: int) -> Tensor:
-    """1 where the first of the largest elements is, else 0."""
+    """Returns 1 where the first of the largest elements is, else 0."""
     first = graph.reduction(x, "argmax", axis, dtype=int32)
     return graph.cast(graph.cmp_eq(graph.gen_index(x, axis), first), x.dtype)
 
@@ -137,7 +139,9 @@ operator("Hardmax")(partial(_along, _hardmax))
 
 
 def _running(op: str, neutral: int, call: Call, x: Tensor, axis: Tensor) -> Tensor:
-    """A running sum or product; an exclusive one is of the others alone: the elements one place on, and a neutral."""
+    """Returns a running sum or product; an exclusive one is of the others alone: the elements one place on, and a
+    neutral.
+    """
     (along,) = normal_axes(int(call.number(axis, "axis")), x.rank)
     reverse = bool(call["reverse"])
     if call["exclusive"] and x.shape[along]:

@@ -23,12 +23,12 @@ MAX_SAMPLES = 1024
 
 
 def _counting(x: Tensor) -> DType:
-    """The dtype of positions in a tensor."""
+    """Returns the dtype of positions in a tensor."""
     return int64 if x.size >= 2**31 else int32
 
 
 def _line(graph: Graph, size: int, rank: int, axis: int, dtype: DType) -> Tensor:
-    """0, 1, ... along an axis of so many dimensions."""
+    """Returns 0, 1, ... along an axis of so many dimensions."""
     return graph.reshape(graph.arange(size, dtype=dtype), [size if d == axis else 1 for d in range(rank)])
 
 
@@ -87,7 +87,7 @@ def roi_align(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
 
 
 def _samples(call: Call, rois: Tensor, axis: int, parts: int, whole: bool) -> Array:
-    """How many samples there are along an axis of each part of every region."""
+    """Returns how many samples there are along an axis of each part of every region."""
     ratio = call["sampling_ratio"]
     if ratio > 0:
         return np.full(rois.shape[0], ratio)
@@ -102,7 +102,7 @@ def _samples(call: Call, rois: Tensor, axis: int, parts: int, whole: bool) -> Ar
 def _read(
     graph: Graph, x: Tensor, plane: Tensor, chosen: Sequence[tuple[Tensor, Tensor | None]], wide: DType
 ) -> Tensor:
-    """The elements of planes of x at indices along its other dimensions, times their weights."""
+    """Returns the elements of planes of x at indices along its other dimensions, times their weights."""
     place, weight = plane, None
     for (index, factor), size in zip(chosen, x.shape[2:]):
         place = graph.add(graph.mul(place, size), graph.cast(index, plane.dtype))
@@ -115,8 +115,8 @@ def _read(
 def deform_conv(
     call: Call, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """A convolution whose taps are moved by offsets of their own, read between elements and multiplied by a mask: what
-    they read becomes the channels of a convolution of single elements.
+    """Returns a convolution whose taps are moved by offsets of their own, read between elements and multiplied by a
+    mask: what they read becomes the channels of a convolution of single elements.
     """
     graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
     stride, padding, dilation = window_of(call, x.shape[2:], taps)
@@ -157,8 +157,8 @@ def deform_conv(
 
 @operator("Col2Im")
 def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
-    """(N, C * elements of a block, blocks) as images, overlapping elements added up: the gradient of a convolution
-    whose filters each take one element of a block.
+    """Returns (N, C * elements of a block, blocks) as images, overlapping elements added up: the gradient of a
+    convolution whose filters each take one element of a block.
     """
     graph = call.graph
     sizes = checked_shape("the image", call.integers(image, "the image's shape"))
@@ -185,7 +185,9 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
 
 @operator("MaxUnpool")
 def max_unpool(call: Call, x: Tensor, places: Tensor, shape: Tensor | None = None) -> Tensor:
-    """Zeros but for the elements of x at their places in the image that was pooled; a larger one has zeros behind."""
+    """Returns zeros but for the elements of x at their places in the image that was pooled; a larger one has zeros
+    behind.
+    """
     graph, rank, taps = call.graph, x.rank - 2, call["kernel_shape"]
     stride, pads = per_axis(call, "strides", rank), call["pads"] or [0] * (2 * rank)
     if rank < 1 or len(taps) != rank or min(taps) < 1 or len(pads) != 2 * rank or places.shape != x.shape:

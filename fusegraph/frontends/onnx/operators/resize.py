@@ -33,7 +33,7 @@ def resize(
 def _resized(
     call: Call, x: Tensor, axes: Sequence[int], factors: list[float], new: list[int], roi: Tensor | None = None
 ) -> Tensor:
-    """Resized along axes by these factors, to these sizes."""
+    """Returns resized along axes by these factors, to these sizes."""
     graph = call.graph
     mode, how = call.word("mode", "nearest", "linear", "cubic"), call["coordinate_transformation_mode"]
     crop = [0.0] * len(axes) + [1.0] * len(axes)
@@ -64,7 +64,7 @@ def _resized(
 
 @operator("Upsample")
 def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
-    """Resize as it was before operator set 10: scales are an attribute before version 9."""
+    """Returns resize as it was before operator set 10: scales are an attribute before version 9."""
     factors = call["scales"] if scales is None else [float(v) for v in call.known(scales, "scales").reshape(-1)]
     if len(factors) != x.rank or not all(1 <= f < 2**31 for f in factors):
         raise ModelError(f"scales {factors[:8]} are not numbers of at least 1 for {list(x.shape)}")
@@ -79,7 +79,7 @@ def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
 def _scaled(
     call: Call, old: Sequence[int], scales: Tensor | None, sizes: Tensor | None
 ) -> tuple[list[float], list[int]]:
-    """The factor and the new size of each axis."""
+    """Returns the factor and the new size of each axis."""
     if sizes is not None and sizes.size:
         new = call.integers(sizes, "sizes")
         if len(new) != len(old) or min(new) < 1 or min(old) < 1:
@@ -99,7 +99,7 @@ def _scaled(
 
 
 def _positions(how: str, old: int, count: int, factor: float, start: float, end: float) -> Array:
-    """Where the elements of the result are on the axis."""
+    """Returns where the elements of the result are on the axis."""
     x, width = np.arange(count, dtype=np.float64), factor * old
     if how == "asymmetric":
         return np.asarray(x / factor)
@@ -117,7 +117,7 @@ def _positions(how: str, old: int, count: int, factor: float, start: float, end:
 
 
 def _table(call: Call, places: Array, old: int, factor: float) -> tuple[Array, Array | None]:
-    """The elements around every position, and their weights."""
+    """Returns the elements around every position, and their weights."""
     if call["mode"] == "nearest":
         if call["nearest_mode"] not in _NEAREST:
             raise ModelError(f"there is no nearest_mode {call['nearest_mode'][:40]!r}")
@@ -134,6 +134,6 @@ def _table(call: Call, places: Array, old: int, factor: float) -> tuple[Array, A
 
 @operator("GridSample")
 def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    """Older versions call the modes bilinear and bicubic."""
+    """Returns older versions call the modes bilinear and bicubic."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call["mode"], call["mode"])
     return call.graph.grid_sample(x, grid, mode, call["padding_mode"], bool(call["align_corners"]))

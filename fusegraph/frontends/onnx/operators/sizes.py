@@ -16,7 +16,7 @@ NOTHING = -1
 
 
 def first_of(graph: Graph, chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The positions, int64, of the first elements that are true, and whether there is one: ``size`` of each."""
+    """Returns the positions, int64, of the first elements that are true, and whether there is one: ``size`` of each."""
     count = min(size, chosen.size)
     flags = graph.cast(chosen, "uint8")
     index, found = graph.topk_index(flags, count, 0, True, int64), graph.cmp_neq(graph.topk(flags, count), 0)
@@ -25,7 +25,7 @@ def first_of(graph: Graph, chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def non_zero(call: Call, x: Tensor, size: int) -> Tensor:
-    """(dimensions, size): the positions of elements that are not 0, in order, then -1."""
+    """Returns (dimensions, size): the positions of elements that are not 0, in order, then -1."""
     graph = call.graph
     if not x.rank or not x.size:
         return graph.broadcast(graph.constant(NOTHING, dtype=int64), (x.rank, size))
@@ -36,7 +36,7 @@ def non_zero(call: Call, x: Tensor, size: int) -> Tensor:
 
 
 def unique(call: Call, x: Tensor, size: int) -> list[Tensor]:
-    """The elements, where they come first, which one each element of x is, and how often they are there."""
+    """Returns the elements, where they come first, which one each element of x is, and how often they are there."""
     if not x.size:
         raise call.refuse("no elements")
     graph, flat = call.graph, call.graph.reshape(x, [-1])
@@ -63,7 +63,7 @@ def unique(call: Call, x: Tensor, size: int) -> list[Tensor]:
 def non_max_suppression(
     call: Call, corners: tuple[Tensor, Tensor], scores: Tensor, most: int, share: float, size: int
 ) -> Tensor:
-    """(size, 3): batch, class and box of those that are left, then -1.
+    """Returns (size, 3): batch, class and box of those that are left, then -1.
 
     corners are the least and the largest, (batches, boxes, 2); scores (batches, classes, boxes), -inf of what is left
     out from the beginning.  Each step takes the best score of every class and leaves out what its box covers.
@@ -105,6 +105,6 @@ def non_max_suppression(
 
 
 def _area(graph: Graph, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
-    """The area between two corners, 0 where they have changed sides."""
+    """Returns the area between two corners, 0 where they have changed sides."""
     height, width = graph.sub(bottom, top), graph.sub(right, left)
     return graph.mul(graph.max(height, 0), graph.max(width, 0))

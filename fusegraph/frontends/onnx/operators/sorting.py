@@ -30,7 +30,7 @@ def topk(call: Call, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("NonZero")
 def non_zero(call: Call, x: Tensor) -> Tensor:
-    """Positions, one column each; those of a tensor of rank 0 have no rows."""
+    """Returns positions, one column each; those of a tensor of rank 0 have no rows."""
     size = call.given_size([x.rank, None])
     if size is not None:
         return sizes.non_zero(call, x, size)
@@ -41,7 +41,7 @@ def non_zero(call: Call, x: Tensor) -> Tensor:
 
 @operator("Unique")
 def unique(call: Call, x: Tensor) -> list[Tensor]:
-    """Slices along an axis, or elements, each once: in order, or in that in which they come first."""
+    """Returns slices along an axis, or elements, each once: in order, or in that in which they come first."""
     axis = call["axis"]
     if axis is not None:
         (axis,) = normal_axes(axis, x.rank)
@@ -71,7 +71,7 @@ def non_max_suppression(
     overlap: Tensor | None = None,
     least: Tensor | None = None,
 ) -> Tensor:
-    """(batch, class, box) of the boxes that are left, those with the best scores first.
+    """Returns (batch, class, box) of the boxes that are left, those with the best scores first.
 
     A box goes where it covers one with a better score by more than a share of what both cover together.
     """
@@ -99,13 +99,13 @@ def non_max_suppression(
 
 
 def _known(call: Call, x: Tensor) -> Array:
-    """A value that decides on the shape of a result that was not given."""
+    """Returns a value that decides on the shape of a result that was not given."""
     name = call.node.output[0][:80]
     return call.known(x, f"the input, or the shape of the result as shapes={{{name!r}: ...}},")
 
 
 def _sides(graph: Graph, boxes: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """`_corners` where boxes are not known."""
+    """Returns `_corners` where boxes are not known."""
     first, second = boxes[..., :2], boxes[..., 2:]
     if centred:
         first, second = graph.sub(first, second / 2), graph.add(first, second / 2)
@@ -113,7 +113,7 @@ def _sides(graph: Graph, boxes: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
-    """(least, largest) corners of boxes, (..., 2, 2), of two corners each, or of a centre and sizes."""
+    """Returns (least, largest) corners of boxes, (..., 2, 2), of two corners each, or of a centre and sizes."""
     pairs = boxes.reshape(*boxes.shape[:-1], 2, 2)
     if centred:
         middle, half = pairs[..., 0, :], pairs[..., 1, :] / 2
@@ -122,7 +122,7 @@ def _corners(boxes: Array, centred: bool) -> Array:
 
 
 def _kept(corners: Array, order: Array, count: int, share: float) -> list[int]:
-    """The boxes, at most so many, that are left of those in an order."""
+    """Returns the boxes, at most so many, that are left of those in an order."""
     area = np.prod(corners[:, 1] - corners[:, 0], axis=-1)
     kept: list[int] = []
     while order.size and len(kept) < count:

@@ -12,7 +12,7 @@ from fusegraph.graph import Tensor
 
 
 def _window(call: Call, x: Tensor) -> tuple[list[int], *Window]:
-    """Taps, stride, padding and dilation."""
+    """Returns taps, stride, padding and dilation."""
     rank, taps = x.rank - 2, call["kernel_shape"]
     if rank < 1 or len(taps) != rank or min(taps) < 1:
         raise ModelError(f"kernel_shape {taps[:8]} is not one of an image {list(x.shape)}")
@@ -22,7 +22,7 @@ def _window(call: Call, x: Tensor) -> tuple[list[int], *Window]:
 
 
 def _ceil(call: Call) -> bool:
-    """Whether a last window may hang over the end; with auto_pad the number of windows is given."""
+    """Returns true if a last window may hang over the end; with auto_pad the number of windows is given."""
     return bool(call["ceil_mode"]) and call["auto_pad"] in (None, "NOTSET")
 
 
@@ -44,7 +44,7 @@ def max_pool(call: Call, x: Tensor) -> list[Tensor]:
 
 
 def _columns_first(call: Call, place: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Row-major positions in an image as those where the first dimension is the fastest."""
+    """Returns row-major positions in an image as those where the first dimension is the fastest."""
     graph, total = call.graph, None
     for d in reversed(range(len(sizes))):
         own = graph.mod(graph.quotient(place, prod(sizes[d + 1 :])), sizes[d])
@@ -68,7 +68,7 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
 
 
 def _beyond(call: Call, x: Tensor, taps: list[int], stride: list[int], padding: Pads, dilation: list[int]) -> list[int]:
-    """How far a last window hangs over the end, if it starts inside or in the padding in front."""
+    """Returns how far a last window hangs over the end, if it starts inside or in the padding in front."""
     result = []
     for n, k, s, d, (before, after) in zip(x.shape[2:], taps, stride, dilation, padding):
         room = n + before + after - (k - 1) * d - 1
@@ -80,7 +80,7 @@ def _beyond(call: Call, x: Tensor, taps: list[int], stride: list[int], padding: 
 def _sums(
     call: Call, x: Tensor, taps: list[int], stride: list[int], padding: Pads, dilation: list[int], beyond: list[int]
 ) -> Tensor:
-    """The sum of every window: a convolution of each channel with ones."""
+    """Returns the sum of every window: a convolution of each channel with ones."""
     graph = call.graph
     planes = graph.reshape(x, [x.shape[0] * x.shape[1], 1, *x.shape[2:]])
     ones = graph.broadcast(graph.constant(1, dtype=x.dtype), [1, 1, *taps])
@@ -91,7 +91,7 @@ def _sums(
 
 @operator("LpPool")
 def lp_pool(call: Call, x: Tensor) -> Tensor:
-    """The p-th root of the sum of the p-th powers in every window."""
+    """Returns the p-th root of the sum of the p-th powers in every window."""
     graph, p, window = call.graph, call["p"], _window(call, x)
     taps, stride, padding, dilation = window
     powers = _power(call, x, p)

@@ -1,4 +1,4 @@
-"""What is in front of an attention's queries, keys or values: a graph of pointwise and movement nodes -> a program.
+"""The prologues of an attention's queries, keys or values: a graph of pointwise and movement nodes -> a program.
 
 A tile's rows are then computed of what these nodes read, on the way to shared memory (`codegen.attention.computed`).
 """
@@ -18,7 +18,7 @@ from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 MOST_OPERANDS, MOST_INSTRUCTIONS = 8, 64
 
 
-class Front:
+class PrologueGraph:
     """Queries, keys (turned) or values as a graph of their own computes them.
 
     operands  the graph's inputs that stand for the last inputs of the attention node, in order.
@@ -38,41 +38,42 @@ class Front:
         return f"{len(self.graph.nodes)} nodes"
 
 
-Fronts = tuple[Front | None, Front | None, Front | None]
+PrologueGraphs = tuple[PrologueGraph | None, PrologueGraph | None, PrologueGraph | None]
 
 
-def fronts_of(node: Node) -> Fronts:
-    """What is in front of the queries, keys and values of an attention node."""
-    found: Fronts = node.attributes.get("fronts", (None, None, None))
+def prologues_of(node: Node) -> PrologueGraphs:
+    """Returns the prologues of the queries, keys and values of an attention node."""
+    found: PrologueGraphs = node.attributes.get("prologues", (None, None, None))
     return found
 
 
 def multiplied(node: Node) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys (turned, or the container) and values of an attention node, whether in memory or not."""
-    q, k, v = (t if f is None else f.result for t, f in zip(node.inputs, fronts_of(node)))
+    """Returns queries, keys (turned, or the container) and values of an attention node, whether in memory or not."""
+    q, k, v = (t if f is None else f.result for t, f in zip(node.inputs, prologues_of(node)))
     return q, k, v
 
 
 def behind(node: Node, number: int) -> tuple[Tensor, ...]:
-    """The inputs of an attention node that its queries (0), keys (1) or values (2) are computed of."""
-    counts = [0 if f is None else len(f.operands) for f in fronts_of(node)]
+    """Returns the inputs of an attention node that its queries (0), keys (1) or values (2) are computed of."""
+    counts = [0 if f is None else len(f.operands) for f in prologues_of(node)]
     start = len(node.inputs) - sum(counts[number:])
     return node.inputs[start : start + counts[number]]
 
 
 def computed_rows(
-    front: Front, reads: tuple[Tensor, ...], turned: bool, rank: int, graph: Graph, options: Options
+    prologue: PrologueGraph, reads: tuple[Tensor, ...], turned: bool, rank: int, graph: Graph, options: Options
 ) -> tuple[ComputedRows, tuple[Tensor, ...]]:
-    """The program of rows, and the tensors that it reads; ``reads`` are those of the graph that the front's operands
-    stand for, ``rank`` is that of the attention's batch.  turned: rows are the last dimension, as those of keys are.
+    """Returns the program of rows, and the tensors that it reads; ``reads`` are those of the graph that the
+    prologue's operands stand for, ``rank`` is that of the attention's batch.  turned: rows are the last dimension,
+    as those of keys are.
 
     Raises Declined if they cannot be computed row by row.
     """
-    result = front.result
+    result = prologue.result
     element = result.rank - (2 if turned else 1)
     parts = [[size] for size in result.shape]
     while True:
-        builder = _Builder(front, dict(zip(front.operands, reads)), graph, options, parts)
+        builder = _Builder(prologue, dict(zip(prologue.operands, reads)), graph, options, parts)
         try:
             program, found, _ = builder.build()
             break
@@ -80,11 +81,11 @@ def computed_rows(
             dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
             d, k = dims[split.dim]
             if d != element:
-                raise Declined(f"rows of {front.name!r} are counted otherwise where they come from") from None
+                raise Declined(f"rows of {prologue.name!r} are counted otherwise where they come from") from None
             parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
     if len(found) > MOST_OPERANDS or len(program.instructions) > MOST_INSTRUCTIONS:
         raise Declined(
-            f"{front.name!r} would be computed of {len(found)} tensors in {len(program.instructions)} steps: the "
+            f"{prologue.name!r} would be computed of {len(found)} tensors in {len(program.instructions)} steps: the "
             f"limits are {MOST_OPERANDS} and {MOST_INSTRUCTIONS}"
         )
     batch, count = result.rank - 2, len(parts[element])
@@ -107,21 +108,21 @@ def computed_rows(
 
 
 class _Builder(CoordinateBuilder):
-    """Reads the tensors of the graph that a front's operands stand for."""
+    """Reads the tensors of the graph that a prologue's operands stand for."""
 
     def __init__(
-        self, front: Front, own: dict[Tensor, Tensor], graph: Graph, options: Options, parts: list[list[int]]
+        self, prologue: PrologueGraph, own: dict[Tensor, Tensor], graph: Graph, options: Options, parts: list[list[int]]
     ) -> None:
-        super().__init__(_Whole(front, graph), options, parts)
+        super().__init__(_Whole(prologue, graph), options, parts)
         self._views.update(own)
 
 
 class _Whole(GroupView):
-    """All nodes of a front, which read tensors of another graph."""
+    """All nodes of a prologue, which read tensors of another graph."""
 
-    def __init__(self, front: Front, around: Graph) -> None:
-        nodes = front.graph.nodes
-        super().__init__(front.graph, nodes, {n: k for k, n in enumerate(nodes)})
+    def __init__(self, prologue: PrologueGraph, around: Graph) -> None:
+        nodes = prologue.graph.nodes
+        super().__init__(prologue.graph, nodes, {n: k for k, n in enumerate(nodes)})
         self._around = around
 
     def alignment(self, tensor: Tensor, options: Options) -> int:

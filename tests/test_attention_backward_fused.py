@@ -17,7 +17,7 @@ from codegen.spec import KernelSource
 from codegen.target import target
 from fusegraph.errors import KernelError
 from fusegraph.lowering.base import Options
-from fusegraph.passes import join_gradients
+from fusegraph.passes import fuse_gradients
 from fusegraph.plan import Plan, by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 from fusegraph.runtime.cache import default_cache
@@ -58,13 +58,13 @@ APART: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def made(**how: Any) -> fg.Graph:
-    """The graph without the gradient of a bias, which needs every score's."""
+    """Returns the graph without the gradient of a bias, which needs every score's."""
     return made_with_bias(results=3, **how)
 
 
 @pytest.fixture(autouse=True)
 def however_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_gradients, "LEAST_KEYS", 1)
+    monkeypatch.setattr(fuse_gradients, "LEAST_KEYS", 1)
 
 
 def kernels(planned: Plan) -> list[KernelSource]:
@@ -84,7 +84,7 @@ def test_variants() -> None:
     check_all(graphs, arch="sm_90a")
 
 
-def test_which_are_joined() -> None:
+def test_which_are_fused() -> None:
     graph = made(**QUICK[0])
     planned = plan(graph, choose=HOPPER)
     (kernel,) = kernels(planned)
@@ -104,7 +104,7 @@ def test_which_are_joined() -> None:
 
 
 def test_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_gradients, "LEAST_KEYS", 141)
+    monkeypatch.setattr(fuse_gradients, "LEAST_KEYS", 141)
     assert len(kernels(plan(made(**QUICK[0]), choose=HOPPER))) == 2
 
 
@@ -120,7 +120,7 @@ def test_again() -> None:
 def test_golden_source() -> None:
     graph = made(name="gradients", rows=1024, heads=4, shared=2, depth=64, forward=False, **CAUSAL)
     (kernel,) = kernels(plan(graph, choose=HOPPER))
-    check_golden("attention_backward_joined_sm_90a", kernel.code)
+    check_golden("attention_backward_fused_sm_90a", kernel.code)
 
 
 _TURNS = """

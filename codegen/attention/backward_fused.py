@@ -2,7 +2,7 @@
 
 Two kernels, one for every query and one for every key, compute the products of queries with keys and of the loss with
 values twice.  Here they are computed once, as the kernel for every key does.  The gradients by a tile's scores go
-through shared memory to their product with the keys, which the copy engine adds to what other blocks have added.  They
+through shared memory to their product with the keys, which TMA adds to what other blocks have added.  They
 add to a tile of queries in turn, so that the same inputs give the same bits.  Blocks take numbers as they begin, and
 wait for smaller ones only.  (Shah et al., "FlashAttention-3", 2024, section B.1; turns as in its deterministic mode.)
 
@@ -30,7 +30,7 @@ from codegen.tensor_map import refusal
 
 #: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and with short sums.
 GROUPS, REGISTERS, FEWER = 2, (24, 240), (40, 232)
-#: Registers of a consumer's thread that scores, gradients, factors and sums may take.
+#: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = 224
 #: Warps that add to the sums of queries, each every so many tiles: while one waits, the others have their turns.
 WRITERS = 2
@@ -41,12 +41,12 @@ FLOATS = 32
 
 
 @dataclass(frozen=True)
-class AttentionBackwardJoinedSchedule(Schedule):
+class AttentionBackwardFusedSchedule(Schedule):
     """A tile of 128 keys a block.
 
     cols    queries of a tile that is brought, a multiple of 16.
     stages  of the ring of tiles, two or more.
-    apart   whether the factors of two sums have registers of their own; else one sum is waited for.
+    apart   whether operands A of two sums have registers of their own; else one sum is waited for.
     """
 
     cols: int
@@ -54,16 +54,16 @@ class AttentionBackwardJoinedSchedule(Schedule):
     apart: bool = True
 
 
-def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardJoinedSchedule) -> int:
+def _shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardFusedSchedule) -> int:
     deep, wide = panels(spec.attention.depth), panels(spec.attention.width)
     brought = 2 * PANEL * (deep + wide) * (GROUPS * ROWS + s.stages * s.cols)
     gradients, sums = WRITERS * GROUPS * s.cols * 2 * ROWS, WRITERS * 4 * PANEL * deep * s.cols
     return brought + gradients + sums + 16 * s.cols + 16 * (s.stages + 3) + 128
 
 
-def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardJoinedSchedule, ...]:
-    """Schedules worth trying, best guess first.  Raises Declined with a reason."""
-    if not spec.joined:
+def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardFusedSchedule, ...]:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    if not spec.fused:
         return ()
     check(spec, target)
     a = spec.attention
@@ -77,7 +77,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
     found = []
     for cols, stages in preferred:
-        s = AttentionBackwardJoinedSchedule(min(cols, -(-a.rows // 32) * 32), stages)
+        s = AttentionBackwardFusedSchedule(min(cols, -(-a.rows // 32) * 32), stages)
         if (
             registers_held(spec, s.cols, apart=s.apart) <= HELD
             and _shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
@@ -90,7 +90,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
 
 
 def _sums_map(spec: AttentionBackwardSpec, cols: int, argument: int) -> TensorMap:
-    """The map of the sums of queries.  Raises Declined if the copy engine cannot add to them."""
+    """Returns the map of the sums of queries.  Raises Declined if TMA cannot add to them."""
     op, a = spec.by_queries, spec.attention
     assert op is not None
     sizes, strides = [a.depth, a.rows], [4 * op.strides[-2]]
@@ -101,19 +101,19 @@ def _sums_map(spec: AttentionBackwardSpec, cols: int, argument: int) -> TensorMa
     boxed = FLOATS, cols, *(1 for _ in sizes[2:])
     made = TensorMap(argument, "float", tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
     if (reason := refusal(made)) is not None:
-        raise Declined(f"{op.name} cannot be stored by the copy engine: {reason}")
+        raise Declined(f"{op.name} cannot be stored by TMA: {reason}")
     return made
 
 
-def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> KernelSource:
-    """The kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
-    return _Joined(without_places(spec), schedule).render()
+def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule) -> KernelSource:
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    return _Fused(without_places(spec), schedule).render()
 
 
-class _Joined(Renderer):
+class _Fused(Renderer):
     more_headers = ("turns.cuh",)
 
-    def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardJoinedSchedule) -> None:
+    def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule) -> None:
         cols, stages, apart = schedule.cols, schedule.stages, schedule.apart
         super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, apart=apart))
         assert spec.by_queries is not None
@@ -285,7 +285,7 @@ class _Joined(Renderer):
             self._sum("by_p", "factor", 1)
             w.line("wgmma_wait<1>();  // those with the loss are there")
             w.line("wgmma_hold(d);")
-            ready = "" if s.apart else "wgmma_wait<0>();  // the factors are no longer needed"
+            ready = "" if s.apart else "wgmma_wait<0>();  // the operands are no longer needed"
             self.scores.gradients("tile", "&shared.numbers[tile % 2][1][0]", "", gradients, ready)
             w.line("auto& by_scores = shared.gradients[sent.index];")
             with w.unrolled(f"for (int j = 0; j < {s.cols // 16}; ++j)"):

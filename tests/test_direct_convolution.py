@@ -1,4 +1,4 @@
-"""Direct convolutions of the window family, run on the CPU against the reference."""
+"""Direct convolutions of direct convolution, run on the CPU against the reference."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from kernel_cases import Case, check_cases, executable
 
 import fusegraph as fg
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.dtypes import ALL
-from codegen.window.spec import WindowSpec
 from fusegraph.lowering.base import Options
 from fusegraph.report.check import random_inputs, run
 
@@ -42,20 +42,22 @@ def direct(
     case: dict[str, Any] | None = None,
     **attributes: Any,
 ) -> Case:
-    """A convolution with ``channels`` channels and ``filters`` filters a group: depthwise unless told otherwise."""
+    """Returns a convolution with ``channels`` channels and ``filters`` filters a group: depthwise unless told
+    otherwise.
+    """
     graph = fg.Graph("direct")
     groups = x[1] // channels
     where = {"strides": x_strides} if x_strides else {"layout": layout}
     image = graph.tensor("x", x, dtype, **where)
     weights = graph.tensor("w", (groups * filters, channels, *taps), second or dtype, layout=w_layout)
     epilogue(graph, graph.conv_fprop(image, weights, groups=groups, dtype=result, **attributes))
-    return Case(graph, "window", **(case or {}))
+    return Case(graph, "direct_convolution", **(case or {}))
 
 
-def spec_of(case: Case) -> WindowSpec:
+def spec_of(case: Case) -> DirectConvolutionSpec:
     (kernel,) = executable(case).plan.kernels
     spec = kernel.group.lowered.spec
-    assert isinstance(spec, WindowSpec)
+    assert isinstance(spec, DirectConvolutionSpec)
     return spec
 
 
@@ -262,7 +264,7 @@ def test_misaligned_and_strided_inputs():
 
 
 def _shifted(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy in the same layout whose address is no multiple of 16."""
+    """Returns a copy in the same layout whose address is no multiple of 16."""
     base = np.zeros(array.size + 1, array.dtype)
     start = 1 if base.ctypes.data % 16 == 0 else 0
     copy = np.ndarray(array.shape, array.dtype, base, start * array.itemsize, array.strides)
@@ -278,7 +280,7 @@ def test_misaligned_output_between_two_kernels():
     first = graph.conv_fprop(x, graph.tensor("v", (16, 1, 3, 3), "bfloat16"), padding=1)
     graph.output(first, name="first")
     graph.output(graph.conv_fprop(first, graph.tensor("w", (16, 1, 3, 3), "bfloat16"), padding=1), name="second")
-    (made,) = check_cases([Case(graph, "window")])
+    (made,) = check_cases([Case(graph, "direct_convolution")])
     given = random_inputs(graph, 1)
     expected = run(made, given)
     outputs = [_shifted(a) for a in expected.values()]
@@ -338,10 +340,10 @@ FAR = 2**30  # elements: three such steps are more than an int holds
 
 
 @pytest.mark.parametrize("width", [16, 9])
-@pytest.mark.parametrize("family", ["window", "contraction"])
+@pytest.mark.parametrize("family", ["direct_convolution", "contraction"])
 def test_offsets_beyond_an_int(family, width):
     """Channels and filters so far apart that offsets need 64 bits; the memory between is never touched."""
-    channels = 4 if family == "window" else 5
+    channels = 4 if family == "direct_convolution" else 5
     g = fg.Graph("far", io_dtype="int8")
     x = g.tensor("x", (1, channels, 6, width), strides=(channels * FAR, FAR, width, 1))
     w = g.tensor("w", (4, channels, 3, 3))

@@ -15,8 +15,8 @@ Spec = TypeVar("Spec")
 _SAID = {"name": "", "notes": ()}
 
 
-def anonymous(spec: Spec) -> Spec:
-    """A specification in which tensors are numbered as they are first mentioned, and nothing else has a name.
+def canonical(spec: Spec) -> Spec:
+    """Returns a specification in which tensors are numbered as they are first mentioned, and nothing else has a name.
 
     Kernels whose specifications have the same `repr` then are one: a tensor that is several of its arguments is so in
     all of them.  (Equality is not enough: 0.0 and -0.0 are equal.)

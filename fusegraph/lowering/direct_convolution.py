@@ -1,4 +1,5 @@
-"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `WindowSpec` (halo tiles).
+"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `DirectConvolutionSpec` (halo
+tiles).
 
 With a stride of 1 the gradient of a convolution's input is one too: of the loss, with the filter turned around and its
 two channel dimensions exchanged.
@@ -10,14 +11,14 @@ from dataclasses import replace
 from math import prod
 
 from codegen.declined import Declined
+from codegen.direct_convolution.schedule import fits
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand, Program, compute_type
-from codegen.window.schedule import fits
-from codegen.window.spec import WindowSpec
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
-from fusegraph.lowering.prologue import in_front
+from fusegraph.lowering.prologue import prologue_nodes
 from fusegraph.ops.base import Role
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
@@ -27,7 +28,7 @@ MAX_FILTERS = 8
 
 
 def suits(node: Node, graph: Graph) -> str | None:
-    """Why a contraction is no direct convolution with few channels; None if it is."""
+    """Returns why a contraction is no direct convolution with few channels; None if it is."""
     if node.op.role not in (Role.FPROP, Role.DGRAD) or "parts" in node.attributes:
         return "not a convolution"
     if node.op.role is Role.DGRAD and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
@@ -52,7 +53,7 @@ def accept(view: GroupView, options: Options) -> None:
         raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
     if others:
         raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
-    if in_front(view, anchor):
+    if prologue_nodes(view, anchor):
         raise Declined(
             f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
             "as it lies in memory"
@@ -60,7 +61,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
-    """Channels and filters of a group, and the filter's strides over (group, filter, channel)."""
+    """Returns channels and filters of a group, and the filter's strides over (group, filter, channel)."""
     w = node.inputs[1]
     outer, inner = w.strides[:2]
     each = w.shape[0] // node.attributes["groups"]
@@ -70,7 +71,7 @@ def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
 
 
 def _before(node: Node) -> tuple[int, ...]:
-    """The padding in front."""
+    """Returns the padding in front."""
     padding = tuple(p[0] for p in node.attributes["padding"])
     if node.op.role is not Role.DGRAD:
         return padding
@@ -78,8 +79,8 @@ def _before(node: Node) -> tuple[int, ...]:
     return tuple((count - 1) * step - p for count, step, p in zip(taps, dilation, padding))
 
 
-def _geometry(node: Node, graph: Graph) -> WindowSpec:
-    """The spec without its epilogue's program and names: enough to judge sizes."""
+def _geometry(node: Node, graph: Graph) -> DirectConvolutionSpec:
+    """Returns the spec without its epilogue's program and names: enough to judge sizes."""
     x, w = node.inputs
     attributes = node.attributes
     groups, rank = attributes["groups"], x.rank - 2
@@ -97,8 +98,8 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
     x_strides = strides(x, channels)
     turned = node.op.role is Role.DGRAD
     real = "double" if graph.compute_dtype.name == "float64" else "float"
-    return WindowSpec(
-        name="window",
+    return DirectConvolutionSpec(
+        name="direct_convolution",
         images=x.shape[0],
         groups=groups,
         in_channels=channels,
@@ -119,7 +120,7 @@ def _geometry(node: Node, graph: Graph) -> WindowSpec:
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
-    """The direct convolution of a group that `accept` takes."""
+    """Returns the direct convolution of a group that `accept` takes."""
     anchor = view.contractions[0]
     shape = anchor.output.shape
     spec = _geometry(anchor, view.graph)
@@ -137,7 +138,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         x=replace(spec.x, alignment=view.alignment(x, options)),
         w=replace(spec.w, alignment=view.alignment(w, options)),
     )
-    return Lowered("window", spec, (x, w, *reads), writes)
+    return Lowered("direct_convolution", spec, (x, w, *reads), writes)
 
 
 LOWERING: FamilyLowering = FamilyLowering(

@@ -1,4 +1,4 @@
-"""Which convolutions the window family takes, with which schedules, and how often they read memory."""
+"""Which convolutions direct convolution takes, with which schedules, and how often they read memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from graphs import quick
 from kernel_cases import Case, check_cases, executable, rendered
-from test_window import LAYOUTS, activated, direct, spec_of
+from test_direct_convolution import LAYOUTS, activated, direct, spec_of
 
 import fusegraph as fg
 from codegen import best_schedule
-from codegen.spec import KernelSource
-from codegen.window.schedule import (
+from codegen.direct_convolution.schedule import (
     SHARED_LIMIT,
     ChannelsSchedule,
     PlanesSchedule,
@@ -25,8 +24,9 @@ from codegen.window.schedule import (
     shared_bytes,
     tile_sizes,
 )
-from codegen.window.spec import WindowSpec
-from fusegraph.lowering.window import suits
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.spec import KernelSource
+from fusegraph.lowering.direct_convolution import suits
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.cache import default_cache
@@ -50,7 +50,7 @@ def _convolution(
 
 def test_what_is_no_direct_convolution_is_a_contraction_and_says_why():
     for family, reason, x, w, attributes in [
-        ("window", None, (1, 3, 9, 9), (8, 3, 3, 3), {}),
+        ("direct_convolution", None, (1, 3, 9, 9), (8, 3, 3, 3), {}),
         ("contraction", "5 channels", (1, 5, 9, 9), (8, 5, 3, 3), {}),
         ("contraction", "9 filters", (1, 3, 9, 9), (9, 3, 3, 3), {}),
         ("contraction", "289 products", (1, 8, 20, 20), (8, 1, 17, 17), {"groups": 8}),
@@ -172,8 +172,8 @@ def test_each_element_is_read_once_a_tile(case):
     np.testing.assert_array_equal(reads, _tiles_over(spec).reshape(-1)[: reads.size])
 
 
-def _counting(source: KernelSource, spec: WindowSpec) -> KernelSource:
-    """The kernel with one more parameter: a counter for each element of x, raised whenever it is read."""
+def _counting(source: KernelSource, spec: DirectConvolutionSpec) -> KernelSource:
+    """Returns the kernel with one more parameter: a counter for each element of x, raised whenever it is read."""
     last = f"{spec.w.dtype.ctype}* __restrict__ y"
     code = source.code.replace(f"{last})", f"{last}, int* reads)")
     assert code != source.code
@@ -188,8 +188,8 @@ def _counting(source: KernelSource, spec: WindowSpec) -> KernelSource:
     return replace(source, code=code)
 
 
-def _tiles_over(spec: WindowSpec) -> np.ndarray[Any, Any]:
-    """How many tiles each element of x (as it lies in memory) is under, from the sizes of the tiles alone."""
+def _tiles_over(spec: DirectConvolutionSpec) -> np.ndarray[Any, Any]:
+    """Returns how many tiles each element of x (as it lies in memory) is under, from the sizes of the tiles alone."""
     s = best_tiled_schedule(spec)
     depth, rows, cols = tile_sizes(spec, s)
 

@@ -1,4 +1,4 @@
-"""Schedules of the window family's ring form: which there are for a spec, and how long each is thought to take."""
+"""Schedules of direct convolution's ring form: which there are for a spec, and how long each is thought to take."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
-from codegen.window.spec import WindowSpec
 
 #: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
 MAX_WEIGHTS = 100
@@ -69,20 +69,22 @@ class RingSchedule(Schedule):
         return self.cols * self.across
 
 
-def ring_shape(spec: WindowSpec, s: RingSchedule) -> tuple[int, int, int]:
-    """(rows, columns, channels) of the ring: the rows under a step's outputs and those on their way."""
+def ring_shape(spec: DirectConvolutionSpec, s: RingSchedule) -> tuple[int, int, int]:
+    """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those on their way."""
     under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
     columns = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
     return under + s.ahead * s.rows * spec.stride[1], columns, s.channels
 
 
-def ring_bytes(spec: WindowSpec, s: RingSchedule) -> int:
-    """Dynamic shared memory of a block, in bytes."""
+def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
+    """Returns dynamic shared memory of a block, in bytes."""
     return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
 
 
-def ring_copy(spec: WindowSpec) -> int:
-    """Elements of the widest copy at which every pixel's channels can start; 0 if none is of at least 4 bytes."""
+def ring_copy(spec: DirectConvolutionSpec) -> int:
+    """Returns elements of the widest copy at which every pixel's channels can start; 0 if none is of at least 4
+    bytes.
+    """
     size = spec.x.dtype.itemsize
     steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
     for width in (16, 8, 4):
@@ -92,8 +94,10 @@ def ring_copy(spec: WindowSpec) -> int:
     return 0
 
 
-def ring_schedules(spec: WindowSpec, target: Target, itype: str) -> list[RingSchedule]:
-    """Schedules of depthwise convolutions with contiguous channels, best first; none where there is no kernel."""
+def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[RingSchedule]:
+    """Returns schedules of depthwise convolutions with contiguous channels, best first; none where there is no
+    kernel.
+    """
     flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
     if not (target.arch.has_cp_async and flat and ring_copy(spec)):
         return []
@@ -101,7 +105,7 @@ def ring_schedules(spec: WindowSpec, target: Target, itype: str) -> list[RingSch
     return sorted(every, key=lambda s: every[s])
 
 
-def _candidates(spec: WindowSpec, target: Target, itype: str) -> Iterator[RingSchedule]:
+def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[RingSchedule]:
     size, (_, height, width), taps = spec.x.dtype.itemsize, spec.out, prod(spec.taps)
     words = max(1, _word(spec) // 4)
     widest = ring_copy(spec)
@@ -130,17 +134,19 @@ def _candidates(spec: WindowSpec, target: Target, itype: str) -> Iterator[RingSc
                     break
 
 
-def ring_registers(spec: WindowSpec, s: RingSchedule) -> int:
-    """Registers of a thread, estimated: weights, sums of the columns that the taps are over at a time, addresses."""
+def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
+    """Returns registers of a thread, estimated: weights, sums of the columns that the taps are over at a time,
+    addresses.
+    """
     words = max(1, _word(spec) // 4)
     under_way = min(s.cols, -(-((spec.taps[2] - 1) * spec.dilation[2] + 1) // spec.stride[2]))
     more = 8 if spec.program.instructions else 0
     return 36 + more + words * s.vector * (prod(spec.taps) + s.rows * under_way)
 
 
-def ring_cycles(spec: WindowSpec, s: RingSchedule, target: Target) -> float:
-    """Cycles that a kernel is thought to take: the slowest of instructions, device memory, cache, bytes in flight and
-    shared memory, a little more where several are as slow, and what does not overlap.
+def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) -> float:
+    """Returns cycles that a kernel is thought to take: the slowest of instructions, device memory, cache, bytes in
+    flight and shared memory, a little more where several are as slow, and what does not overlap.
     """
     size, sms = spec.x.dtype.itemsize, target.sms
     strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
@@ -174,8 +180,8 @@ def ring_cycles(spec: WindowSpec, s: RingSchedule, target: Target) -> float:
     return worst + START * (waves if resident == 1 else 1)
 
 
-def _instructions(spec: WindowSpec, s: RingSchedule) -> float:
-    """Instructions of a thread for one step, as counted in compiled kernels."""
+def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+    """Returns instructions of a thread for one step, as counted in compiled kernels."""
     taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
     rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
     cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
@@ -189,8 +195,8 @@ def _instructions(spec: WindowSpec, s: RingSchedule) -> float:
     return words * outputs * taps + reads + copies + stores + 55 + 1.5 * outputs + crowded
 
 
-def _wavefronts(spec: WindowSpec, s: RingSchedule) -> float:
-    """Accesses of 128 bytes to shared memory that a warp makes in one step."""
+def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+    """Returns accesses of 128 bytes to shared memory that a warp makes in one step."""
     rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
     cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
     access = s.vector * spec.x.dtype.itemsize
@@ -202,17 +208,17 @@ def _wavefronts(spec: WindowSpec, s: RingSchedule) -> float:
     return rows * cols * max(1.0, access / 4) * meet + copied
 
 
-def _word(spec: WindowSpec) -> int:
+def _word(spec: DirectConvolutionSpec) -> int:
     return 8 if spec.accumulate in ("double", "uint64") else 4
 
 
 def _power(size: int) -> int:
-    """The largest power of two of at most ``size``; 0 if there is none."""
+    """Returns the largest power of two of at most ``size``; 0 if there is none."""
     return 1 << (size.bit_length() - 1) if size > 0 else 0
 
 
 def _powers(most: int) -> Iterator[int]:
-    """1, 2, 4, ... up to ``most``."""
+    """Yields 1, 2, 4, ... up to ``most``."""
     power = 1
     while power <= max(most, 1):
         yield power

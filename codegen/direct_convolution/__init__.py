@@ -1,11 +1,11 @@
-"""The window family: direct convolutions with few channels a group, each input element read once for a tile of outputs.
+"""Direct convolution: few channels a group, each input element read once for a tile of outputs.
 
 Four forms:
 
-strips    `codegen.window.strips`: unstrided filters over planes whose rows are contiguous; a thread keeps the rows
-          under its outputs in registers.
-ring      `codegen.window.ring`: depthwise convolutions whose channels are contiguous (NHWC); a block walks down the
-          image with the input rows in a ring in shared memory.
+strips    `codegen.direct_convolution.strips`: unstrided filters over planes whose rows are contiguous; a thread
+          keeps the rows under its outputs in registers.
+ring      `codegen.direct_convolution.ring`: depthwise convolutions whose channels are contiguous (NHWC); a block
+          walks down the image with the input rows in a ring in shared memory.
 planes    a block loads the part of the input under its outputs into shared memory, padding included; threads side by
           side take neighbouring columns of one image plane (NCHW, single-channel images, few channels); a thread
           computes a patch of rows x columns for every filter of its group, from rows it reads as vectors;
@@ -17,14 +17,11 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.epilogue import Run, factor
-from codegen.family import Family, Form
-from codegen.iteration import coordinate, linear, unsigned
-from codegen.window import schedule
-from codegen.window.renderer import Renderer
-from codegen.window.ring import Ring
-from codegen.window.ring_schedule import RingSchedule
-from codegen.window.schedule import (
+from codegen.direct_convolution import schedule
+from codegen.direct_convolution.renderer import Renderer
+from codegen.direct_convolution.ring import Ring
+from codegen.direct_convolution.ring_schedule import RingSchedule
+from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
     PlanesSchedule,
@@ -34,15 +31,18 @@ from codegen.window.schedule import (
     pitch,
     tile_sizes,
 )
-from codegen.window.spec import WindowSpec
-from codegen.window.strips import Strips
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.strips import Strips
+from codegen.epilogue import Run, operand_value
+from codegen.family import Family, Form
+from codegen.iteration import coordinate, linear, unsigned
 
 #: Products a thread's code spells out; loops whose bodies add up to more stay loops, so that the code fits the caches.
 UNROLLED = 800
 
 
 class _Planes(Renderer):
-    def __init__(self, spec: WindowSpec, schedule: PlanesSchedule) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: PlanesSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule
         self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
@@ -138,7 +138,7 @@ class _Planes(Renderer):
         names = names[:2] + [self.reversed_tap(a, n) if n != "0" else n for a, n in enumerate(names[2:])]
         terms = [(group, spec.w.strides[0]), *zip(names, spec.w.strides[1:])]
         first = "[0]" * (5 + (s.planes > 1))
-        source = factor(spec.w, f"{self.weights}[{linear(terms)}]", spec.accumulate)
+        source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", spec.accumulate)
         w.line(f"(&weights{first})[at] = {source};")
         w.close()
 
@@ -184,7 +184,7 @@ class _Planes(Renderer):
             w.open(f"for (int ix = 0; ix < {width}; ++ix)")
         w.line(f"const {t} in_w = {self.source(2, self.at['col0'], ix)};")
         terms = list(zip((image, group, ic, in_d, "in_h", "in_w"), spec.x.strides))
-        value = factor(spec.x, f"{self.x}[{linear(terms)}]", spec.accumulate)
+        value = operand_value(spec.x, f"{self.x}[{linear(terms)}]", spec.accumulate)
         plane = f"[{z}]" if s.planes > 1 else ""
         inside_row = f"inside && {unsigned(t)}(in_w) < {spec.sizes[2]}"
         w.line(f"tile{plane}[{ic}][{iz}][{iy}][{ix}] = {inside_row} ? {value} : {spec.accumulate}(0);")
@@ -231,7 +231,7 @@ class _Planes(Renderer):
 
 
 class _Channels(Renderer):
-    def __init__(self, spec: WindowSpec, schedule: ChannelsSchedule) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: ChannelsSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule
         self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
@@ -313,7 +313,7 @@ class _Channels(Renderer):
         w.close()
 
     def _vector(self) -> int:
-        """Channels of one access: all pixels must start at a multiple of it."""
+        """Returns channels of one access: all pixels must start at a multiple of it."""
         spec, size = self.spec, self.spec.x.dtype.itemsize
         steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
         for vector in (16 // size, 8 // size, 4 // size, 2 // size):
@@ -335,7 +335,7 @@ class _Channels(Renderer):
         e = self.loop("e", s.vector)
         taps = [self.reversed_tap(axis, n) for axis, n in enumerate((iz, kr, ks))]
         terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0]), *zip(taps, spec.w.strides[3:])]
-        source = factor(spec.w, f"{self.weights}[{linear(terms)}]", c)
+        source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", c)
         w.line(f"column[{kr}][{e}] = {source};")
         self.close_to(inner)
         iy, same = self.rows(True)
@@ -344,7 +344,7 @@ class _Channels(Renderer):
         p = self.loop("p", s.rows)
         kr = same or self.tap_row(iy, p)
         e = self.loop("e", s.vector)
-        w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {factor(spec.x, f'vec[{e}]', c)};")
+        w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
         self.close_to(depth)
 
 
@@ -353,8 +353,8 @@ def _subscripts(sizes: tuple[int, ...]) -> str:
 
 
 FAMILY = Family(
-    "window",
-    WindowSpec,
+    "direct_convolution",
+    DirectConvolutionSpec,
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
         Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),

@@ -6,10 +6,10 @@
 //     dQ right of band = cmp_le(dQ key, dQ row)
 //     dQ masked = binary_select(dQ scaled, -inf, dQ right of band)
 //     dQ by probabilities = matmul(dQ gradient of result, dQ values turned, dtype=float32)
-//     dQ shifted = sub(dQ masked, dQ shift)
+//     dQ shifted = sub(dQ masked, dQ lse)
 //     dQ probabilities = exp(dQ shifted)
-//     dQ by probabilities less delta = sub(dQ by probabilities, dQ delta)
-//     dQ by scores = mul(dQ probabilities, dQ by probabilities less delta)
+//     dQ by probabilities less row_dot = sub(dQ by probabilities, dQ row_dot)
+//     dQ by scores = mul(dQ probabilities, dQ by probabilities less row_dot)
 //     dQ by products = mul(dQ by scores, 0.125)
 //     dQ rounded = narrow(dQ probabilities, dtype=bfloat16)
 //     dQ rounded by products = narrow(dQ by products, dtype=bfloat16)
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
     const __grid_constant__ TensorMap dQ_values_map,
     const __grid_constant__ TensorMap dO_divided_map,
     const float* dQ_log_sums,
-    const float* dQ_delta,
+    const float* dQ_row_dot,
     const __grid_constant__ TensorMap dQ_rounded_by_keys_map,
     const __grid_constant__ TensorMap dQ_rounded_by_values_map,
     const __grid_constant__ TensorMap dQ_by_queries_sums_map,
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         alignas(1024) float sums[2][2][96][32];  // on their way to those of queries
         Barrier sums_empty[2];
         int number;
-        alignas(16) float numbers[2][2][96];  // shift and delta of a tile's queries, and of the next one's
+        alignas(16) float numbers[2][2][96];  // lse and row_dot of a tile's queries, and of the next one's
         Barrier held_full[1], held_empty[1], full[2], empty[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                     #pragma unroll 3
                     for (int i = threadIdx.x % 32; i < 192; i += 32) {
                         const int32 x = tile * 96 + i % 96;
-                        shared.numbers[tile % 2][i / 96][i % 96] = i < 96 ? (x < 1024 ? attention::shift(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>()) : x < 1024 ? dQ_delta[b1 * 2048 + b2 * 1024 + x] : 0.0f;
+                        shared.numbers[tile % 2][i / 96][i % 96] = i < 96 ? (x < 1024 ? attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>()) : x < 1024 ? dQ_row_dot[b1 * 2048 + b2 * 1024 + x] : 0.0f;
                     }
                     named_barrier_sync(4, 288);
                 }

@@ -8,7 +8,7 @@ import pytest
 from graphs import check_all, check_on_gpu, compile_for
 
 import fusegraph as fg
-from codegen import lasting
+from codegen import l2_policy
 from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
 
@@ -33,7 +33,7 @@ def total(rows: int, cols: int) -> fg.Graph:
 
 
 def loaded_to_last(graph: fg.Graph, arch: str = "sm_90a") -> set[str]:
-    """What the kernels of a graph read so."""
+    """Returns what the kernels of a graph read so."""
     codes = [k.source.code for k in plan(graph, choose=by_cost_model(target(arch))).kernels]
     return {name for code in codes for name in re.findall(r"evict_last(?:<\d+>\(|\(.*, )(\w+)", code)}
 
@@ -54,7 +54,7 @@ SIZES = ((512, "float32"), (1000, "bfloat16"), (520, "bfloat16"))
 
 @pytest.mark.slow
 def test_values_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "LEAST", 0)
+    monkeypatch.setattr(l2_policy, "LEAST", 0)
     graphs = [make(6, cols, io) for make in (normalised, biased) for cols, io in SIZES]
     for graph in graphs:
         assert loaded_to_last(graph) >= {"x"}
@@ -64,5 +64,5 @@ def test_values_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_values_that_last_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "LEAST", 0)
+    monkeypatch.setattr(l2_policy, "LEAST", 0)
     check_on_gpu([make(600, cols, io) for make in (normalised, biased) for cols, io in SIZES])

@@ -1,4 +1,4 @@
-"""The ring form of the window family, run on the CPU against the reference; what its schedules promise."""
+"""The ring form of direct convolution, run on the CPU against the reference; what its schedules promise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from graphs import quick
 from kernel_cases import Case, check_cases
-from test_window import activated, direct, indexed, plain, spec_of
+from test_direct_convolution import activated, direct, indexed, plain, spec_of
 
 from codegen import PORTABLE, best_schedule, render, schedules, target
-from codegen.spec import KernelSource
-from codegen.target import Target
-from codegen.window.ring_schedule import (
+from codegen.direct_convolution.ring_schedule import (
     MAX_SUMS,
     RingSchedule,
     ring_bytes,
@@ -25,7 +23,9 @@ from codegen.window.ring_schedule import (
     ring_schedules,
     ring_shape,
 )
-from codegen.window.spec import WindowSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.spec import KernelSource
+from codegen.target import Target
 from fusegraph.lowering.base import Options
 from fusegraph.report.check import random_inputs
 from fusegraph.runtime import host_compiler, nvrtc
@@ -59,7 +59,7 @@ PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-def ring(spec: WindowSpec, sizes: tuple[int, ...], itype: str = "int32") -> RingSchedule:
+def ring(spec: DirectConvolutionSpec, sizes: tuple[int, ...], itype: str = "int32") -> RingSchedule:
     rows, cols, across, lanes, vector, steps, ahead = sizes
     copy = min(ring_copy(spec), lanes * vector)
     assert copy
@@ -67,7 +67,7 @@ def ring(spec: WindowSpec, sizes: tuple[int, ...], itype: str = "int32") -> Ring
 
 
 def case(number: int, dtype: str = "float32", epilogue: Any = plain, itype: str = "int32", **more: Any) -> Case:
-    """The n-th problem with the n-th schedule; both start over."""
+    """Returns the n-th problem with the n-th schedule; both start over."""
     x, taps, attributes = PROBLEMS[number % len(PROBLEMS)]
     sizes = SCHEDULES[number % len(SCHEDULES)]
     made = direct(x, taps, dtype, layout="channels_last", epilogue=epilogue, **attributes, **more)
@@ -178,7 +178,7 @@ def test_a_ring_as_large_as_the_image_reads_each_element_once():
 
 
 def _reads(source: KernelSource, made: Case) -> np.ndarray[Any, Any]:
-    """How often each element of x is read."""
+    """Returns how often each element of x is read."""
     code = source.code.replace("bfloat16* __restrict__ y)", "bfloat16* __restrict__ y, int* reads)")
     code, count = re.subn(
         r"copy_async<(\d+)>\(&ring.*?, (row .*), (inside.*) \? \d+ : 0\);",

@@ -1,4 +1,4 @@
-"""The two factors of the contraction family's SIMT form: how threads bring tiles of them to shared memory.
+"""The two operands of the contraction family's SIMT form: how threads bring tiles of them to shared memory.
 
 A tile is fetched into registers while the one before is multiplied, and written to shared memory after that, along the
 reduction first: the terms of a sum are neighbours' rows.  Where four neighbours in memory are always wanted together
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
-from codegen.epilogue import factor
+from codegen.epilogue import operand_value
 from codegen.iteration import coordinates, linear, packed, unsigned
 from codegen.naming import Writer
 from codegen.prologue import Prologue
@@ -20,10 +20,10 @@ from codegen.spec import ContractionSpec, Gather, Limit
 
 
 @dataclass(frozen=True)
-class Side:
-    """One factor, and how a thread fetches its part of a tile.
+class SimtOperand:
+    """One operand, and how a thread fetches its part of a tile.
 
-    pointers C variables of the tensors: of all second factors, which are fetched from the same places of each.
+    pointers C variables of the tensors: of all operands B, which are fetched from the same places of each.
     outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
     along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
     width    neighbours that are fetched as one vector: 1 or 4.
@@ -51,48 +51,48 @@ class Side:
 
     @property
     def in_chunks(self) -> bool:
-        """Whether the tile in shared memory has a row for each chunk of four terms: see `Factors.shared`."""
+        """Whether the tile in shared memory has a row for each chunk of four terms: see `SimtOperands.shared`."""
         return self.along_k and self.width > 1
 
     def of(self, number: int | str) -> str:
-        """The subscript of a product, where there are several."""
+        """Returns the subscript of a product, where there are several."""
         return f"[{number}]" if self.prologue.products > 1 else ""
 
     def base(self, place: int) -> str:
-        """The C variable of where its rows or columns start in a place."""
+        """Returns the C variable of where its rows or columns start in a place."""
         return f"{self.label}_base{place or ''}" if place == 0 or self.prologue.places[place].moves else "0"
 
 
-class Factors:
-    """Both factors of a spec, which is merged."""
+class SimtOperands:
+    """Both operands of a spec, which is merged."""
 
     def __init__(self, w: Writer, spec: ContractionSpec, schedule: SimtSchedule, a: Prologue, b: Prologue) -> None:
         self.w, self.spec, self.s, self.t = w, spec, schedule, schedule.itype
-        self.batch, self.m, self.n = prod(spec.batch), prod(spec.rows), prod(spec.cols)
-        self.k = prod(spec.inner)
-        self.tiles_m, self.tiles_n = -(-self.m // schedule.rows), -(-self.n // schedule.cols)
+        self.batch, self.m, self.n = prod(spec.batch), prod(spec.m), prod(spec.n)
+        self.k = prod(spec.k)
+        self.tiles_m, self.tiles_n = -(-self.m // schedule.tile_m), -(-self.n // schedule.tile_n)
         row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
-        self.a = self._side(spec.a, spec.rows, a, "a", "m", row0, schedule.rows)
-        self.b = self._side(spec.b, spec.cols, b, "b", "n", col0, schedule.cols)
+        self.a = self._side(spec.a, spec.m, a, "a", "m", row0, schedule.tile_m)
+        self.b = self._side(spec.b, spec.n, b, "b", "n", col0, schedule.tile_n)
 
     def _side(
         self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
-    ) -> Side:
+    ) -> SimtOperand:
         s = self.s
         along_k, wide = along_reduction(self.spec, gather), width(self.spec, gather, outer, tile, s)
-        step = s.threads // ((s.inner if along_k else tile) // wide)
+        step = s.threads // ((s.tile_k if along_k else tile) // wide)
         exact = prod(outer) % tile == 0
-        count = tile * s.inner // (s.threads * wide)
-        return Side(gather, outer, prologue, label, axis, origin, tile, along_k, wide, count, step, exact)
+        count = tile * s.tile_k // (s.threads * wide)
+        return SimtOperand(gather, outer, prologue, label, axis, origin, tile, along_k, wide, count, step, exact)
 
     def batches(self) -> list[str]:
-        """C variables of the batch coordinates."""
+        """Returns C variables of the batch coordinates."""
         if self.batch <= 1:
             return ["0"] * len(self.spec.batch)
         return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
 
     def within(self, x: Limit, outer: Sequence[str], inner: Sequence[str] = ()) -> str:
-        """The condition that a limit is kept."""
+        """Returns the condition that a limit is kept."""
         number = linear([*zip(self.batches(), x.batch), *zip(outer, x.outer), *zip(inner, x.inner)], x.start)
         return f"{unsigned(self.t)}({number}) < {x.size}"
 
@@ -105,17 +105,17 @@ class Factors:
         for side in (self.a, self.b):
             # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks: of
             # threads that have a vector each, so many as 32 banks hold write the same terms of neighbouring rows.
-            dims = f"[{s.inner}][{side.tile + CHUNK}]"
+            dims = f"[{s.tile_k}][{side.tile + CHUNK}]"
             if side.in_chunks:
-                dims = f"[{s.inner // CHUNK}][{CHUNK * side.tile + 32 * CHUNK // s.inner}]"
+                dims = f"[{s.tile_k // CHUNK}][{CHUNK * side.tile + 32 * CHUNK // s.tile_k}]"
             w.line(f"__shared__ __align__(16) {c} {side.label}_tile{side.of(side.prologue.products)}[2]{dims};")
 
-    def prepare(self, side: Side) -> None:
+    def prepare(self, side: SimtOperand) -> None:
         """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
         w, gather, p, axis = self.w, side.gather, side.label, side.axis
         w.line()
         fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
-        length = (self.s.inner if side.along_k else side.tile) // side.width
+        length = (self.s.tile_k if side.along_k else side.tile) // side.width
         part = f"// this thread's part of a tile of {side.prologue.name}"
         each = f" * {side.width}" if side.width > 1 else ""
         w.line(f"const int {fast} = t % {length}{each}, {slow} = t / {length};  {part}")
@@ -153,7 +153,7 @@ class Factors:
         if many:
             w.close()
 
-    def fetch(self, side: Side) -> None:
+    def fetch(self, side: SimtOperand) -> None:
         """Reads this thread's elements of the tile at k0 into registers, zero outside."""
         w, gather, p = self.w, side.gather, side.label
         w.open("")
@@ -171,7 +171,7 @@ class Factors:
         with w.unrolled(f"for (int i = 0; i < {side.count}; ++i)"):
             if not side.along_k:
                 coords = reduction(f"k0 + {p}_k + i * {side.step}")
-            conditions = [] if self.k % self.s.inner == 0 else [f"k < {self.k}"]
+            conditions = [] if self.k % self.s.tile_k == 0 else [f"k < {self.k}"]
             if not side.exact:
                 conditions.append(f"{p}_inside{side.at}")
             for number, x in enumerate(gather.limits):
@@ -204,24 +204,24 @@ class Factors:
                     w.line(f"{p}_next[i] = {value};")
                     continue
                 for number, pointer in enumerate(side.prologue.pointers):
-                    value = factor(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
+                    value = operand_value(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
                     value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
                     w.line(f"{p}_next{side.of(number)}[i] = {value};")
             if self._guarded(side):
                 w.line(f"{p}_kept[i] = {conditions[0]};")
         w.close()
 
-    def _guarded(self, side: Side) -> bool:
-        """Whether some elements of a factor that is computed are zero whatever the program says."""
-        ragged = bool(self.k % self.s.inner) or not side.exact
+    def _guarded(self, side: SimtOperand) -> bool:
+        """Returns true if some elements of an operand that is computed are zero whatever the program says."""
+        ragged = bool(self.k % self.s.tile_k) or not side.exact
         terms = any(any(x.inner) for x in self.spec.terms)
         return side.gather.program is not None and (ragged or terms or bool(side.gather.limits))
 
-    def _reduction(self, side: Side, position: str) -> list[str]:
+    def _reduction(self, side: SimtOperand, position: str) -> list[str]:
         """Writes a position of the reduction; returns the C variables of its coordinates, "k" for the last if the
-        factor needs no others.
+        operand needs no others.
         """
-        w, inner = self.w, self.spec.inner
+        w, inner = self.w, self.spec.k
         w.line(f"const {self.t} k = {position};")
         limits = [x.inner for x in (*side.gather.limits, *self.spec.terms)]
         steps = [at.inner for at in side.prologue.places]
@@ -231,7 +231,7 @@ class Factors:
             return [*("0" for _ in inner[1:]), "k"]
         return coordinates(w, self.t, "r", "k", inner, used([*steps, *limits]))
 
-    def stash(self, side: Side) -> None:
+    def stash(self, side: SimtOperand) -> None:
         """Writes the fetched elements to shared memory."""
         w, p, step = self.w, side.label, f"i * {side.step}"
         k, outer = f"{p}_k", f"{p}_{side.axis}"
@@ -246,7 +246,7 @@ class Factors:
         elif side.gather.program is not None:
             with w.unrolled(loop):
                 text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
-                text = factor(side.gather.operand, text, self.spec.accumulate)
+                text = operand_value(side.gather.operand, text, self.spec.accumulate)
                 if self._guarded(side):
                     text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
                 w.line(f"{p}_tile[stage]{at} = {text};")
@@ -274,5 +274,5 @@ class Factors:
 
 
 def used(every: Sequence[Sequence[int]]) -> list[int]:
-    """The dimensions in which some of these take steps."""
+    """Returns the dimensions in which some of these take steps."""
     return sorted({d for steps in every for d, step in enumerate(steps) if step})

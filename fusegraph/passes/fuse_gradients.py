@@ -19,7 +19,7 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
-from fusegraph.passes.speculation import JOINED
+from fusegraph.passes.speculation import FUSED_GRADIENTS
 
 #: Queries of the smallest tile, for each of which blocks take turns.
 LEAST_QUERIES = 16
@@ -27,7 +27,7 @@ LEAST_QUERIES = 16
 LEAST_KEYS = 256
 
 
-def join_gradients(graph: Graph, options: Options) -> Rewritten:
+def fuse_gradients(graph: Graph, options: Options) -> Rewritten:
     """Makes one node of the gradients of an attention by queries and of those by keys and values."""
     pairs: dict[Node, Node] = {}
     decisions = []
@@ -36,7 +36,7 @@ def join_gradients(graph: Graph, options: Options) -> Rewritten:
         keys = next((n for n in nodes if _together(queries, n)), None)
         if keys is None or queries.output.size * float32.itemsize > options.workspace:
             continue
-        reason = options.left_out.get((JOINED, keys.attributes["origin"]))
+        reason = options.left_out.get((FUSED_GRADIENTS, keys.attributes["origin"]))
         text = f"two kernels, over queries and over keys: {reason}"
         if reason is None:
             pairs[queries] = keys
@@ -57,7 +57,7 @@ def join_gradients(graph: Graph, options: Options) -> Rewritten:
 
 
 def _together(queries: Node, keys: Node) -> bool:
-    """Whether these are the gradients of one attention, by queries alone, and by keys and values."""
+    """Returns true if these are the gradients of one attention, by queries alone, and by keys and values."""
     a, b = queries.attributes, keys.attributes
     return (
         a["over"] == "queries"

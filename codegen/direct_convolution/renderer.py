@@ -1,17 +1,17 @@
-"""What the forms of the window family share when they are rendered."""
+"""What the forms of direct convolution share when they are rendered."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import prod
 
+from codegen.direct_convolution.schedule import DirectConvolutionSchedule
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue
 from codegen.iteration import linear, unsigned
 from codegen.kernel import headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
-from codegen.window.schedule import WindowSchedule
-from codegen.window.spec import WindowSpec
 
 #: C names that the kernels use themselves.
 
@@ -23,7 +23,7 @@ class Renderer(ABC):
     barriers = True
     dynamic_shared_bytes = 0
 
-    def __init__(self, spec: WindowSpec, schedule: WindowSchedule) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: DirectConvolutionSchedule) -> None:
         self.spec, self.t, self.w = spec, schedule.itype, Writer()
         #: type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
@@ -58,12 +58,12 @@ class Renderer(ABC):
         )
 
     def blocks_per_sm(self) -> int | None:
-        """Blocks that a multiprocessor should hold; None leaves it to ptxas."""
+        """Returns blocks that a multiprocessor should hold; None leaves it to ptxas."""
         return None
 
     @abstractmethod
     def describe(self) -> str:
-        """What a block and a thread compute, for the heading."""
+        """Returns what a block and a thread compute, for the heading."""
 
     @abstractmethod
     def body(self) -> int:
@@ -108,7 +108,7 @@ class Renderer(ABC):
         return self._tap(1, "kr", iy, p)
 
     def tap_column(self, ix: str, q: str) -> str:
-        """The same for columns."""
+        """Returns the same for columns."""
         return self._tap(2, "ks", ix, q)
 
     def _tap(self, axis: int, name: str, at: str, out: str) -> str:
@@ -125,7 +125,7 @@ class Renderer(ABC):
         return name
 
     def source(self, axis: int, out: str, local: str) -> str:
-        """The input coordinate of a tile position along a spatial axis."""
+        """Returns the input coordinate of a tile position along a spatial axis."""
         spec = self.spec
         return linear([(out, spec.stride[axis]), (local, 1)], -spec.before[axis])
 
@@ -139,5 +139,5 @@ class Renderer(ABC):
         return "in_d", [f"{unsigned(self.t)}(in_d) < {spec.sizes[0]}"]
 
     def reversed_tap(self, axis: int, tap: str) -> str:
-        """The filter coordinate that a tap multiplies."""
+        """Returns the filter coordinate that a tap multiplies."""
         return f"({self.spec.taps[axis] - 1} - {tap})" if self.spec.flip and self.spec.taps[axis] > 1 else tap

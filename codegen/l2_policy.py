@@ -26,12 +26,12 @@ LEAST_SHARE = 4
 
 
 def streams(program: Program, shape: Sequence[int]) -> frozenset[int]:
-    """The loads that read each of their elements once in a space."""
+    """Returns the loads that read each of their elements once in a space."""
     return frozenset(n for n, operand in enumerate(program.loads) if _once(operand, shape))
 
 
-def worth_lasting(program: Program, shape: Sequence[int], target: Target) -> bool:
-    """Whether a kernel's streams had better be evicted last."""
+def worth_evict_last(program: Program, shape: Sequence[int], target: Target) -> bool:
+    """Returns true if a kernel's streams had better be evicted last."""
     if target.arch.major != 9:
         return False
     elements = prod(shape)
@@ -42,7 +42,7 @@ def worth_lasting(program: Program, shape: Sequence[int], target: Target) -> boo
 
 
 def nothing_lasting(schedule: Schedule) -> Schedule:
-    """The schedule of a kernel whose streams are evicted like all else."""
+    """Returns the schedule of a kernel whose streams are evicted like all else."""
     return replace(schedule, **{"lasting": False}) if getattr(schedule, "lasting", False) else schedule
 
 

@@ -1,6 +1,7 @@
-"""What a contraction on tensor cores multiplies, and the ways of its factors to shared memory where threads bring them.
+"""What a contraction on tensor cores multiplies, and the paths of its operands to shared memory where threads bring
+them.
 
-A tile of a factor lies in shared memory in pieces of 16 bytes, in rows that run along the reduction or, for elements
+A tile of an operand lies in shared memory in pieces of 16 bytes, in rows that run along the reduction or, for elements
 of 16 bits, across it (ldmatrix transposes those).  A thread brings whole pieces: by asynchronous copies of 16, 8 or 4
 bytes where the elements lie next to each other as the tensor cores want them, else through registers, converted on the
 way.
@@ -40,7 +41,7 @@ ELEMENTS = {
 
 
 def product_types(spec: ContractionSpec, widen: bool) -> tuple[str, str]:
-    """The types in which the factors are multiplied: the narrowest that hold both exactly (but for tf32).
+    """Returns the types in which the operands are multiplied: the narrowest that hold both exactly (but for tf32).
 
     bfloat16 and float16 together fit tf32: 8 bits of exponent and 11 of mantissa.  8-bit integers fit bfloat16, 8-bit
     floats both.  Raises Declined for what tensor cores do not multiply exactly.
@@ -66,14 +67,14 @@ def product_types(spec: ContractionSpec, widen: bool) -> tuple[str, str]:
     return ("bfloat16", "bfloat16") if "bfloat16" in both else ("float16", "float16")
 
 
-# ---- the ways of the factors to shared memory
+# ---- the paths of the operands to shared memory
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a factor comes to shared memory.
+class TilePath:
+    """How an operand comes to shared memory.
 
-    gather    the factor over dimensions merged as far as its strides and limits allow.
+    gather    the operand over dimensions merged as far as its strides and limits allow.
     batch, outer, inner  sizes of these; ``inner`` in the order in which the reduction is walked.
     product   the type in which it is multiplied.
     along_k   whether rows of the tile run along the reduction (else along rows or columns of the result).
@@ -156,11 +157,11 @@ class Way:
         )
 
     def pieces_of_row(self, size: int, inner: int) -> int:
-        """Pieces in a row of a tile of ``size`` rows or columns and ``inner`` elements of the reduction."""
+        """Returns pieces in a row of a tile of ``size`` rows or columns and ``inner`` elements of the reduction."""
         return (inner if self.along_k else size) // self.piece
 
     def count(self, size: int, inner: int, threads: int) -> int:
-        """Pieces of a tile that a thread brings."""
+        """Returns pieces of a tile that a thread brings."""
         return max(1, size * inner // self.piece // threads)
 
     def step(self, size: int, inner: int, threads: int) -> int:
@@ -170,7 +171,9 @@ class Way:
         return threads // self.pieces_of_row(size, inner)
 
     def fills(self, size: int, inner: int, threads: int) -> bool:
-        """Whether so many threads can fill such a tile: a thread's pieces lie at distances that the swizzle keeps."""
+        """Returns true if so many threads can fill such a tile: a thread's pieces lie at distances that the swizzle
+        keeps.
+        """
         step = self.step(size, inner, threads)
         if step < 1:
             return False
@@ -180,53 +183,59 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The factors of a contraction with ``batch`` times ``rows`` x ``cols`` results of ``depth`` terms.
+class TilePaths:
+    """The operands of a contraction with ``batch`` times ``rows`` x ``cols`` results of ``depth`` terms.
 
-    products  second factors: there are so many results at each place.
+    products  operands B: there are so many results at each place.
     """
 
     batch: int
     rows: int
     cols: int
     depth: int
-    a: Way
-    b: Way
+    a: TilePath
+    b: TilePath
     products: int = 1
 
     def stages(self, inner: int) -> int:
-        """Stages that the reduction takes."""
+        """Returns stages that the reduction takes."""
         return -(-self.depth // inner)
 
 
-def ways(spec: ContractionSpec, widen: bool = False) -> Ways:
-    """The cheapest ways of both factors.  Raises Declined, with the reason, if tensor cores cannot multiply them."""
+def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
+    """Returns the cheapest paths of both operands.  Raises Declined, with the reason, if tensor cores cannot
+    multiply them.
+    """
     products = product_types(spec, widen)
-    batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.rows, spec.cols, spec.inner))
+    batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.m, spec.n, spec.k))
     if not batch * rows * cols * depth:
         raise Declined("there is nothing to multiply")
     if batch * rows * cols >= 2**40 or max(rows, cols, depth) >= 2**31 - 2**16:
         raise Declined("more results than the tiles of a grid")
-    best: Ways | None = None
+    best: TilePaths | None = None
     for order in orders(spec):
-        a = way_of(spec, spec.a, spec.rows, order, products[0])
-        b = way_of(spec, spec.b, spec.cols, order, products[1])
+        a = tile_path_of(spec, spec.a, spec.m, order, products[0])
+        b = tile_path_of(spec, spec.b, spec.n, order, products[1])
         if best is None or a.effort + b.effort < best.a.effort + best.b.effort:
-            best = Ways(batch, rows, cols, depth, a, b, spec.products)
+            best = TilePaths(batch, rows, cols, depth, a, b, spec.products)
     assert best is not None
     return best
 
 
 def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
-    """Orders in which the reduction may be walked: as either factor lies in memory, or the first dimension fastest."""
-    dims = range(len(spec.inner))
+    """Returns orders in which the reduction may be walked: as either operand lies in memory, or the first dimension
+    fastest.
+    """
+    dims = range(len(spec.k))
     orders = [tuple(sorted(dims, key=lambda d: (-abs(g.inner[d]), d))) for g in (spec.a, spec.b)]
     return list(dict.fromkeys([*orders, (*dims[1:], *dims[:1])]))
 
 
-def way_of(spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str) -> Way:
-    """The cheapest way of one factor, the reduction being walked in an order."""
-    # A limit on the terms of the sum holds for either factor: what is zero in one makes no product.
+def tile_path_of(
+    spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str
+) -> TilePath:
+    """Returns the cheapest path of one operand, the reduction being walked in an order."""
+    # A limit on the terms of the sum holds for either operand: what is zero in one makes no product.
     terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
     limits = (*gather.limits, *terms)
     # Limits take part like operands: dimensions merge only if no limit tells them apart.
@@ -234,16 +243,16 @@ def way_of(spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: S
     over = every.steps()
     batch, over_batch = collapse(spec.batch, over[0], range(len(spec.batch)))
     outer, over_outer = collapse(outer, over[1], range(len(outer)))
-    inner, over_inner = collapse(spec.inner, over[2], order)
+    inner, over_inner = collapse(spec.k, over[2], order)
     merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
     along, across = (_vector(merged, batch, outer, inner, itemsize, along_k=k) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
     near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
     near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
-    found = [Way(merged, batch, outer, inner, product, True, along, along > 1 or near_k)]
+    found = [TilePath(merged, batch, outer, inner, product, True, along, along > 1 or near_k)]
     if itemsize == 2 and across > 1:
-        found.append(Way(merged, batch, outer, inner, product, False, across, False))
+        found.append(TilePath(merged, batch, outer, inner, product, False, across, False))
     return min(found, key=lambda way: way.effort)
 
 
@@ -256,7 +265,7 @@ def _vector(
     *,
     along_k: bool,
 ) -> int:
-    """Elements of a piece that always lie next to each other in memory, aligned to as many."""
+    """Returns elements of a piece that always lie next to each other in memory, aligned to as many."""
     size, stride = (inner[-1], gather.inner[-1]) if along_k else (outer[-1], gather.outer[-1])
     bounded = any((x.inner if along_k else x.outer)[-1] for x in gather.limits)
     if stride != 1 or bounded:
@@ -276,8 +285,10 @@ def _vector(
 # ---- registers of threads that bring tiles
 
 
-def held_registers(way: Way, size: int, inner: int, threads: int, products: int = 1) -> int:
-    """Registers in which a thread holds where its pieces of a tile come from, and what is on its way from there."""
+def held_registers(way: TilePath, size: int, inner: int, threads: int, products: int = 1) -> int:
+    """Returns registers in which a thread holds where its pieces of a tile come from, and what is on its way from
+    there.
+    """
     count = way.count(size, inner, threads)
     kept = (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
     places = way.piece // way.granule if way.along_k else 1
@@ -293,15 +304,17 @@ def held_registers(way: Way, size: int, inner: int, threads: int, products: int 
     return kept
 
 
-def convert_registers(way: Way, target: Target) -> int:
-    """Registers of converting 8-bit floats where no instruction does: it takes some steps of integers and floats."""
+def convert_registers(way: TilePath, target: Target) -> int:
+    """Returns registers of converting 8-bit floats where no instruction does: it takes some steps of integers and
+    floats.
+    """
     dtype = way.gather.operand.dtype
     emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not target.arch.has_fp8_convert
     return 36 if emulated else 0
 
 
-def _sources_registers(way: Way, count: int) -> int:
-    """Registers of what elements are computed of, beyond those of one tensor as large as the factor."""
+def _sources_registers(way: TilePath, count: int) -> int:
+    """Returns registers of what elements are computed of, beyond those of one tensor as large as the operand."""
     program, registers, first = way.gather.program, 0, True
     assert program is not None
     batch, outer, inner = way.gather.steps()

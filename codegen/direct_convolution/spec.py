@@ -9,7 +9,7 @@ from codegen.spec import KernelSpec
 
 
 @dataclass(frozen=True)
-class WindowSpec(KernelSpec):
+class DirectConvolutionSpec(KernelSpec):
     """A direct convolution with few channels a group: every input element is read into a halo tile once.
 
     images, groups           N and the number of groups.

@@ -1,7 +1,7 @@
 """Computing queries, keys and values in the kernel of their attention: rotary embeddings, scales, biases, conversions.
 
 A tile of queries is brought to shared memory once, and so is a tile of keys or values where all queries that meet it
-are one tile (decoding).  What is in front of them is computed on the way, of what it is made of, instead of being
+are one tile (decoding).  Their prologues are computed on the way, of what it is made of, instead of being
 written to memory and read again.  Only simple ops and movement are: functions take as long as moving their results,
 and those of angles, the same for all heads, are better tabulated.
 """
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention import times_read
-from fusegraph.lowering.attention_front import Front, computed_rows
+from fusegraph.lowering.attention_prologue import PrologueGraph, computed_rows
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention_nodes import ATTENTION
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention_parts import Part
+from fusegraph.passes.attention_parts import Subgraph
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
-from fusegraph.passes.speculation import FRONT
+from fusegraph.passes.speculation import PROLOGUE
 from fusegraph.passes.split_attention import best_parts
 
 OPERANDS = ("queries", "keys", "values")
@@ -36,9 +36,9 @@ MOST_KEYS = 512
 LARGE = 2
 
 
-def compute_in_front(graph: Graph, options: Options) -> Rewritten:
+def compute_prologues(graph: Graph, options: Options) -> Rewritten:
     """Lets attention compute its operands on their way to shared memory, where that is worth it."""
-    found = {node: _fronts(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    found = {node: _prologues(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
     if not any(x is not None for each in found.values() for x in each):
         return same(graph)
     decisions = []
@@ -51,13 +51,13 @@ def compute_in_front(graph: Graph, options: Options) -> Rewritten:
             rewrite.take_over(node)
             continue
         inputs = [rewrite.new.get(t, t) for t in node.inputs]
-        for number, front in enumerate(found[node]):
-            if isinstance(front, _Found):
-                more = [rewrite.new[t] for t in front.reads]
+        for number, prologue in enumerate(found[node]):
+            if isinstance(prologue, _Found):
+                more = [rewrite.new[t] for t in prologue.reads]
                 inputs = [*inputs[:number], max(more, key=lambda t: t.nbytes), *inputs[number + 1 :], *more]
                 tensor = node.inputs[number]
-                count = len(front.members)
-                last = [n for n in graph.nodes if n in front.members and not _is_view(n)][-1]
+                count = len(prologue.members)
+                last = [n for n in graph.nodes if n in prologue.members and not _is_view(n)][-1]
                 reason = (
                     f"attention {node.name!r} computes its {OPERANDS[number]} on their way to shared memory: "
                     f"{count} node{'s' * (count > 1)}, neither written nor read back"
@@ -65,7 +65,7 @@ def compute_in_front(graph: Graph, options: Options) -> Rewritten:
                 decisions.append(Decision(last.name, node.name, True, reason, 2 * tensor.nbytes))
         attributes = {
             **node.attributes,
-            "fronts": tuple(x.front if isinstance(x, _Found) else None for x in found[node]),
+            "prologues": tuple(x.prologue if isinstance(x, _Found) else None for x in found[node]),
             "left": tuple(x if isinstance(x, str) else "" for x in found[node]),
         }
         rewrite.graph.add_node(Node(ATTENTION, tuple(inputs), attributes, *map(rewrite.result, node.outputs)))
@@ -77,27 +77,27 @@ class _Found:
     """What computes an operand, and the tensors of the graph that it reads."""
 
     members: frozenset[Node]
-    front: Front
+    prologue: PrologueGraph
     reads: tuple[Tensor, ...]
 
 
-def _fronts(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
-    """What is in front of each operand; why it stays there, or None where there is nothing."""
+def _prologues(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
+    """Returns the prologue of each operand; why it stays a kernel of its own, or None where there is nothing."""
     result: list[_Found | str | None] = []
     for number in range(len(OPERANDS)):
         try:
-            front = _front(graph, node, number, options)
-            reason = options.left_out.get((FRONT, node.attributes["origin"]))
-            if front is not None and reason is not None:
+            prologue = _prologue(graph, node, number, options)
+            reason = options.left_out.get((PROLOGUE, node.attributes["origin"]))
+            if prologue is not None and reason is not None:
                 raise Declined(reason)
-            result.append(front)
+            result.append(prologue)
         except Declined as declined:
             result.append(str(declined))
     return result
 
 
-def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | None:
-    """What computes an operand.  Raises Declined with the reason if it stays where it is."""
+def _prologue(graph: Graph, node: Node, number: int, options: Options) -> _Found | None:
+    """Returns what computes an operand.  Raises Declined with the reason if it stays where it is."""
     tensor = node.inputs[number]
     last = graph.producer(tensor)
     if last is None or (number and node.attributes["paged"]):
@@ -118,17 +118,17 @@ def _front(graph: Graph, node: Node, number: int, options: Options) -> _Found | 
     keys = node.attributes["score"].anchor.output.shape[-1]
     if number and keys > MOST_KEYS and tensor.dtype.itemsize < 4:
         raise Declined(f"copies of {keys} keys are on their way while others are multiplied, what is computed is not")
-    part = Part(graph, "front", node.attributes["score"].graph.compute_dtype)
+    part = Subgraph(graph, "prologue", node.attributes["score"].graph.compute_dtype)
     part.add(members)
     part.own.outputs = [part.made[tensor]]
     notes = tuple(describe(n) for n in graph.nodes if n in members)
-    front = Front(part.own, tuple(part.made[t] for t in part.operands), tensor.name, notes)
+    prologue = PrologueGraph(part.own, tuple(part.made[t] for t in part.operands), tensor.name, notes)
     reads = tuple(part.operands)
     if not reads:
         raise Declined(f"{tensor.name!r} is computed of numbers alone")
     rank = node.attributes["score"].anchor.output.rank - 2
-    computed_rows(front, reads, number == 1, rank, graph, options)
-    return _Found(frozenset(members), front, reads)
+    computed_rows(prologue, reads, number == 1, rank, graph, options)
+    return _Found(frozenset(members), prologue, reads)
 
 
 def _cheap(node: Node) -> bool:
@@ -136,7 +136,7 @@ def _cheap(node: Node) -> bool:
 
 
 def _is_computed(graph: Graph, tensor: Tensor) -> bool:
-    """Whether pointwise nodes, or movement, compute a tensor: it is no view of what something else makes."""
+    """Returns whether pointwise nodes, or movement, compute a tensor: it is no view of what something else makes."""
     while (node := graph.producer(tensor)) is not None and node.kind is Kind.MOVEMENT:
         if view(node, node.inputs[0].strides) is None:
             return True
@@ -145,7 +145,7 @@ def _is_computed(graph: Graph, tensor: Tensor) -> bool:
 
 
 def _behind_another(graph: Graph, tensor: Tensor) -> bool:
-    """Whether pointwise nodes compute a tensor of what a kernel of another family makes for nothing else."""
+    """Returns whether pointwise nodes compute a tensor of what a kernel of another family makes for nothing else."""
     while (node := graph.producer(tensor)) is not None and (node.kind is Kind.POINTWISE or _is_view(node)):
         own = (t for t in node.inputs if t.size == node.output.size and graph.consumers(t) == [node])
         following = next((t for t in own if graph.producer(t) is not None), None)
@@ -156,7 +156,7 @@ def _behind_another(graph: Graph, tensor: Tensor) -> bool:
 
 
 def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
-    """The nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
+    """Returns the nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
 
     Raises Declined if such a kernel does all of it as well.
     """
@@ -176,7 +176,7 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
 
 
 def _alone(graph: Graph, node: Node, tensor: Tensor, may: Callable[[Node], bool]) -> set[Node]:
-    """The nodes that compute an operand of an attention through such nodes alone, and nothing else."""
+    """Returns the nodes that compute an operand of an attention through such nodes alone, and nothing else."""
     found: set[Node] = set()
     pending = deque([tensor])
     while pending and len(found) < MOST_NODES:
@@ -195,7 +195,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _large(graph: Graph, members: Set[Node], tensor: Tensor) -> list[Tensor]:
-    """The tensors that an operand is mainly computed of."""
+    """Returns the tensors that an operand is mainly computed of."""
     made = {t for n in members for t in n.outputs}
     every = dict.fromkeys(t for n in graph.nodes if n in members for t in n.inputs)
     return [t for t in every if t not in made and LARGE * t.size >= tensor.size]

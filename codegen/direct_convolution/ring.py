@@ -1,4 +1,4 @@
-"""The ring form of the window family: depthwise convolutions whose channels are contiguous, at the speed of memory.
+"""The ring form of direct convolution: depthwise convolutions whose channels are contiguous, at the speed of memory.
 
 A block walks down the image.  Rows of the input lie in a ring in shared memory; while a few rows of outputs are
 computed from the ring, the input rows of the next ones are on their way to it (cp.async), so that enough bytes are in
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.epilogue import Run, factor
+from codegen.direct_convolution.renderer import Renderer
+from codegen.direct_convolution.ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
+from codegen.direct_convolution.schedule import SM_REGISTERS, element_bytes
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.epilogue import Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.window.renderer import Renderer
-from codegen.window.ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
-from codegen.window.schedule import SM_REGISTERS, element_bytes
-from codegen.window.spec import WindowSpec
 
 
 class Ring(Renderer):
     headers = ("memory.cuh", "async_copy.cuh", "shared.cuh")
 
-    def __init__(self, spec: WindowSpec, schedule: RingSchedule) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: RingSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule
         self.dynamic_shared_bytes = ring_bytes(spec, schedule)
@@ -131,7 +131,7 @@ class Ring(Renderer):
         return "fetch();" if count == 1 else f"for (int k = 0; k < {count}; ++k) fetch();"
 
     def _first_fetches(self) -> None:
-        """The input of the first steps: a group of copies each, so that as many can be waited for."""
+        """Writes the input of the first steps: a group of copies each, so that as many can be waited for."""
         w, s, spec = self.w, self.s, self.spec
         under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
         w.line(self._fetches(under))
@@ -152,7 +152,7 @@ class Ring(Renderer):
         kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
         terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0])]
         terms += [(self.reversed_tap(1, kr), spec.w.strides[4]), (self.reversed_tap(2, ks), spec.w.strides[5])]
-        w.line(f"weights[{kr}][{ks}][{e}] = {factor(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
+        w.line(f"weights[{kr}][{ks}][{e}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
         self.close_to(depth)
 
     def _slide(self, lane: str, tx: str) -> None:
@@ -173,7 +173,7 @@ class Ring(Renderer):
         q = self.loop("q", s.cols)
         ks = same_column or self.tap_column(ix, q)
         e = self.loop("e", s.vector)
-        w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {factor(spec.x, f'vec[{e}]', c)};")
+        w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
         self.close_to(depth)
 
     def _columns(self) -> tuple[str, str]:
@@ -208,5 +208,5 @@ class Ring(Renderer):
 
 
 def _wrapped(place: str, slots: int) -> str:
-    """A place in the ring, given one that is less than a ring too far."""
+    """Returns a place in the ring, given one that is less than a ring too far."""
     return f"{place} < {slots} ? {place} : {place} - {slots}"

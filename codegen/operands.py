@@ -1,4 +1,4 @@
-"""The factors of a contraction as the Hopper kernels see them, tile by tile: what brings each, and from where."""
+"""The operands of a contraction as the Hopper kernels see them, tile by tile: what brings each, and from where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.spec import Gather, Image, TensorMap
-from codegen.ways import ELEMENTS, Way
+from codegen.tile_path import ELEMENTS, TilePath
 
 ROW_BYTES = 128
 #: A panel of so many bytes loads at this share of the rate of a full one.
@@ -16,7 +16,7 @@ PANEL, STEP = 64, 16
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReductionPanels:
     """How the reduction is walked.
 
     taps      sizes of its dimensions but the channels, outermost first.
@@ -52,8 +52,8 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One factor: its tensor map (box and swizzle still to be filled in) and the coordinates of a tile.
+class MappedOperand:
+    """One operand: its tensor map (box and swizzle still to be filled in) and the coordinates of a tile.
 
     along_k   whether a row of the tile in shared memory runs along the reduction (else along rows or columns of the
               result: the transposed layout of wgmma).
@@ -95,19 +95,19 @@ class Gathered:
 
     @property
     def along_k(self) -> bool:
-        """As in `Side`."""
+        """As in `MappedOperand`."""
         return True
 
 
 @dataclass(frozen=True)
 class Brought:
-    """A tensor of which the copy engine brings a tile a stage, or with ``row`` one row for all rows of the factor.
+    """A tensor of which TMA brings a tile a stage, or with ``row`` one row for all rows of the operand.
 
-    load  its number among those that the factor is computed of.
+    load  its number among those that the operand is computed of.
     """
 
     load: int
-    side: Side
+    side: MappedOperand
     itemsize: int
     row: bool
 
@@ -127,11 +127,11 @@ class Brought:
         return self.panel * self.itemsize
 
     def bytes(self, rows: int) -> int:
-        """Bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
+        """Returns bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
         return PANEL * self.itemsize * (1 if self.row else rows)
 
     def boxed(self, rows: int) -> TensorMap:
-        """The map with the box that one load brings."""
+        """Returns the map with the box that one load brings."""
         first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
         if self.side.im2col:
             box: tuple[int, ...] = (first, second)
@@ -144,12 +144,12 @@ class Brought:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A factor that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
+class ComputedOperand:
+    """An operand that is computed in registers: ``gather`` over the dimensions that tiles see, always with a program.
 
     product             the type in which it is multiplied.
     batch, rows, inner  sizes of gather's dimensions.
-    brought             what the copy engine brings.  Every other tensor has one element a row, or one for all.
+    brought             what TMA brings.  Every other tensor has one element a row, or one for all.
     pairs               whether the program is one on pairs of elements (`codegen.packed`).
     """
 
@@ -167,20 +167,21 @@ class Computed:
         return ELEMENTS[self.product][0]
 
     def bytes(self, rows: int) -> int:
-        """Bytes of a stage that the copy engine brings."""
+        """Returns bytes of a stage that TMA brings."""
         return sum(b.bytes(rows) for b in self.brought)
 
 
 @dataclass(frozen=True)
-class Factors:
-    """Both factors of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
+class OperandTiles:
+    """Both operands of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
 
-    Those of a `Way` are filled by threads (`codegen.filled_tiles`), one that is `Computed` is so by the consumers.
+    Those of a `TilePath` are filled by threads (`codegen.filled_tiles`), one that is `ComputedOperand` is so by the
+    consumers.
     """
 
     batch: tuple[int, ...]
     rows: int
     cols: int
-    reduction: Reduction
-    a: Side | Gathered | Way | Computed
-    b: Side | Way
+    reduction: ReductionPanels
+    a: MappedOperand | Gathered | TilePath | ComputedOperand
+    b: MappedOperand | TilePath

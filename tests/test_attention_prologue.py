@@ -29,7 +29,7 @@ HOPPER = target("sm_90a")
 
 
 def turned(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Halves of rows turned by angles, as rotary embeddings do."""
+    """Returns halves of rows turned by angles, as rotary embeddings do."""
     low, high = g.split(x, 2, axis=x.rank - 1)
     cos, sin = (g.tensor(g._unique(n), (x.shape[2], x.shape[3])) for n in ("cos", "sin"))
     return x * cos + g.concatenate(-high, low, axis=x.rank - 1) * sin
@@ -43,7 +43,7 @@ def swapped(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def scaled(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """A factor for each element and a bias for each head."""
+    """Returns a factor for each element and a bias for each head."""
     return x * g.tensor("factor", (x.shape[-1],)) + g.tensor("bias", (1, x.shape[1], 1, 1), "float32")
 
 
@@ -52,7 +52,7 @@ def masked(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def placed(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Halves turned by rows of tables, at positions that each batch has."""
+    """Returns halves turned by rows of tables, at positions that each batch has."""
     batch, _, length, depth = x.shape
     low, high = g.split(x, 2, axis=3)
     at = g.tensor("positions", (batch, length), "int32")
@@ -86,7 +86,7 @@ def built(
     extra: Callable[[fg.Graph], dict[str, Any]] | None = None,
     **how: Any,
 ) -> fg.Graph:
-    """An attention with something in front of its queries, keys and values, which are of the dtype ``of``."""
+    """Returns an attention with prologues of its queries, keys and values, which are of the dtype ``of``."""
     g = fg.Graph(name, io_dtype=dtype)
     keys = keys or rows
     tensors = []
@@ -265,7 +265,7 @@ def test_what_is_computed_where(write: Write, kernels: list[str], why: str) -> N
 
 
 def shifted(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Both what a product's kernel does behind it and what is left for the attention take the same."""
+    """Returns both what a product's kernel does behind it and what is left for the attention take the same."""
     factor = g.tensor("factor", (x.shape[3],)) * 2.0
     x = x @ g.tensor("w", (x.shape[3], x.shape[3])) + factor
     low, high = g.split(x, 2, axis=3)

@@ -1,4 +1,4 @@
-"""Schedules of the window family: the three forms of its kernels, the sizes of their halo tiles, and which fits."""
+"""Schedules of direct convolution: the three forms of its kernels, the sizes of their halo tiles, and which fits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
+from codegen.direct_convolution.ring_schedule import RingSchedule, ring_schedules
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, index_type
 from codegen.target import PORTABLE, Target
-from codegen.window.ring_schedule import RingSchedule, ring_schedules
-from codegen.window.spec import WindowSpec
 
 SHARED_LIMIT = 48 * 1024
 THREADS = 256
@@ -110,19 +110,19 @@ class StripsSchedule(Schedule):
     itype: str
 
 
-WindowSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
+DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
 
 
-def fits(spec: WindowSpec) -> str | None:
-    """Why the window family has no kernel for a spec; None if it has."""
+def fits(spec: DirectConvolutionSpec) -> str | None:
+    """Returns why direct convolution has no kernel for a spec; None if it has."""
     return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
 
 
-def _misfit(spec: WindowSpec, s: TiledSchedule) -> str | None:
-    """Why a schedule is no kernel of a spec; None if it is."""
+def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
+    """Returns why a schedule is no kernel of a spec; None if it is."""
     needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
@@ -131,13 +131,15 @@ def _misfit(spec: WindowSpec, s: TiledSchedule) -> str | None:
     return None
 
 
-def channels_last(spec: WindowSpec) -> bool:
-    """Whether neighbouring channels are neighbours in memory and each is convolved with one filter of its own."""
+def channels_last(spec: DirectConvolutionSpec) -> bool:
+    """Returns true if neighbouring channels are neighbours in memory and each is convolved with one filter of its
+    own.
+    """
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def strips(spec: WindowSpec, target: Target) -> Iterator[StripsSchedule]:
-    """Strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
+def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
+    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
     best = strips_schedule(spec, target)
     if best is not None:
         yield best
@@ -146,33 +148,33 @@ def strips(spec: WindowSpec, target: Target) -> Iterator[StripsSchedule]:
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
 
 
-def rings(spec: WindowSpec, target: Target) -> list[RingSchedule]:
-    """Rings worth trying, best guess first: of those that differ in little, one."""
+def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
+    """Returns rings worth trying, best guess first: of those that differ in little, one."""
     kinds: dict[tuple[int, ...], RingSchedule] = {}
     for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
     return [*kinds.values()][:CANDIDATES]
 
 
-def planes(spec: WindowSpec, target: Target) -> list[PlanesSchedule]:
-    """Halo tiles of planes worth trying, best guess first."""
+def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
+    """Returns halo tiles of planes worth trying, best guess first."""
     return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec), target)
 
 
-def channels(spec: WindowSpec, target: Target) -> list[ChannelsSchedule]:
-    """Halo tiles of channels worth trying, best guess first."""
+def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedule]:
+    """Returns halo tiles of channels worth trying, best guess first."""
     return _by_cost(spec, _channels_schedules(spec), target) if channels_last(spec) else []
 
 
-def best_tiled_schedule(spec: WindowSpec, target: Target = PORTABLE) -> TiledSchedule:
+def best_tiled_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> TiledSchedule:
     """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
     if channels_last(spec):
         return _by_cost(spec, _channels_schedules(spec), target)[0]
     return _by_cost(spec, _planes_schedules(spec), target)[0]
 
 
-def _by_cost(spec: WindowSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
-    """The schedules that cost least, of those whose halo tile fits; if none fits, the smallest."""
+def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
+    """Returns the schedules that cost least, of those whose halo tile fits; if none fits, the smallest."""
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
     return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
@@ -180,15 +182,15 @@ def _by_cost(spec: WindowSpec, candidates: Iterable[Tiled], target: Target) -> l
     ]
 
 
-def halo(spec: WindowSpec) -> tuple[int, int]:
-    """Elements that an unstrided filter reaches to the left and to the right of a run of outputs (negative: short of
-    it).
+def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
+    """Returns elements that an unstrided filter reaches to the left and to the right of a run of outputs (negative:
+    short of it).
     """
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
-def strips_schedule(spec: WindowSpec, target: Target = PORTABLE) -> StripsSchedule | None:
-    """The largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
+def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> StripsSchedule | None:
+    """Returns the largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
     time.
     """
     size, xs = spec.x.dtype.itemsize, spec.x.strides
@@ -209,14 +211,14 @@ def strips_schedule(spec: WindowSpec, target: Target = PORTABLE) -> StripsSchedu
     return None
 
 
-def _strip_fits(spec: WindowSpec, vector: int, rows: int) -> bool:
-    """Whether a strip's input rows fit a thread's registers, and its products the instruction cache."""
+def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
+    """Returns true if a strip's input rows fit a thread's registers, and its products the instruction cache."""
     lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
     products = rows * vector * spec.filters * prod(spec.taps)
     return lines * (4 + sum(halo(spec))) <= STRIP_REGISTERS and products <= STRIP_PRODUCTS
 
 
-def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
+def _planes_schedules(spec: DirectConvolutionSpec) -> Iterator[PlanesSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
     most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
@@ -227,7 +229,7 @@ def _planes_schedules(spec: WindowSpec) -> Iterator[PlanesSchedule]:
                     yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
-def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
+def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
     for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
@@ -240,11 +242,12 @@ def _channels_schedules(spec: WindowSpec) -> Iterator[ChannelsSchedule]:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
-def _cost(spec: WindowSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
-    """What to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle threads.
+def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
+    """Returns what to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle
+    threads.
 
-    A count by hand of the code in `codegen.window`: staging an element, multiplying, the weights' loads, storing.
-    Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
+    A count by hand of the code in `codegen.direct_convolution`: staging an element, multiplying, the weights' loads,
+    storing.  Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
     """
     depth, rows, cols = tile_sizes(spec, s)
     taps, under = prod(spec.taps), (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
@@ -270,25 +273,25 @@ def _cost(spec: WindowSpec, s: TiledSchedule, target: Target) -> tuple[float, in
 
 
 def _sectors(run: int) -> int:
-    """Sectors of memory that a run of bytes touches at most, wherever it starts."""
+    """Returns sectors of memory that a run of bytes touches at most, wherever it starts."""
     return -(-run // SECTOR) + 1
 
 
 def _halves(size: int) -> Iterator[int]:
-    """A power of two and the smaller ones, down to 1."""
+    """Yields a power of two and the smaller ones, down to 1."""
     while size:
         yield size
         size //= 2
 
 
 def _halved(size: int, enough: int) -> int:
-    """A power of two, halved for as long as half of it is enough."""
+    """Returns a power of two, halved for as long as half of it is enough."""
     while size > 1 and size // 2 >= enough:
         size //= 2
     return size
 
 
-def _itype(spec: WindowSpec) -> str:
+def _itype(spec: DirectConvolutionSpec) -> str:
     space = (spec.images, spec.groups, spec.filters, *spec.out)
     reach = [prod(space), extent((spec.images, spec.groups, spec.in_channels, *spec.sizes), spec.x.strides)]
     reach.append(extent((spec.groups, spec.filters, spec.in_channels, *spec.taps), spec.w.strides))
@@ -296,27 +299,31 @@ def _itype(spec: WindowSpec) -> str:
     return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
 
 
-def tile_sizes(spec: WindowSpec, s: TiledSchedule) -> tuple[int, int, int]:
-    """(depth, rows, columns) of the halo tile of one channel.  Depth is only the planes that taps touch."""
+def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int, int]:
+    """Returns (depth, rows, columns) of the halo tile of one channel.  Depth is only the planes that taps touch."""
     rows = (s.out_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
     cols = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
     return spec.taps[0], rows, cols
 
 
-def line_reads(spec: WindowSpec, s: PlanesSchedule) -> int | None:
-    """Elements of a tile row under one thread's patch, in whole vectors of four; None if they are too many to keep."""
+def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
+    """Returns elements of a tile row under one thread's patch, in whole vectors of four; None if they are too many
+    to keep.
+    """
     span = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
     reads = -(-span // PATCH_COLUMNS) * PATCH_COLUMNS
     return reads if reads * element_bytes(spec.accumulate) <= LINE_BYTES else None
 
 
-def pitch(spec: WindowSpec, s: PlanesSchedule) -> int:
-    """Elements from one row of a plane's tile to the next: a multiple of four with room for the last thread's reads."""
+def pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
+    """Returns elements from one row of a plane's tile to the next: a multiple of four with room for the last
+    thread's reads.
+    """
     last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
     return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
 
 
-def blocks_per_sm(spec: WindowSpec, s: TiledSchedule) -> int:
+def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     """Blocks a multiprocessor should hold: enough threads to hide memory latency, if their registers are enough.
 
     ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
@@ -332,17 +339,17 @@ def blocks_per_sm(spec: WindowSpec, s: TiledSchedule) -> int:
 
 
 def element_bytes(ctype: str) -> int:
-    """Size of an accumulator."""
+    """Returns size of an accumulator."""
     return 8 if ctype in ("double", "uint64") else 4
 
 
-def _column_bytes(spec: WindowSpec, s: ChannelsSchedule) -> int:
-    """Bytes of a thread's registers for a column of weights and for its sums."""
+def _column_bytes(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> int:
+    """Returns bytes of a thread's registers for a column of weights and for its sums."""
     return (spec.taps[1] + s.rows) * s.vector * element_bytes(spec.accumulate)
 
 
-def shared_bytes(spec: WindowSpec, s: TiledSchedule) -> int:
-    """Static shared memory of a block, in bytes."""
+def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
+    """Returns static shared memory of a block, in bytes."""
     depth, rows, cols = tile_sizes(spec, s)
     if isinstance(s, ChannelsSchedule):
         return depth * rows * cols * s.channels * spec.x.dtype.itemsize

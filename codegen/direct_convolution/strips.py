@@ -1,4 +1,5 @@
-"""The strips form of the window family: unstrided filters over planes whose rows are contiguous, without shared memory.
+"""The strips form of direct convolution: unstrided filters over planes whose rows are contiguous, without shared
+memory.
 
 A thread takes as many neighbouring columns as one 16-byte access has, and several rows of them.  It issues the loads
 of all input rows under its outputs at once, each with the few elements to its left and right that the filter reaches
@@ -8,18 +9,18 @@ from device memory twice but for the rows between two threads' patches, which th
 
 from __future__ import annotations
 
-from codegen.epilogue import Run, factor
+from codegen.direct_convolution.renderer import Renderer
+from codegen.direct_convolution.schedule import StripsSchedule, halo
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.epilogue import Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
-from codegen.window.renderer import Renderer
-from codegen.window.schedule import StripsSchedule, halo
-from codegen.window.spec import WindowSpec
 
 
 class Strips(Renderer):
     headers = ("strip.cuh",)
     barriers = False
 
-    def __init__(self, spec: WindowSpec, schedule: StripsSchedule) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: StripsSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule
 
@@ -54,7 +55,7 @@ class Strips(Renderer):
         w.line(f"{c} under[{width}];")
         inner = w.depth
         ix = self.loop("ix", width)
-        w.line(f"under[{ix}] = {factor(spec.x, f'{lines}[{iy}][{ix}]', c)};")
+        w.line(f"under[{ix}] = {operand_value(spec.x, f'{lines}[{iy}][{ix}]', c)};")
         self.close_to(inner)
         p = self.loop("p", s.rows)
         kr = self.tap_row(iy, p) if iy != "0" else "0"
@@ -85,7 +86,7 @@ class Strips(Renderer):
         strides = spec.w.strides
         terms = [(group, strides[0]), (f, strides[1])]
         terms += [(self.reversed_tap(1, kr), strides[4]), (self.reversed_tap(2, ks), strides[5])]
-        w.line(f"weights[{f}][{kr}][{ks}] = {factor(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
+        w.line(f"weights[{f}][{kr}][{ks}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
         self.close_to(depth)
 
     def _load(self, image: str, group: str, row: str, col: str) -> str:

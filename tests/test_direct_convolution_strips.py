@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from graphs import quick
 from kernel_cases import check_cases
-from test_window import activated, direct, spec_of
+from test_direct_convolution import activated, direct, spec_of
 
 import fusegraph as fg
 from codegen import best_schedule, schedules
 from codegen.cpu.guarded import GuardedArray
-from codegen.window.schedule import (
+from codegen.direct_convolution.schedule import (
     StripsSchedule,
 )
 from fusegraph.engines.cpu import CpuExecutable, build_together
