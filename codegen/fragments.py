@@ -203,8 +203,7 @@ class ResultFragments:
                 w.line(f"const {self.total} {left} = {total('0', p)}, {right} = {total('1', p)};")
                 w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{{left}, {right}}}}});")
             else:
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
+                w.unrolled_line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
     def take(
         self, source: Staging, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"

@@ -347,8 +347,7 @@ class TileLoader(TilePieces):
             value = self._multiplied(value)
             name = f"piece{product or ''}"
             w.line(f"Vector<{way.element}, {way.piece}> {name};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
+            w.unrolled_line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
             w.line(f"store_shared({to}, {name});")
 
     @property
@@ -436,8 +435,7 @@ class TileLoader(TilePieces):
         w, p, several = self.w, self.label, self.fragments > 1
         counter = "i" if self.first else "j"
         if several:
-            w.line("#pragma unroll")
-            w.line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
+            w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
         number = counter if several else "0"
         to = linear([(number, 1)], product * self.fragments)
         # Steps along a row of the tile change bits that no lane's place has before the swizzle: it keeps them.
@@ -453,6 +451,5 @@ class TileLoader(TilePieces):
         """Rounds the fragments of step ``kk`` to what the tensor cores read of them."""
         if self.way.gather.operand.dtype.name == "float32":
             counter = "i" if self.first else "j"
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")
+            self.w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")
             self.w.line(f"    round_to_tf32({self.label}_part[kk % 2][{counter}]);")

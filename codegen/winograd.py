@@ -178,8 +178,7 @@ class _Renderer:
             where = f"{self.source} + {offset}"
             read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
             w.line(f"const Vector<float, {width}> part = {read};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
+            w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
         self._close(depth)
 
     def _transform(self) -> None:

@@ -212,8 +212,7 @@ class _Planes(Renderer):
             if s.cols * sw % PATCH_COLUMNS == 0:
                 w.open(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})")
                 w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
+                w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
                 w.close()
             else:
                 w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")

@@ -204,8 +204,7 @@ class Renderer:
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];")
+            self.w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];")
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -215,8 +214,7 @@ class Renderer:
             return
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
-        self.w.line("#pragma unroll")
-        self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
@@ -465,8 +463,7 @@ class Renderer:
             w.line(f"{tile}[{place}] = {name}[e];")
         else:
             w.line(f"{vector_type(operand, piece)} piece;")
-            w.line("#pragma unroll")
-            w.line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
+            w.unrolled_line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
             w.line(f"store_shared({tile} + {place}, piece);")
         w.close()
 

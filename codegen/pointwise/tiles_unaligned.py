@@ -61,8 +61,7 @@ class _Renderer(Renderer):
             w.line(f"const {vector_type(operand, stage.vector)} {elements} = {register}.elements();")
             register = elements
         place.insert(1, f"e * {stage.width}")
-        w.line("#pragma unroll")
-        w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
+        w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
 
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""

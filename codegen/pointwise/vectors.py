@@ -317,8 +317,7 @@ class _Renderer:
         guard = f"if ({place.variable} + e < size) " if place.ragged else ""
         if kind != "element":
             text = line.format(place.each(strides, kind))
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
+            w.unrolled_line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
             return
         w.line("#pragma unroll")
         w.open(f"for (int e = 0; e < {s.vector}; ++e)")

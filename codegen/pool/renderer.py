@@ -307,8 +307,7 @@ class PoolRenderer(Elements):
             w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
         else:
             w.line(f"{kind} {name};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
+            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
         return name
 
     def _element(self, n: int, text: str) -> str:
@@ -369,8 +368,7 @@ class PoolRenderer(Elements):
                 w.line(f"{self.store}({plus(pointer, offset)}, {name});")
             elif name:
                 at = _sum(offset, linear([("e", store.operand.strides[last])]))
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
+                w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
         self.close_to(self.base)
 
 

@@ -121,8 +121,7 @@ class AcrossRenderer(RowsRenderer):
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
         else:
             self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
+            self.w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
         return f"{name}[{self._e}]"
 
     def _combined(self, parts: dict[int, str]) -> None:
