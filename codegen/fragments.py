@@ -183,13 +183,11 @@ class ResultFragments:
             sums = [self._sum(total("e", p)) for p in self._products]
             self.epilogue.results(self._position(), sums, run, sinks=sinks)
             return
-        w.line("#pragma unroll")  # neighbours that are in different rows of the columns' dimensions
-        w.open("for (int e = 0; e < 2; ++e)")
-        if missing:
-            w.line(f"if ({missing('e')}) continue;")
-        sums = [self._sum(total("e", p)) for p in self._products]
-        self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
-        w.close()
+        with w.unrolled("for (int e = 0; e < 2; ++e)"):  # these are in different rows of the columns' dimensions
+            if missing:
+                w.line(f"if ({missing('e')}) continue;")
+            sums = [self._sum(total("e", p)) for p in self._products]
+            self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
@@ -212,22 +210,21 @@ class ResultFragments:
         w = self.w
         runs = source.length // source.run
         w.line("#pragma unroll 2")
-        w.open(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})")
-        slow, fast = ("r", "c") if source.by_rows else ("c", "r")
-        times = f" * {source.run}" if source.run > 1 else ""
-        w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
-        w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
-        self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
-        sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
-        run = None
-        if source.run > 1:
-            for p, place in enumerate(sums):
-                w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
-            sums = [f"sums{p or ''}[e]" for p in self._products]
-            along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
-            run = Run(source.run, along, "e")
-        self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
-        w.close()
+        with w.block(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})"):
+            slow, fast = ("r", "c") if source.by_rows else ("c", "r")
+            times = f" * {source.run}" if source.run > 1 else ""
+            w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
+            w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
+            self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
+            sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
+            run = None
+            if source.run > 1:
+                for p, place in enumerate(sums):
+                    w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
+                sums = [f"sums{p or ''}[e]" for p in self._products]
+                along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
+                run = Run(source.run, along, "e")
+            self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
 
     def _leave(self, *conditions: list[str]) -> None:
         outside = [text for group in conditions for text in group]

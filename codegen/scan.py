@@ -200,20 +200,19 @@ class _Renderer:
         total = self.names.unique(self.sum.name)
         w.line(f"{self.sum.ctype} {total} = {self.sum.start};")
         w.line("#pragma unroll 4")
-        w.open(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)")
-        position = "col"
-        if spec.reverse:
-            w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
-            position = "at"
-        terms = self._element(self.before | self.after, position)
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
-        terms[Reduced(0)] = total
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
-        for store, pointer in zip(self.program.stores, self.pointers.stores):
-            text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
-            w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
-        w.close()
+        with w.block(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)"):
+            position = "col"
+            if spec.reverse:
+                w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
+                position = "at"
+            terms = self._element(self.before | self.after, position)
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+            w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
+            terms[Reduced(0)] = total
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
+            for store, pointer in zip(self.program.stores, self.pointers.stores):
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
 
     def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
         """Reads one element of each load; returns the C expressions."""
@@ -236,29 +235,29 @@ class _Renderer:
         if s.lanes > 32:
             w.line(f"__shared__ {ctype} parts[{s.lanes // 32}];")
         w.line(f"{ctype} carry = {self.sum.start};")
-        w.open(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})")
-        own = "lane" if vector == 1 else f"lane * {vector}"
-        w.line(f"const {s.itype} col = first + {own};")
-        position = "col"
-        if spec.reverse:
-            w.line(f"const {s.itype} at = {spec.length - vector} - col;")
-            position = "at"
-        held = self._vectors(position)
-        sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
-        w.line(f"{ctype} {sums}[{vector}];")
-        w.line(f"{ctype} {total} = {self.sum.start};")
-        self._open_elements()
-        terms = self._terms(held, position)
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
-        w.line(f"{sums}[e] = {total};")
-        self._close_elements()
-        how = f"scan::lanes<{self.sum.combiner.functor}, {s.lanes}>({total}, carry)"
-        if s.lanes > 32:
-            how = f"scan::block<{self.sum.combiner.functor}, {s.lanes // 32}>({total}, carry, {self.sum.start}, parts)"
-        w.line(f"const {ctype} before = {how};")
-        self._stores(held, sums, position)
-        w.close()
+        with w.block(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})"):
+            own = "lane" if vector == 1 else f"lane * {vector}"
+            w.line(f"const {s.itype} col = first + {own};")
+            position = "col"
+            if spec.reverse:
+                w.line(f"const {s.itype} at = {spec.length - vector} - col;")
+                position = "at"
+            held = self._vectors(position)
+            sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
+            w.line(f"{ctype} {sums}[{vector}];")
+            w.line(f"{ctype} {total} = {self.sum.start};")
+            self._open_elements()
+            terms = self._terms(held, position)
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+            w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
+            w.line(f"{sums}[e] = {total};")
+            self._close_elements()
+            op, warps = self.sum.combiner.functor, s.lanes // 32
+            how = f"scan::lanes<{op}, {s.lanes}>({total}, carry)"
+            if warps > 1:
+                how = f"scan::block<{op}, {warps}>({total}, carry, {self.sum.start}, parts)"
+            w.line(f"const {ctype} before = {how};")
+            self._stores(held, sums, position)
 
     def _open_elements(self) -> None:
         if self.ragged:
@@ -285,21 +284,17 @@ class _Renderer:
                 continue
             name = held[k] = self.names.unique(operand.name, "_v")
             w.line(f"{operand.dtype.ctype} {name};" if vector == 1 else f"{vector_type(operand, vector)} {name};")
-        if self.ragged and held:
-            w.open(f"if (col < {self.spec.length})")
-        for k, name in held.items():
-            operand, pointer = self.program.loads[k], self.pointers.loads[k]
-            offset = self._offset(operand.strides, position)
-            if vector == 1:
-                w.line(f"{name} = {pointer}[{offset}];")
-            elif operand.strides[-1] == 1:
-                w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
-            else:
-                w.line("#pragma unroll")
-                step = linear([("e", operand.strides[-1])])
-                w.line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
-        if self.ragged and held:
-            w.close()
+        with w.block(f"if (col < {self.spec.length})", when=self.ragged and bool(held)):
+            for k, name in held.items():
+                operand, pointer = self.program.loads[k], self.pointers.loads[k]
+                offset = self._offset(operand.strides, position)
+                if vector == 1:
+                    w.line(f"{name} = {pointer}[{offset}];")
+                elif operand.strides[-1] == 1:
+                    w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
+                else:
+                    step = linear([("e", operand.strides[-1])])
+                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
         return held
 
     def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
@@ -333,17 +328,13 @@ class _Renderer:
             w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
         self._close_elements()
         conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
-        if conditions:
-            w.open(f"if ({' && '.join(conditions)})")
-        for store, name, pointer in zip(program.stores, names, self.pointers.stores):
-            offset = self._offset(store.operand.strides, position)
-            if vector == 1:
-                w.line(f"{pointer}[{offset}] = {name};")
-            elif store.operand.strides[-1] == 1:
-                w.line(f"store({plus(pointer, offset)}, {name});")
-            else:
-                w.line("#pragma unroll")
-                step = linear([("e", store.operand.strides[-1])])
-                w.line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")
-        if conditions:
-            w.close()
+        with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+            for store, name, pointer in zip(program.stores, names, self.pointers.stores):
+                offset = self._offset(store.operand.strides, position)
+                if vector == 1:
+                    w.line(f"{pointer}[{offset}] = {name};")
+                elif store.operand.strides[-1] == 1:
+                    w.line(f"store({plus(pointer, offset)}, {name});")
+                else:
+                    step = linear([("e", store.operand.strides[-1])])
+                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")

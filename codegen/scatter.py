@@ -120,9 +120,8 @@ class _Renderer:
         start = f"{self.result}[{base} + {step}] = {spec.combiner.neutral:g};"
         w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {start}")
         sizes = tuple(spec.shape[d] for d in spec.axes)
-        w.open(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)")
-        self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
-        w.close()
+        with w.block(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)"):
+            self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
 
     def _offset(self, at: dict[int, str], strides: Strides) -> str:
         return linear([(at[d], stride) for d, stride in enumerate(strides) if stride])
@@ -141,9 +140,8 @@ class _Renderer:
         to = linear([(f"{self.s.itype}(place)", spec.step)])
         base = self._offset(at, self._stored.strides)
         target = f"{base} + {to}" if base != "0" else to
-        w.open(f"if (place >= 0 && place < {spec.size})")
-        if self.walks:
-            w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
-        else:
-            w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")
-        w.close()
+        with w.block(f"if (place >= 0 && place < {spec.size})"):
+            if self.walks:
+                w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
+            else:
+                w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")

@@ -233,36 +233,30 @@ class _Renderer:
         w.line(f"sort::lanes<{s.lanes}>(own, words, {kept});")
         if count == "count":
             kept = f"min({itype}({kept}), count)" if int(kept) > spec.count % spec.run else kept
-        if ragged:
-            w.open("if (inside)")
-        start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
-        w.open(f"for ({itype} rank = {start}; rank < {kept}; {step})")
-        mine = ""
-        if s.rows > 1:
-            mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
-        w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
-        self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
-        w.close()
-        if ragged:
-            w.close()
+        with w.block("if (inside)", when=ragged):
+            start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
+            with w.block(f"for ({itype} rank = {start}; rank < {kept}; {step})"):
+                mine = ""
+                if s.rows > 1:
+                    mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
+                w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
+                self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
         return -(-total // s.rows)
 
     def _read(self, count: str) -> None:
         """Writes the thread's words; those behind the end of a run come last."""
         w, s, spec = self.w, self.s, self.spec
         w.line(f"{self.word} own[{s.items}];")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.items}; ++e)")
-        name = "i" if spec.runs > 1 or spec.order is not None else "at"
-        w.line(f"const {s.itype} {name} = e{f' * {s.lanes} + lane' if s.lanes > 1 else ''};")
-        whole = count.isdigit() and int(count) == s.items * s.lanes
-        if not whole:
-            w.line(f"own[e] = sort::last<{self.word}>();")
-            w.open(f"if ({name} < {count})")
-        w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
-        if not whole:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.items}; ++e)"):
+            name = "i" if spec.runs > 1 or spec.order is not None else "at"
+            w.line(f"const {s.itype} {name} = e{f' * {s.lanes} + lane' if s.lanes > 1 else ''};")
+            whole = count.isdigit() and int(count) == s.items * s.lanes
+            if not whole:
+                w.line(f"own[e] = sort::last<{self.word}>();")
+                w.open(f"if ({name} < {count})")
+            w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
+            if not whole:
+                w.close()
 
     def _word(self, entry: str) -> str:
         """Reads what an element's word is made of; returns the C expression."""
@@ -295,14 +289,12 @@ class _Renderer:
         w.line(f"const {itype} begin = {begin}, end = min(begin + {size}, {made});")
         if runs > 1:
             w.line("if (begin >= end) return;")
-        w.open(f"const auto word = [&]({itype} entry)")
-        w.line(f"return {self._word('entry')};")
-        w.close("};")
+        with w.block(f"const auto word = [&]({itype} entry)", "};"):
+            w.line(f"return {self._word('entry')};")
         w.line(f"sort::runs<{s.lanes}, {s.items}>(words, bounds, word, {', '.join(given)}, begin, end);")
-        w.open(f"for ({itype} i = threadIdx.x; i < end - begin; i += {s.lanes})")
-        w.line(f"const {itype} at = sort::position(words[sort::place(i)]);")
-        self._results(f"part * {kept} + begin + i" if runs > 1 else "begin + i")
-        w.close()
+        with w.block(f"for ({itype} i = threadIdx.x; i < end - begin; i += {s.lanes})"):
+            w.line(f"const {itype} at = sort::position(words[sort::place(i)]);")
+            self._results(f"part * {kept} + begin + i" if runs > 1 else "begin + i")
         return rows * tiles * runs
 
     # ---- elements

@@ -91,14 +91,11 @@ class _Renderer(Renderer):
             tests.append(f"row < {s.rows}")
         if t.height % s.rows:
             tests.append(f"{self.row0}row < {t.height}")
-        if tests:
-            w.open(f"if ({' && '.join(tests)})")
-        point = self._at(f"{self.row0}row", self._column)
-        if t.skewed:
-            self._skew(point)
-        body(point)
-        if tests:
-            w.close()
+        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
+            point = self._at(f"{self.row0}row", self._column)
+            if t.skewed:
+                self._skew(point)
+            body(point)
         w.close()
 
     @property

@@ -238,10 +238,9 @@ class PoolRenderer(Elements):
             if reduction.at is not None:
                 largest = self._part(self.largest[k])
                 nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
-                w.open(f"if ({part} < 0 || {value} > {largest}{nan})")
-                w.line(f"{largest} = {value};")
-                w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
-                w.close()
+                with w.block(f"if ({part} < 0 || {value} > {largest}{nan})"):
+                    w.line(f"{largest} = {value};")
+                    w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
             elif self.parts[k] not in skipped:
                 w.line(reduction.into(part, value))
 
@@ -307,7 +306,9 @@ class PoolRenderer(Elements):
             w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
         else:
             w.line(f"{kind} {name};")
-            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
+            w.unrolled_line(
+                f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];"
+            )
         return name
 
     def _element(self, n: int, text: str) -> str:

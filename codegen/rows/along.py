@@ -262,15 +262,12 @@ class AlongRenderer(RowsRenderer):
             return
         conditions = ["lane == 0"] if self.s.lanes * self.s.cluster > 1 else []
         conditions += ["inside"] if self._has_inside else []
-        if conditions:
-            self.w.open(f"if ({' && '.join(conditions)})")
-        for k in stores:
-            store = self.program.stores[k]
-            text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
-            offset = self.rows.offset(store.operand.strides[:n])
-            self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
-        if conditions:
-            self.w.close()
+        with self.w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+            for k in stores:
+                store = self.program.stores[k]
+                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+                offset = self.rows.offset(store.operand.strides[:n])
+                self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
 
     # ---- the vectors of a thread
 
