@@ -16,8 +16,8 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.epilogue import Epilogue, Run, placed
-from codegen.expr import Operand, Program, Store
-from codegen.iteration import collapse, coordinate, extent, index_type
+from codegen.expr import Operand, Program
+from codegen.iteration import collapse, coordinate, extent, restrided, signed_index_type
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import ContractionSpec, Limit
@@ -53,13 +53,13 @@ class Space:
         """int32 if every position and offset fits it with room for a tile past the end, else int64."""
         count = prod((*self.batch, *self.rows, *self.cols))
         reach = [count, *(extent(self.shape, op.strides) for op in self.program.operands)]
-        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+        return signed_index_type(*reach)
 
 
 def space(spec: ContractionSpec) -> Space:
     """Returns the results of a spec."""
     nb, program = len(spec.batch), spec.program
-    every = [op.strides for op in program.operands] + list(program.indices)
+    every = program.strides
     count, last = len(every), nb + len(spec.results or spec.m)
     batch, over = collapse(spec.batch, [s[:nb] for s in every] + [x.batch for x in spec.results], range(nb))
     results = tuple(replace(x, batch=s) for x, s in zip(spec.results, over[count:]))
@@ -68,15 +68,8 @@ def space(spec: ContractionSpec) -> Space:
         rows, over_rows = collapse(rows, over_rows, range(len(rows)))
     cols, over_cols = collapse(spec.n, [s[last:] for s in every], range(len(spec.n)))
     new = [x + y + z for x, y, z in zip(over, over_rows, over_cols)]
-    n, m = len(program.loads), len(program.stores)
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
-        stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
-        indices=tuple(new[n + m :]),
-    )
     shape = (*batch, *(tuple(x.size for x in results) or rows), *cols)
-    return Space(batch, rows, cols, results, shape, program)
+    return Space(batch, rows, cols, results, shape, restrided(program, new))
 
 
 @dataclass(frozen=True)

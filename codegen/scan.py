@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
@@ -58,20 +58,7 @@ class ScanSchedule(Schedule):
 
 def normalize(spec: ScanSpec) -> ScanSpec:
     """Returns the spec with neighbouring outer dimensions merged, in memory order."""
-    program, n = spec.program, len(spec.outer)
-    every = [op.strides for op in program.operands] + list(program.indices)
-    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
-    strides = [(*a, b[n]) for a, b in zip(outside, every)]
-    loads, stores = len(program.loads), len(program.stores)
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-        stores=tuple(
-            Store(replace(store.operand, strides=s), store.value) for store, s in zip(program.stores, strides[loads:])
-        ),
-        indices=tuple(strides[loads + stores :]),
-    )
+    outer, program, _ = merge_outer(spec.program, spec.outer)
     return replace(spec, outer=outer, program=program)
 
 
@@ -79,12 +66,7 @@ def _vector(spec: ScanSpec) -> int:
     """Returns the widest vector of neighbours along a row that suits all operands that are contiguous there."""
     contiguous = [op for op in spec.program.operands if op.strides[-1] == 1]
     vector = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
-
-    def aligned(op: Operand) -> bool:
-        needed = min(16, vector * op.dtype.itemsize)
-        return op.alignment % needed == 0 and all(s * op.dtype.itemsize % needed == 0 for s in op.strides[:-1])
-
-    while vector > 1 and (spec.length % vector or not all(map(aligned, contiguous))):
+    while vector > 1 and (spec.length % vector or not all(aligned(op, vector, len(spec.outer)) for op in contiguous)):
         vector //= 2
     return vector
 
@@ -173,7 +155,7 @@ class _Renderer:
         """Writes coordinates of the row, and what has one value a row."""
         n = len(self.spec.outer)
         self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        every = self.program.strides
         for d in range(n):  # here, and not where one is first needed: that is within a loop
             if any(strides[d] for strides in every):
                 _ = self.rows[d]

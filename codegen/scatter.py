@@ -14,7 +14,7 @@ from math import prod
 from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
+from codegen.iteration import Coordinates, Strides, bounds, far, index_type, leader, linear, memory_order, rebase
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
@@ -70,8 +70,7 @@ class _Renderer:
     def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
         self.s, self.walks = schedule, not spec.combiner.atomic
         if not self.walks:
-            leader = max(spec.program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-            order = memory_order(spec.shape, leader.strides)
+            order = memory_order(spec.shape, leader(spec.program).strides)
             shape, program, _ = rebase(spec.program, spec.shape, order)
             spec = replace(spec, shape=shape, program=program, axes=())
         self.spec, self.program = spec, spec.program

@@ -14,7 +14,7 @@ from math import prod
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
@@ -92,23 +92,9 @@ def longest(ctype: str) -> int:
 
 def normalize(spec: SortSpec) -> SortSpec:
     """Returns the spec with neighbouring outer dimensions merged, in memory order."""
-    program, n = spec.program, len(spec.outer)
-    extra = () if spec.order is None else (spec.order.strides,)
-    every = [*(op.strides for op in program.operands), *program.indices, *extra]
-    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
-    strides = [(*a, b[n]) for a, b in zip(outside, every)]
-    loads, stores = len(program.loads), len(program.stores)
-    after = loads + stores + len(program.indices)
-    stored = zip(program.stores, strides[loads : loads + stores])
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-        stores=tuple(Store(replace(store.operand, strides=s), store.value) for store, s in stored),
-        indices=tuple(strides[loads + stores : after]),
-    )
-    order = None if spec.order is None else replace(spec.order, strides=strides[after])
-    return replace(spec, outer=outer, program=program, order=order)
+    order = spec.order
+    outer, program, strides = merge_outer(spec.program, spec.outer, [] if order is None else [order.strides])
+    return replace(spec, outer=outer, program=program, order=order and replace(order, strides=strides[0]))
 
 
 def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:

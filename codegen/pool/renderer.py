@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import aligned, coordinate, linear, unsigned
 from codegen.kernel import converted, headers, heading, signature
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
-from codegen.pool.space import is_aligned, width
+from codegen.pool.space import width
 from codegen.pool.steps import THREADS
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
@@ -291,7 +291,7 @@ class PoolRenderer(Elements):
     def _wide(self, operand: Operand) -> bool:
         """Returns true if a run of results can be one access."""
         count = self._run[1]
-        return operand.strides[self.space.rank - 1] == 1 and is_aligned(operand, count, self.space.rank - 1)
+        return operand.strides[self.space.rank - 1] == 1 and aligned(operand, count, self.space.rank - 1)
 
     def _load(self, n: int, offset: str, count: int) -> str:
         """Writes a load of so many neighbours at a position of the result; returns what it is called."""

@@ -237,7 +237,7 @@ class AlongRenderer(RowsRenderer):
         """
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
-        wanted = self._row_results(running.shift)
+        wanted = self.program.needed([running.shift])
         known = self._of_row(self.stages.stage(running.shift))
         early = [n for n in known if Result(n) in wanted and n not in self._early]
         self.emitter.statements(w, self.terms, lambda n: n in early)
@@ -247,13 +247,6 @@ class AlongRenderer(RowsRenderer):
         why = "  // NaN where the maximum is infinite" if shift == name else ""
         w.line(f"const {reduction.ctype} {total} = {part} * math::exp({name} - {shift});{why}")
         self.terms[Reduced(k)] = total
-
-    def _row_results(self, value: Value) -> set[Value]:
-        """Returns the results that a value of the row takes, itself included."""
-        if not isinstance(value, Result):
-            return set()
-        args = self.program.instructions[value.instruction].args
-        return {value}.union(*(self._row_results(v) for v in args))
 
     def _row_stores(self, stage: int) -> None:
         n = len(self.space.outer)

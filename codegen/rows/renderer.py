@@ -172,7 +172,7 @@ class RowsRenderer(ABC):
         """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
-        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        every = self.program.strides
         for d in range(len(self.space.outer)):  # here, and not where one is first needed: that may be within a loop
             if any(strides[d] for strides in every) or (d == 0 and chunk is not None):
                 _ = rows[d]
