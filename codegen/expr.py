@@ -191,6 +191,11 @@ class Program:
         """
         return self.loads + tuple(store.operand for store in self.stores)
 
+    @property
+    def strides(self) -> list[tuple[int, ...]]:
+        """Those of loads, stores and indices, in this order."""
+        return [*(op.strides for op in self.operands), *self.indices]
+
     def needed(self, ends: Iterable[Value]) -> set[Value]:
         """Returns what values are made of by instructions, themselves among it."""
         found: set[Value] = set()

@@ -16,8 +16,8 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.epilogue import Epilogue, Run, placed
-from codegen.expr import Operand, Program, Store
-from codegen.iteration import collapse, coordinate, extent, index_type
+from codegen.expr import Operand, Program
+from codegen.iteration import collapse, coordinate, extent, restrided, signed_index_type
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import ContractionSpec, Limit
@@ -53,13 +53,13 @@ class Space:
         """int32 if every position and offset fits it with room for a tile past the end, else int64."""
         count = prod((*self.batch, *self.rows, *self.cols))
         reach = [count, *(extent(self.shape, op.strides) for op in self.program.operands)]
-        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+        return signed_index_type(*reach)
 
 
 def space(spec: ContractionSpec) -> Space:
     """Returns the results of a spec."""
     nb, program = len(spec.batch), spec.program
-    every = [op.strides for op in program.operands] + list(program.indices)
+    every = program.strides
     count, last = len(every), nb + len(spec.results or spec.m)
     batch, over = collapse(spec.batch, [s[:nb] for s in every] + [x.batch for x in spec.results], range(nb))
     results = tuple(replace(x, batch=s) for x, s in zip(spec.results, over[count:]))
@@ -68,15 +68,8 @@ def space(spec: ContractionSpec) -> Space:
         rows, over_rows = collapse(rows, over_rows, range(len(rows)))
     cols, over_cols = collapse(spec.n, [s[last:] for s in every], range(len(spec.n)))
     new = [x + y + z for x, y, z in zip(over, over_rows, over_cols)]
-    n, m = len(program.loads), len(program.stores)
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=x) for op, x in zip(program.loads, new)),
-        stores=tuple(Store(replace(st.operand, strides=x), st.value) for st, x in zip(program.stores, new[n:])),
-        indices=tuple(new[n + m :]),
-    )
     shape = (*batch, *(tuple(x.size for x in results) or rows), *cols)
-    return Space(batch, rows, cols, results, shape, program)
+    return Space(batch, rows, cols, results, shape, restrided(program, new))
 
 
 @dataclass(frozen=True)
@@ -183,13 +176,11 @@ class ResultFragments:
             sums = [self._sum(total("e", p)) for p in self._products]
             self.epilogue.results(self._position(), sums, run, sinks=sinks)
             return
-        w.line("#pragma unroll")  # neighbours that are in different rows of the columns' dimensions
-        w.open("for (int e = 0; e < 2; ++e)")
-        if missing:
-            w.line(f"if ({missing('e')}) continue;")
-        sums = [self._sum(total("e", p)) for p in self._products]
-        self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
-        w.close()
+        with w.unrolled("for (int e = 0; e < 2; ++e)"):  # these are in different rows of the columns' dimensions
+            if missing:
+                w.line(f"if ({missing('e')}) continue;")
+            sums = [self._sum(total("e", p)) for p in self._products]
+            self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
@@ -203,8 +194,7 @@ class ResultFragments:
                 w.line(f"const {self.total} {left} = {total('0', p)}, {right} = {total('1', p)};")
                 w.line(f"store_shared(&{name}[row][col], Vector<{self.total}, 2>{{{{{left}, {right}}}}});")
             else:
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
+                w.unrolled_line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
     def take(
         self, source: Staging, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
@@ -213,22 +203,21 @@ class ResultFragments:
         w = self.w
         runs = source.length // source.run
         w.line("#pragma unroll 2")
-        w.open(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})")
-        slow, fast = ("r", "c") if source.by_rows else ("c", "r")
-        times = f" * {source.run}" if source.run > 1 else ""
-        w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
-        w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
-        self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
-        sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
-        run = None
-        if source.run > 1:
-            for p, place in enumerate(sums):
-                w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
-            sums = [f"sums{p or ''}[e]" for p in self._products]
-            along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
-            run = Run(source.run, along, "e")
-        self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
-        w.close()
+        with w.block(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})"):
+            slow, fast = ("r", "c") if source.by_rows else ("c", "r")
+            times = f" * {source.run}" if source.run > 1 else ""
+            w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
+            w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
+            self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
+            sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
+            run = None
+            if source.run > 1:
+                for p, place in enumerate(sums):
+                    w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
+                sums = [f"sums{p or ''}[e]" for p in self._products]
+                along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
+                run = Run(source.run, along, "e")
+            self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
 
     def _leave(self, *conditions: list[str]) -> None:
         outside = [text for group in conditions for text in group]

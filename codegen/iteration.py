@@ -59,10 +59,29 @@ def rebase(
     """Returns a program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed
     alike).
     """
-    every = [op.strides for op in program.operands] + list(program.indices) + list(extra)
+    every = [*program.strides, *extra]
     sizes, strides = collapse(shape, every, order)
     own = len(every) - len(extra)
     return sizes, restrided(program, strides[:own]), strides[own:]
+
+
+def merge_outer(
+    program: Program, outer: Sequence[int], extra: Sequence[Strides] = ()
+) -> tuple[tuple[int, ...], Program, list[Strides]]:
+    """Returns a program of rows, the last dimension, with the outer ones merged in memory order: (their sizes, the
+    program, the ``extra`` strides likewise).
+    """
+    n, every = len(outer), [*program.strides, *extra]
+    leading = leader(program).strides[:n]
+    sizes, outside = collapse(outer, [s[:n] for s in every], memory_order(outer, leading))
+    strides = [(*a, b[n]) for a, b in zip(outside, every)]
+    own = len(every) - len(extra)
+    return sizes, restrided(program, strides[:own]), strides[own:]
+
+
+def leader(program: Program) -> Operand:
+    """Returns the operand that varies along most dimensions, of those the one with the largest elements."""
+    return max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
 
 
 def restrided(program: Program, strides: Sequence[Strides]) -> Program:
@@ -76,6 +95,13 @@ def restrided(program: Program, strides: Sequence[Strides]) -> Program:
     )
 
 
+def aligned(operand: Operand, vector: int, along: int) -> bool:
+    """Returns true if every vector of an operand along a dimension begins where it may be accessed as one."""
+    needed = min(16, vector * operand.dtype.itemsize)
+    starts = (s for d, s in enumerate(operand.strides) if d != along)
+    return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)
+
+
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Returns one more than the largest offset reached."""
     return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides) if size > 1)
@@ -84,6 +110,11 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 def index_type(*extents: int) -> str:
     """Returns uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
     return "uint32" if max(extents, default=0) < 2**32 - 2**20 else "uint64"
+
+
+def signed_index_type(*extents: int) -> str:
+    """Returns int32 when every offset and position fits it with room for a tile past the end, else int64."""
+    return "int32" if max(extents, default=0) < 2**31 - 2**19 else "int64"
 
 
 def unsigned(itype: str) -> str:

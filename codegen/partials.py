@@ -70,17 +70,13 @@ class Partials:
         sizes are those of the whole result.
         """
         w, c, reduction = self.w, part.partial.chunk, part.reduction
-        w.line("#pragma unroll")
-        w.open(f"for (int i = 0; i < {rows}; ++i)")
-        w.line("#pragma unroll")
-        w.open(f"for (int q = 0; q < {chunks}; ++q)")
-        w.line(f"const {reduction.ctype} total = reduce::lanes<{reduction.combiner.functor}, 4>({part.own}[i][q]);")
+        combined = f"reduce::lanes<{reduction.combiner.functor}, 4>({part.own}[i][q])"
         step = "i * 8" if rows == 2 else "i / 2 * 16 + i % 2 * 8"
-        w.line(f"const {self.t} place = {m} + {step}, col = {n} + q * {c};")
-        w.line(f"if (lane % 4 != 0 || place >= {sizes[0]} || col >= {sizes[1]}) continue;")
-        self.store(part, "place", f"col / {c}", "total")
-        w.close()
-        w.close()
+        with w.unrolled(f"for (int i = 0; i < {rows}; ++i)", f"for (int q = 0; q < {chunks}; ++q)"):
+            w.line(f"const {reduction.ctype} total = {combined};")
+            w.line(f"const {self.t} place = {m} + {step}, col = {n} + q * {c};")
+            w.line(f"if (lane % 4 != 0 || place >= {sizes[0]} || col >= {sizes[1]}) continue;")
+            self.store(part, "place", f"col / {c}", "total")
 
     def store(self, part: PartialNames, place: str, last: str, value: str) -> None:
         """Stores a part: ``place`` is the number of its chunk of rows, or of its row, ``last`` its column, or the

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer
 from codegen.kernel import Pointers, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
@@ -58,20 +58,7 @@ class ScanSchedule(Schedule):
 
 def normalize(spec: ScanSpec) -> ScanSpec:
     """Returns the spec with neighbouring outer dimensions merged, in memory order."""
-    program, n = spec.program, len(spec.outer)
-    every = [op.strides for op in program.operands] + list(program.indices)
-    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
-    strides = [(*a, b[n]) for a, b in zip(outside, every)]
-    loads, stores = len(program.loads), len(program.stores)
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-        stores=tuple(
-            Store(replace(store.operand, strides=s), store.value) for store, s in zip(program.stores, strides[loads:])
-        ),
-        indices=tuple(strides[loads + stores :]),
-    )
+    outer, program, _ = merge_outer(spec.program, spec.outer)
     return replace(spec, outer=outer, program=program)
 
 
@@ -79,12 +66,7 @@ def _vector(spec: ScanSpec) -> int:
     """Returns the widest vector of neighbours along a row that suits all operands that are contiguous there."""
     contiguous = [op for op in spec.program.operands if op.strides[-1] == 1]
     vector = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
-
-    def aligned(op: Operand) -> bool:
-        needed = min(16, vector * op.dtype.itemsize)
-        return op.alignment % needed == 0 and all(s * op.dtype.itemsize % needed == 0 for s in op.strides[:-1])
-
-    while vector > 1 and (spec.length % vector or not all(map(aligned, contiguous))):
+    while vector > 1 and (spec.length % vector or not all(aligned(op, vector, len(spec.outer)) for op in contiguous)):
         vector //= 2
     return vector
 
@@ -173,7 +155,7 @@ class _Renderer:
         """Writes coordinates of the row, and what has one value a row."""
         n = len(self.spec.outer)
         self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        every = self.program.strides
         for d in range(n):  # here, and not where one is first needed: that is within a loop
             if any(strides[d] for strides in every):
                 _ = self.rows[d]
@@ -200,20 +182,19 @@ class _Renderer:
         total = self.names.unique(self.sum.name)
         w.line(f"{self.sum.ctype} {total} = {self.sum.start};")
         w.line("#pragma unroll 4")
-        w.open(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)")
-        position = "col"
-        if spec.reverse:
-            w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
-            position = "at"
-        terms = self._element(self.before | self.after, position)
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
-        terms[Reduced(0)] = total
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
-        for store, pointer in zip(self.program.stores, self.pointers.stores):
-            text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
-            w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
-        w.close()
+        with w.block(f"for ({self.s.itype} col = 0; col < {spec.length}; ++col)"):
+            position = "col"
+            if spec.reverse:
+                w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
+                position = "at"
+            terms = self._element(self.before | self.after, position)
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+            w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
+            terms[Reduced(0)] = total
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
+            for store, pointer in zip(self.program.stores, self.pointers.stores):
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
 
     def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
         """Reads one element of each load; returns the C expressions."""
@@ -236,29 +217,29 @@ class _Renderer:
         if s.lanes > 32:
             w.line(f"__shared__ {ctype} parts[{s.lanes // 32}];")
         w.line(f"{ctype} carry = {self.sum.start};")
-        w.open(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})")
-        own = "lane" if vector == 1 else f"lane * {vector}"
-        w.line(f"const {s.itype} col = first + {own};")
-        position = "col"
-        if spec.reverse:
-            w.line(f"const {s.itype} at = {spec.length - vector} - col;")
-            position = "at"
-        held = self._vectors(position)
-        sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
-        w.line(f"{ctype} {sums}[{vector}];")
-        w.line(f"{ctype} {total} = {self.sum.start};")
-        self._open_elements()
-        terms = self._terms(held, position)
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-        w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
-        w.line(f"{sums}[e] = {total};")
-        self._close_elements()
-        how = f"scan::lanes<{self.sum.combiner.functor}, {s.lanes}>({total}, carry)"
-        if s.lanes > 32:
-            how = f"scan::block<{self.sum.combiner.functor}, {s.lanes // 32}>({total}, carry, {self.sum.start}, parts)"
-        w.line(f"const {ctype} before = {how};")
-        self._stores(held, sums, position)
-        w.close()
+        with w.block(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})"):
+            own = "lane" if vector == 1 else f"lane * {vector}"
+            w.line(f"const {s.itype} col = first + {own};")
+            position = "col"
+            if spec.reverse:
+                w.line(f"const {s.itype} at = {spec.length - vector} - col;")
+                position = "at"
+            held = self._vectors(position)
+            sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
+            w.line(f"{ctype} {sums}[{vector}];")
+            w.line(f"{ctype} {total} = {self.sum.start};")
+            self._open_elements()
+            terms = self._terms(held, position)
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+            w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
+            w.line(f"{sums}[e] = {total};")
+            self._close_elements()
+            op, warps = self.sum.combiner.functor, s.lanes // 32
+            how = f"scan::lanes<{op}, {s.lanes}>({total}, carry)"
+            if warps > 1:
+                how = f"scan::block<{op}, {warps}>({total}, carry, {self.sum.start}, parts)"
+            w.line(f"const {ctype} before = {how};")
+            self._stores(held, sums, position)
 
     def _open_elements(self) -> None:
         if self.ragged:
@@ -285,21 +266,17 @@ class _Renderer:
                 continue
             name = held[k] = self.names.unique(operand.name, "_v")
             w.line(f"{operand.dtype.ctype} {name};" if vector == 1 else f"{vector_type(operand, vector)} {name};")
-        if self.ragged and held:
-            w.open(f"if (col < {self.spec.length})")
-        for k, name in held.items():
-            operand, pointer = self.program.loads[k], self.pointers.loads[k]
-            offset = self._offset(operand.strides, position)
-            if vector == 1:
-                w.line(f"{name} = {pointer}[{offset}];")
-            elif operand.strides[-1] == 1:
-                w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
-            else:
-                w.line("#pragma unroll")
-                step = linear([("e", operand.strides[-1])])
-                w.line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
-        if self.ragged and held:
-            w.close()
+        with w.block(f"if (col < {self.spec.length})", when=self.ragged and bool(held)):
+            for k, name in held.items():
+                operand, pointer = self.program.loads[k], self.pointers.loads[k]
+                offset = self._offset(operand.strides, position)
+                if vector == 1:
+                    w.line(f"{name} = {pointer}[{offset}];")
+                elif operand.strides[-1] == 1:
+                    w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
+                else:
+                    step = linear([("e", operand.strides[-1])])
+                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
         return held
 
     def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
@@ -333,17 +310,13 @@ class _Renderer:
             w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
         self._close_elements()
         conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
-        if conditions:
-            w.open(f"if ({' && '.join(conditions)})")
-        for store, name, pointer in zip(program.stores, names, self.pointers.stores):
-            offset = self._offset(store.operand.strides, position)
-            if vector == 1:
-                w.line(f"{pointer}[{offset}] = {name};")
-            elif store.operand.strides[-1] == 1:
-                w.line(f"store({plus(pointer, offset)}, {name});")
-            else:
-                w.line("#pragma unroll")
-                step = linear([("e", store.operand.strides[-1])])
-                w.line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")
-        if conditions:
-            w.close()
+        with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+            for store, name, pointer in zip(program.stores, names, self.pointers.stores):
+                offset = self._offset(store.operand.strides, position)
+                if vector == 1:
+                    w.line(f"{pointer}[{offset}] = {name};")
+                elif store.operand.strides[-1] == 1:
+                    w.line(f"store({plus(pointer, offset)}, {name});")
+                else:
+                    step = linear([("e", store.operand.strides[-1])])
+                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")

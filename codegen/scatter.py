@@ -14,7 +14,7 @@ from math import prod
 from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, Strides, bounds, far, index_type, linear, memory_order, rebase
+from codegen.iteration import Coordinates, Strides, bounds, far, index_type, leader, linear, memory_order, rebase
 from codegen.kernel import headers, heading, signature
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
@@ -70,8 +70,7 @@ class _Renderer:
     def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
         self.s, self.walks = schedule, not spec.combiner.atomic
         if not self.walks:
-            leader = max(spec.program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-            order = memory_order(spec.shape, leader.strides)
+            order = memory_order(spec.shape, leader(spec.program).strides)
             shape, program, _ = rebase(spec.program, spec.shape, order)
             spec = replace(spec, shape=shape, program=program, axes=())
         self.spec, self.program = spec, spec.program
@@ -120,9 +119,8 @@ class _Renderer:
         start = f"{self.result}[{base} + {step}] = {spec.combiner.neutral:g};"
         w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {start}")
         sizes = tuple(spec.shape[d] for d in spec.axes)
-        w.open(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)")
-        self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
-        w.close()
+        with w.block(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)"):
+            self._update(row | dict(zip(spec.axes, self._split("m", sizes))))
 
     def _offset(self, at: dict[int, str], strides: Strides) -> str:
         return linear([(at[d], stride) for d, stride in enumerate(strides) if stride])
@@ -141,9 +139,8 @@ class _Renderer:
         to = linear([(f"{self.s.itype}(place)", spec.step)])
         base = self._offset(at, self._stored.strides)
         target = f"{base} + {to}" if base != "0" else to
-        w.open(f"if (place >= 0 && place < {spec.size})")
-        if self.walks:
-            w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
-        else:
-            w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")
-        w.close()
+        with w.block(f"if (place >= 0 && place < {spec.size})"):
+            if self.walks:
+                w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
+            else:
+                w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")

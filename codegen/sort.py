@@ -14,7 +14,7 @@ from math import prod
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, bounds, collapse, index_type, linear, memory_order
+from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
 from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
@@ -92,23 +92,9 @@ def longest(ctype: str) -> int:
 
 def normalize(spec: SortSpec) -> SortSpec:
     """Returns the spec with neighbouring outer dimensions merged, in memory order."""
-    program, n = spec.program, len(spec.outer)
-    extra = () if spec.order is None else (spec.order.strides,)
-    every = [*(op.strides for op in program.operands), *program.indices, *extra]
-    leader = max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
-    outer, outside = collapse(spec.outer, [s[:n] for s in every], memory_order(spec.outer, leader.strides[:n]))
-    strides = [(*a, b[n]) for a, b in zip(outside, every)]
-    loads, stores = len(program.loads), len(program.stores)
-    after = loads + stores + len(program.indices)
-    stored = zip(program.stores, strides[loads : loads + stores])
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-        stores=tuple(Store(replace(store.operand, strides=s), store.value) for store, s in stored),
-        indices=tuple(strides[loads + stores : after]),
-    )
-    order = None if spec.order is None else replace(spec.order, strides=strides[after])
-    return replace(spec, outer=outer, program=program, order=order)
+    order = spec.order
+    outer, program, strides = merge_outer(spec.program, spec.outer, [] if order is None else [order.strides])
+    return replace(spec, outer=outer, program=program, order=order and replace(order, strides=strides[0]))
 
 
 def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
@@ -233,36 +219,30 @@ class _Renderer:
         w.line(f"sort::lanes<{s.lanes}>(own, words, {kept});")
         if count == "count":
             kept = f"min({itype}({kept}), count)" if int(kept) > spec.count % spec.run else kept
-        if ragged:
-            w.open("if (inside)")
-        start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
-        w.open(f"for ({itype} rank = {start}; rank < {kept}; {step})")
-        mine = ""
-        if s.rows > 1:
-            mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
-        w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
-        self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
-        w.close()
-        if ragged:
-            w.close()
+        with w.block("if (inside)", when=ragged):
+            start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
+            with w.block(f"for ({itype} rank = {start}; rank < {kept}; {step})"):
+                mine = ""
+                if s.rows > 1:
+                    mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
+                w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
+                self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
         return -(-total // s.rows)
 
     def _read(self, count: str) -> None:
         """Writes the thread's words; those behind the end of a run come last."""
         w, s, spec = self.w, self.s, self.spec
         w.line(f"{self.word} own[{s.items}];")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.items}; ++e)")
-        name = "i" if spec.runs > 1 or spec.order is not None else "at"
-        w.line(f"const {s.itype} {name} = e{f' * {s.lanes} + lane' if s.lanes > 1 else ''};")
-        whole = count.isdigit() and int(count) == s.items * s.lanes
-        if not whole:
-            w.line(f"own[e] = sort::last<{self.word}>();")
-            w.open(f"if ({name} < {count})")
-        w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
-        if not whole:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.items}; ++e)"):
+            name = "i" if spec.runs > 1 or spec.order is not None else "at"
+            w.line(f"const {s.itype} {name} = e{f' * {s.lanes} + lane' if s.lanes > 1 else ''};")
+            whole = count.isdigit() and int(count) == s.items * s.lanes
+            if not whole:
+                w.line(f"own[e] = sort::last<{self.word}>();")
+                w.open(f"if ({name} < {count})")
+            w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
+            if not whole:
+                w.close()
 
     def _word(self, entry: str) -> str:
         """Reads what an element's word is made of; returns the C expression."""
@@ -295,14 +275,12 @@ class _Renderer:
         w.line(f"const {itype} begin = {begin}, end = min(begin + {size}, {made});")
         if runs > 1:
             w.line("if (begin >= end) return;")
-        w.open(f"const auto word = [&]({itype} entry)")
-        w.line(f"return {self._word('entry')};")
-        w.close("};")
+        with w.block(f"const auto word = [&]({itype} entry)", "};"):
+            w.line(f"return {self._word('entry')};")
         w.line(f"sort::runs<{s.lanes}, {s.items}>(words, bounds, word, {', '.join(given)}, begin, end);")
-        w.open(f"for ({itype} i = threadIdx.x; i < end - begin; i += {s.lanes})")
-        w.line(f"const {itype} at = sort::position(words[sort::place(i)]);")
-        self._results(f"part * {kept} + begin + i" if runs > 1 else "begin + i")
-        w.close()
+        with w.block(f"for ({itype} i = threadIdx.x; i < end - begin; i += {s.lanes})"):
+            w.line(f"const {itype} at = sort::position(words[sort::place(i)]);")
+            self._results(f"part * {kept} + begin + i" if runs > 1 else "begin + i")
         return rows * tiles * runs
 
     # ---- elements

@@ -132,10 +132,9 @@ class TileLoader(TilePieces):
             name = to.split()[-1]
             if name != to:  # a constant cannot be filled in
                 w.line(f"{to.removeprefix('const ')};")
-            w.line("#pragma unroll")
             element = linear([*(t for t in terms if not isinstance(t, str)), ("e", self._apart(source))])
             zero = f" : {source.ctype}{{}}" if inside else ""
-            w.line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {guard}{source.pointer}[{element}]{zero};")
+            w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {guard}{source.pointer}[{element}]{zero};")
 
     def fetch(self, k: str = "k") -> None:
         """Brings the thread's pieces of stage ``k``, to the ring or to registers."""
@@ -347,8 +346,7 @@ class TileLoader(TilePieces):
             value = self._multiplied(value)
             name = f"piece{product or ''}"
             w.line(f"Vector<{way.element}, {way.piece}> {name};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
+            w.unrolled_line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
             w.line(f"store_shared({to}, {name});")
 
     @property
@@ -375,26 +373,24 @@ class TileLoader(TilePieces):
         piece = "[i]" if self.count > 1 else "[0]"
         part = "" if not several else "[e]" if vector == 1 else f"[e / {vector}]"
         w.line(f"Vector<{way.element}, {way.piece}> piece;")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {way.piece}; ++e)")
-        read = {}
-        for source in self.prologue.sources:
-            if self._fixed(source):
-                at = "" if self.bases == 1 else "[i]" if way.along_k else part
-            else:
-                at = part if self._common(source) else piece + part
-            text = f"{source.name}_{suffix if self._common(source) else 'next'}{at}"
-            number = "e" if not several else "0" if vector == 1 else f"e % {vector}"
-            if not self._single(source):
-                text += f"[{number}]"
-            elif not source.pointer and self._apart(source) and number != "0":
-                text = linear([(text, 1), (number, self._apart(source))])
-            read[source.value] = text
-        text = self._multiplied(self.prologue.element(read))
-        if self.guarded and several:
-            text = f"kept({text}, {self.label}_kept{piece}{part})"
-        w.line(f"piece[e] = {text};")
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {way.piece}; ++e)"):
+            read = {}
+            for source in self.prologue.sources:
+                if self._fixed(source):
+                    at = "" if self.bases == 1 else "[i]" if way.along_k else part
+                else:
+                    at = part if self._common(source) else piece + part
+                text = f"{source.name}_{suffix if self._common(source) else 'next'}{at}"
+                number = "e" if not several else "0" if vector == 1 else f"e % {vector}"
+                if not self._single(source):
+                    text += f"[{number}]"
+                elif not source.pointer and self._apart(source) and number != "0":
+                    text = linear([(text, 1), (number, self._apart(source))])
+                read[source.value] = text
+            text = self._multiplied(self.prologue.element(read))
+            if self.guarded and several:
+                text = f"kept({text}, {self.label}_kept{piece}{part})"
+            w.line(f"piece[e] = {text};")
         value = f"kept(piece, {self.label}_kept{piece})" if self.guarded and not several else "piece"
         w.line(f"store_shared({to}, {value});")
 
@@ -436,8 +432,7 @@ class TileLoader(TilePieces):
         w, p, several = self.w, self.label, self.fragments > 1
         counter = "i" if self.first else "j"
         if several:
-            w.line("#pragma unroll")
-            w.line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
+            w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
         number = counter if several else "0"
         to = linear([(number, 1)], product * self.fragments)
         # Steps along a row of the tile change bits that no lane's place has before the swizzle: it keeps them.
@@ -453,6 +448,5 @@ class TileLoader(TilePieces):
         """Rounds the fragments of step ``kk`` to what the tensor cores read of them."""
         if self.way.gather.operand.dtype.name == "float32":
             counter = "i" if self.first else "j"
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")
+            self.w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")
             self.w.line(f"    round_to_tf32({self.label}_part[kk % 2][{counter}]);")

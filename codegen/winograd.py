@@ -13,7 +13,7 @@ from math import prod
 from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import coordinate, extent, index_type, linear, unsigned
+from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
 from codegen.kernel import headers, heading, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
@@ -64,7 +64,7 @@ def _itype(spec: WinogradSpec) -> str:
         extent(_source_space(spec), spec.source.strides) + abs(spec.start),
         *(extent(spec.space, op.strides) for op in spec.program.operands),
     ]
-    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+    return signed_index_type(*reach)
 
 
 def render(spec: WinogradSpec, schedule: WinogradSchedule) -> KernelSource:
@@ -178,8 +178,7 @@ class _Renderer:
             where = f"{self.source} + {offset}"
             read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
             w.line(f"const Vector<float, {width}> part = {read};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
+            w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
         self._close(depth)
 
     def _transform(self) -> None:

@@ -16,7 +16,7 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     """
     a, b, program, terms, results = spec.a, spec.b, spec.program, spec.terms, spec.results
     nb, nr = len(spec.batch), len(spec.m)
-    every = [op.strides for op in program.operands] + list(program.indices)
+    every = program.strides
     over_a, over_b = a.steps(), b.steps()
     lengths = [len(every), len(over_a[0]), len(over_b[0])]
     # A limit takes part like an operand.
@@ -52,7 +52,7 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
     if spec.others or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
         return None
     nb, nr = len(spec.batch), len(spec.m)
-    every = [op.strides for op in program.operands] + list(program.indices)
+    every = program.strides
     batch, outer, inner = a.steps()
     rows, over = collapse(spec.m, [*(s[nb : nb + nr] for s in every), *outer], range(nr))
     if len(rows) > 1:

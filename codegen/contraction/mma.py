@@ -13,7 +13,7 @@ from __future__ import annotations
 from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_bytes
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
-from codegen.iteration import index_type, linear
+from codegen.iteration import linear, signed_index_type
 from codegen.kernel import headers, heading, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.partials import PartialNames, Partials, Sink
@@ -69,7 +69,7 @@ class _Renderer:
     def _index_type(self) -> str:
         """Of places in both operands: int32 if all fit with room for padding (gathers may start before the tensor)."""
         reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
-        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+        return signed_index_type(*reach)
 
     # ---- the whole
 

@@ -10,7 +10,7 @@ from codegen.arch import MAX_REGISTERS_PER_THREAD
 from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
 from codegen.family import Schedule
-from codegen.iteration import extent, index_type
+from codegen.iteration import extent, signed_index_type
 from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
 
@@ -230,4 +230,4 @@ def _itype(spec: ContractionSpec) -> str:
         for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
             reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
     reach += [extent(spec.space, op.strides) for op in spec.program.operands]
-    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+    return signed_index_type(*reach)

@@ -30,7 +30,7 @@ from codegen.contraction.wgmma_producer import Producer
 from codegen.contraction.wgmma_results import ContractionResults
 from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
-from codegen.iteration import extent, index_type, linear
+from codegen.iteration import extent, linear, signed_index_type
 from codegen.kernel import headers, heading, parameter, shared_memory, signature
 from codegen.naming import Names, Writer
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
@@ -111,7 +111,7 @@ class _Renderer(Producer, ContractionResults):
         layout = self.layout
         space = layout.space
         reach = [prod(space)] + [extent(space, op.strides) for op in layout.program.operands]
-        return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+        return signed_index_type(*reach)
 
     # ---- the whole
 

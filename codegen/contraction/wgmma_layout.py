@@ -152,7 +152,7 @@ class Layout:
             extra += 1
         batch, rows = (*spec.batch, *spec.m[:extra]), spec.m[extra:]
         lead += extra
-        every = [op.strides for op in program.operands] + list(program.indices)
+        every = program.strides
         self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
         self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
         if spec.results:  # the program's rows depend on the coordinates of all batches and rows

@@ -128,19 +128,18 @@ class _Planes(Renderer):
         w, spec, s = self.w, self.spec, self.s
         sizes = (s.planes, spec.filters, spec.in_channels, *spec.taps)
         count = prod(sizes)
-        w.open(f"for ({self.small} at = t; at < {count}; at += {self.threads})")
-        plane, *names = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
-        group = self.at.get("group", "0")
-        if s.planes > 1:
-            # A block's last planes may not exist: what is staged for them is that of other groups, and not used.
-            where = linear([(self.at["plane0"], 1), (plane, 1)])
-            group = f"(({where}) % {spec.groups})" if spec.groups > 1 else "0"
-        names = names[:2] + [self.reversed_tap(a, n) if n != "0" else n for a, n in enumerate(names[2:])]
-        terms = [(group, spec.w.strides[0]), *zip(names, spec.w.strides[1:])]
-        first = "[0]" * (5 + (s.planes > 1))
-        source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", spec.accumulate)
-        w.line(f"(&weights{first})[at] = {source};")
-        w.close()
+        with w.block(f"for ({self.small} at = t; at < {count}; at += {self.threads})"):
+            plane, *names = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
+            group = self.at.get("group", "0")
+            if s.planes > 1:
+                # A block's last planes may not exist: what is staged for them is that of other groups, and not used.
+                where = linear([(self.at["plane0"], 1), (plane, 1)])
+                group = f"(({where}) % {spec.groups})" if spec.groups > 1 else "0"
+            names = names[:2] + [self.reversed_tap(a, n) if n != "0" else n for a, n in enumerate(names[2:])]
+            terms = [(group, spec.w.strides[0]), *zip(names, spec.w.strides[1:])]
+            first = "[0]" * (5 + (s.planes > 1))
+            source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", spec.accumulate)
+            w.line(f"(&weights{first})[at] = {source};")
 
     def _stage_tile(self) -> None:
         """Runs of lanes take one row of the halo tile after another; outside the image is zero."""
@@ -155,40 +154,39 @@ class _Planes(Renderer):
         several = width > lanes
         if not several:
             w.line("#pragma unroll 4")
-        w.open(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})")
-        z, ic, iz, iy = (
-            self.constant(name, coordinate("line", sizes, d), self.small) if sizes[d] > 1 else "0"
-            for d, name in enumerate(("z", "ic", "iz", "iy"))
-        )
-        image, group = self.at.get("image", "0"), self.at.get("group", "0")
-        inside = []
-        if s.planes > 1:
-            where = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
-            image, group = self._plane_of(where)
-            if spec.images * spec.groups % s.planes:
-                inside.append(f"{where} < {spec.images * spec.groups}")
-        in_d, exists = self.source_depth(iz)
-        w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)};")
-        inside += [*exists, f"{unsigned(t)}(in_h) < {spec.sizes[1]}"]
-        w.line(f"const bool inside = {' && '.join(inside)};")
-        ix = "ix"
-        if several:
-            w.line("#pragma unroll 4")
-        if interleaved:
-            w.open(f"for (int at = t % {lanes}; at < {width}; at += {lanes})")
-            w.line(f"const {self.small} ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
-            ic = "ic"
-        elif lanes > 1:
-            w.open(f"for (int ix = t % {lanes}; ix < {width}; ix += {lanes})")
-        else:
-            w.open(f"for (int ix = 0; ix < {width}; ++ix)")
-        w.line(f"const {t} in_w = {self.source(2, self.at['col0'], ix)};")
-        terms = list(zip((image, group, ic, in_d, "in_h", "in_w"), spec.x.strides))
-        value = operand_value(spec.x, f"{self.x}[{linear(terms)}]", spec.accumulate)
-        plane = f"[{z}]" if s.planes > 1 else ""
-        inside_row = f"inside && {unsigned(t)}(in_w) < {spec.sizes[2]}"
-        w.line(f"tile{plane}[{ic}][{iz}][{iy}][{ix}] = {inside_row} ? {value} : {spec.accumulate}(0);")
-        w.close()
+        with w.block(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})"):
+            z, ic, iz, iy = (
+                self.constant(name, coordinate("line", sizes, d), self.small) if sizes[d] > 1 else "0"
+                for d, name in enumerate(("z", "ic", "iz", "iy"))
+            )
+            image, group = self.at.get("image", "0"), self.at.get("group", "0")
+            inside = []
+            if s.planes > 1:
+                where = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
+                image, group = self._plane_of(where)
+                if spec.images * spec.groups % s.planes:
+                    inside.append(f"{where} < {spec.images * spec.groups}")
+            in_d, exists = self.source_depth(iz)
+            w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)};")
+            inside += [*exists, f"{unsigned(t)}(in_h) < {spec.sizes[1]}"]
+            w.line(f"const bool inside = {' && '.join(inside)};")
+            ix = "ix"
+            if several:
+                w.line("#pragma unroll 4")
+            if interleaved:
+                w.open(f"for (int at = t % {lanes}; at < {width}; at += {lanes})")
+                w.line(f"const {self.small} ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
+                ic = "ic"
+            elif lanes > 1:
+                w.open(f"for (int ix = t % {lanes}; ix < {width}; ix += {lanes})")
+            else:
+                w.open(f"for (int ix = 0; ix < {width}; ++ix)")
+            w.line(f"const {t} in_w = {self.source(2, self.at['col0'], ix)};")
+            terms = list(zip((image, group, ic, in_d, "in_h", "in_w"), spec.x.strides))
+            value = operand_value(spec.x, f"{self.x}[{linear(terms)}]", spec.accumulate)
+            plane = f"[{z}]" if s.planes > 1 else ""
+            inside_row = f"inside && {unsigned(t)}(in_w) < {spec.sizes[2]}"
+            w.line(f"tile{plane}[{ic}][{iz}][{iy}][{ix}] = {inside_row} ? {value} : {spec.accumulate}(0);")
         w.close()
 
     def _slide(self, plane: str, ty: str, tx: str) -> None:
@@ -210,11 +208,9 @@ class _Planes(Renderer):
             w.line(f"{c} under[{reads}];  // the part of the row under this thread's patch")
             w.line("#pragma unroll")
             if s.cols * sw % PATCH_COLUMNS == 0:
-                w.open(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})")
-                w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
-                w.close()
+                with w.block(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
+                    w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
+                    w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
             else:
                 w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
         p = self.loop("p", s.rows)
@@ -291,26 +287,26 @@ class _Channels(Renderer):
         vector = self._vector()
         sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
         w.line("#pragma unroll 4")
-        w.open(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})")
-        iz, iy, ix, strip = (
-            self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), self.small)
-            if sizes[d] > 1
-            else "0"
-            for d, name in enumerate(("iz", "iy", "ix", "strip"))
-        )
-        in_d, bounds = self.source_depth(iz)
-        w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)}, in_w = {self.source(2, self.at['col0'], ix)};")
-        bounds += [f"{unsigned(t)}(in_h) < {spec.sizes[1]}", f"{unsigned(t)}(in_w) < {spec.sizes[2]}"]
-        channel = linear([(self.at["channel0"], 1), (strip, 1)])
-        if spec.groups % s.channels:
-            bounds.append(f"{channel} < {spec.groups}")
-        image, _, _, *along = spec.x.strides
-        terms = [(self.at["image"], image), (self.at["channel0"], 1), (strip, 1)]
-        terms += zip((in_d, "in_h", "in_w"), along)
-        w.line(f"Vector<{spec.x.dtype.ctype}, {vector}> value = {{}};")
-        w.line(f"if ({' && '.join(bounds)}) value = load<{vector}>({self.x} + {linear(terms)});")
-        w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
-        w.close()
+        with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
+            iz, iy, ix, strip = (
+                self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), self.small)
+                if sizes[d] > 1
+                else "0"
+                for d, name in enumerate(("iz", "iy", "ix", "strip"))
+            )
+            in_d, bounds = self.source_depth(iz)
+            in_h, in_w = self.source(1, self.at["row0"], iy), self.source(2, self.at["col0"], ix)
+            w.line(f"const {t} in_h = {in_h}, in_w = {in_w};")
+            bounds += [f"{unsigned(t)}(in_h) < {spec.sizes[1]}", f"{unsigned(t)}(in_w) < {spec.sizes[2]}"]
+            channel = linear([(self.at["channel0"], 1), (strip, 1)])
+            if spec.groups % s.channels:
+                bounds.append(f"{channel} < {spec.groups}")
+            image, _, _, *along = spec.x.strides
+            terms = [(self.at["image"], image), (self.at["channel0"], 1), (strip, 1)]
+            terms += zip((in_d, "in_h", "in_w"), along)
+            w.line(f"Vector<{spec.x.dtype.ctype}, {vector}> value = {{}};")
+            w.line(f"if ({' && '.join(bounds)}) value = load<{vector}>({self.x} + {linear(terms)});")
+            w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
 
     def _vector(self) -> int:
         """Returns channels of one access: all pixels must start at a multiple of it."""

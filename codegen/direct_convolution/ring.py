@@ -74,17 +74,16 @@ class Ring(Renderer):
             w.line(f"const {t} steps = {whole} <= {spec.out[1]} ? {s.steps} : {rest};")
         w.line(f"{small} first = 0;  // where in the ring the rows under the outputs begin")
         w.line("#pragma unroll 1")
-        w.open(f"for ({t} step = 0; step < {steps}; ++step)")
-        w.line(f"copy_async_wait<{s.ahead - 1}>();")
-        w.line("__syncthreads();  // the rows are there for all, and all are done with those before")
-        w.line(f"if (step + {s.ahead} < {steps}) {self._fetches(s.rows * spec.stride[1])}")
-        w.line("copy_async_commit();")
-        w.line(f"{c} sum[{s.rows}][{s.cols}][{s.vector}] = {{}};")
-        self._slide(lane, tx)
-        self._results(group, col)
-        slots, advance = ring_shape(spec, s)[0], s.rows * spec.stride[1]
-        w.line(f"first = {_wrapped(f'first + {advance}', slots)};")
-        w.close()
+        with w.block(f"for ({t} step = 0; step < {steps}; ++step)"):
+            w.line(f"copy_async_wait<{s.ahead - 1}>();")
+            w.line("__syncthreads();  // the rows are there for all, and all are done with those before")
+            w.line(f"if (step + {s.ahead} < {steps}) {self._fetches(s.rows * spec.stride[1])}")
+            w.line("copy_async_commit();")
+            w.line(f"{c} sum[{s.rows}][{s.cols}][{s.vector}] = {{}};")
+            self._slide(lane, tx)
+            self._results(group, col)
+            slots, advance = ring_shape(spec, s)[0], s.rows * spec.stride[1]
+            w.line(f"first = {_wrapped(f'first + {advance}', slots)};")
         return blocks
 
     def _declare_ring(self) -> None:
@@ -106,26 +105,24 @@ class Ring(Renderer):
         image = spec.x.strides[0]
         # The stride of a dimension of one element says nothing, not even that addresses stay aligned.
         along, across = (stride if many > 1 else 0 for stride, many in zip(spec.x.strides[4:], spec.sizes[1:]))
-        w.open("const auto fetch = [&]")
-        w.line(f"const bool inside = {unsigned(t)}(in_h) < {spec.sizes[1]};")
-        strip = self.constant("strip", linear([(f"threadIdx.x % {lanes}", s.copy)]) if lanes > 1 else "0", self.small)
-        exists = ["inside"]
-        if spec.groups % s.channels:
-            exists.append(f"{linear([(self.at['channel0'], 1), (strip, 1)])} < {spec.groups}")
-        exists.append(f"{unsigned(t)}(in_w) < {spec.sizes[2]}")
-        terms = [(self.at["image"], image), ("in_h", along), (self.at["channel0"], 1), (strip, 1)]
-        w.line(f"const {spec.x.dtype.ctype}* row = {self.x} + {linear(terms)};")
-        w.line("#pragma unroll")
-        start = f"threadIdx.x / {lanes}" if lanes > 1 else "threadIdx.x"
-        w.open(f"for ({self.small} ix = {start}; ix < {columns}; ix += {s.threads // lanes})")
-        w.line(f"const {t} in_w = {self.source(2, self.at['col0'], 'ix')};")
-        source = f"row + {linear([('in_w', across)])}" if across else "row"
-        valid = f"{' && '.join(exists)} ? {s.copy * size} : 0"
-        w.line(f"copy_async<{s.copy * size}>(&ring[put][ix][{strip}], {source}, {valid});")
-        w.close()
-        w.line(f"put = {_wrapped('put + 1', slots)};")
-        w.line("++in_h;")
-        w.close("};")
+        with w.block("const auto fetch = [&]", "};"):
+            w.line(f"const bool inside = {unsigned(t)}(in_h) < {spec.sizes[1]};")
+            own = linear([(f"threadIdx.x % {lanes}", s.copy)]) if lanes > 1 else "0"
+            strip = self.constant("strip", own, self.small)
+            exists = ["inside"]
+            if spec.groups % s.channels:
+                exists.append(f"{linear([(self.at['channel0'], 1), (strip, 1)])} < {spec.groups}")
+            exists.append(f"{unsigned(t)}(in_w) < {spec.sizes[2]}")
+            terms = [(self.at["image"], image), ("in_h", along), (self.at["channel0"], 1), (strip, 1)]
+            w.line(f"const {spec.x.dtype.ctype}* row = {self.x} + {linear(terms)};")
+            start = f"threadIdx.x / {lanes}" if lanes > 1 else "threadIdx.x"
+            with w.unrolled(f"for ({self.small} ix = {start}; ix < {columns}; ix += {s.threads // lanes})"):
+                w.line(f"const {t} in_w = {self.source(2, self.at['col0'], 'ix')};")
+                source = f"row + {linear([('in_w', across)])}" if across else "row"
+                valid = f"{' && '.join(exists)} ? {s.copy * size} : 0"
+                w.line(f"copy_async<{s.copy * size}>(&ring[put][ix][{strip}], {source}, {valid});")
+            w.line(f"put = {_wrapped('put + 1', slots)};")
+            w.line("++in_h;")
 
     def _fetches(self, count: int) -> str:
         return "fetch();" if count == 1 else f"for (int k = 0; k < {count}; ++k) fetch();"
@@ -137,10 +134,9 @@ class Ring(Renderer):
         w.line(self._fetches(under))
         w.line("copy_async_commit();")
         if s.ahead > 1:
-            w.open(f"for (int ahead = 1; ahead < {s.ahead}; ++ahead)" if s.ahead > 2 else "")
-            w.line(self._fetches(s.rows * spec.stride[1]))
-            w.line("copy_async_commit();")
-            w.close()
+            with w.block(f"for (int ahead = 1; ahead < {s.ahead}; ++ahead)" if s.ahead > 2 else ""):
+                w.line(self._fetches(s.rows * spec.stride[1]))
+                w.line("copy_async_commit();")
 
     def _weights(self, group: str) -> None:
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 from codegen.direct_convolution.ring_schedule import RingSchedule, ring_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
-from codegen.iteration import extent, index_type
+from codegen.iteration import extent, signed_index_type
 from codegen.target import PORTABLE, Target
 
 SHARED_LIMIT = 48 * 1024
@@ -296,7 +296,7 @@ def _itype(spec: DirectConvolutionSpec) -> str:
     reach = [prod(space), extent((spec.images, spec.groups, spec.in_channels, *spec.sizes), spec.x.strides)]
     reach.append(extent((spec.groups, spec.filters, spec.in_channels, *spec.taps), spec.w.strides))
     reach += [extent(space, op.strides) for op in spec.program.operands]
-    return "int32" if index_type(*(2 * r for r in reach)) == "uint32" else "int64"
+    return signed_index_type(*reach)
 
 
 def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int, int]:

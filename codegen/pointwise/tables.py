@@ -60,14 +60,8 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
         return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
 
     reads = [k for k, i in enumerate(program.instructions) if isinstance(i, TableRead) and wide(i)]
-    shared: set[int] = set()
-    stack = [v for k in reads for v in program.instructions[k].args]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Result) and value.instruction not in shared:
-            shared.add(value.instruction)
-            stack += program.instructions[value.instruction].args
-    return Ahead(tuple(reads), frozenset(shared))
+    above = program.needed(v for k in reads for v in program.instructions[k].args)
+    return Ahead(tuple(reads), frozenset(v.instruction for v in above if isinstance(v, Result)))
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:

@@ -156,13 +156,10 @@ class Renderer:
             point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
         elif body == self._scatter and whole:
             tests = tests[:1] if not in_tile else []
-        if tests:
-            w.open(f"if ({' && '.join(tests)})")
-        if body != self._fetch:
-            w.line(f"const uint32 at = {self._place(stage)};")
-        body(n, stage, point, self._array_at(count))
-        if tests:
-            w.close()
+        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
+            if body != self._fetch:
+                w.line(f"const uint32 at = {self._place(stage)};")
+            body(n, stage, point, self._array_at(count))
         w.close()
 
     @property
@@ -204,8 +201,9 @@ class Renderer:
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];")
+            self.w.unrolled_line(
+                f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];"
+            )
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -215,8 +213,7 @@ class Renderer:
             return
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
-        self.w.line("#pragma unroll")
-        self.w.line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
@@ -274,11 +271,8 @@ class Renderer:
             if clamped:
                 last_row = t.height - 1 if t.height % s.rows or not exact else None
                 point = self._at_most(last_row, t.width - s.vector if t.width % s.cols else None)
-        if tests and not clamped:
-            w.open(f"if ({' && '.join(tests)})")
-        body(point)
-        if tests and not clamped:
-            w.close()
+        with w.block(f"if ({' && '.join(tests)})", when=bool(tests) and not clamped):
+            body(point)
         w.close()
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
@@ -355,17 +349,14 @@ class Renderer:
         w, left = self.w, self._left()
         guard = f"if (e < {left}) " if left else ""
         if kind == "element":
-            w.line("#pragma unroll")
-            w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
-            offset = self._own_point().offset(strides)
-            w.line(f"{guard}{line.format(offset)}")
-            w.close()
+            with w.unrolled(f"for (int e = 0; e < {self.s.vector}; ++e)"):
+                offset = self._own_point().offset(strides)
+                w.line(f"{guard}{line.format(offset)}")
             return
         step = linear([("e", strides[-1])])
         base = point.offset(strides)
-        w.line("#pragma unroll")
         text = line.format(step if base == "0" else f"{base} + {step}")
-        w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
+        w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
 
     def _compute(self, point: Point) -> None:
         """Evaluates the program for one vector and writes it."""
@@ -388,14 +379,12 @@ class Renderer:
         results = self.body.results()
         for store, name in zip(program.stores, results):
             w.line(f"{vector_type(store.operand, s.vector)} {name};")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
-        if own and program.indices:
-            element_point = self._own_point()
-            indices = [element_point.offset(strides) for strides in program.indices]
-        for name, text in zip(results, self.body.element(loaded, indices)):
-            w.line(f"{name}[e] = {text};")
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
+            if own and program.indices:
+                element_point = self._own_point()
+                indices = [element_point.offset(strides) for strides in program.indices]
+            for name, text in zip(results, self.body.element(loaded, indices)):
+                w.line(f"{name}[e] = {text};")
         for n, name in enumerate(results):
             if n in self.turned_stores:
                 self._put_down(n, self.turned_stores[n], name)
@@ -447,9 +436,8 @@ class Renderer:
             w.line(f"const {ctype} {name} = load_shared<{piece}>({tile} + {place});")
             return f"{name}[e]"
         w.line(f"{ctype} {name}[{count}];")
-        w.line("#pragma unroll")
         value = f"{tile}[{place}]" if piece == 1 else f"load_shared<{piece}>({tile} + {place})"
-        w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {value};")
+        w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {value};")
         return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
 
     def _put_down(self, n: int, stage: Stage, name: str) -> None:
@@ -459,16 +447,13 @@ class Renderer:
         if piece == s.vector:
             w.line(f"store_shared({tile} + {place}, {name});")
             return
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.vector // piece}; ++e)")
-        if piece == 1:
-            w.line(f"{tile}[{place}] = {name}[e];")
-        else:
-            w.line(f"{vector_type(operand, piece)} piece;")
-            w.line("#pragma unroll")
-            w.line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
-            w.line(f"store_shared({tile} + {place}, piece);")
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.vector // piece}; ++e)"):
+            if piece == 1:
+                w.line(f"{tile}[{place}] = {name}[e];")
+            else:
+                w.line(f"{vector_type(operand, piece)} piece;")
+                w.unrolled_line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
+                w.line(f"store_shared({tile} + {place}, piece);")
 
 
 def over(text: str, divisor: int) -> str:

@@ -61,8 +61,7 @@ class _Renderer(Renderer):
             w.line(f"const {vector_type(operand, stage.vector)} {elements} = {register}.elements();")
             register = elements
         place.insert(1, f"e * {stage.width}")
-        w.line("#pragma unroll")
-        w.line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
+        w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
 
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""
@@ -92,14 +91,11 @@ class _Renderer(Renderer):
             tests.append(f"row < {s.rows}")
         if t.height % s.rows:
             tests.append(f"{self.row0}row < {t.height}")
-        if tests:
-            w.open(f"if ({' && '.join(tests)})")
-        point = self._at(f"{self.row0}row", self._column)
-        if t.skewed:
-            self._skew(point)
-        body(point)
-        if tests:
-            w.close()
+        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
+            point = self._at(f"{self.row0}row", self._column)
+            if t.skewed:
+                self._skew(point)
+            body(point)
         w.close()
 
     @property

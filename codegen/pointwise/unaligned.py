@@ -114,22 +114,20 @@ class _Renderer:
             for n in self.loads:
                 w.line(f"{self._type(n)} {self.words[n]}[{s.unroll}];")
             for loading in (True, False):
-                w.line("#pragma unroll")
-                w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
-                position = f"first + u * {THREADS}"
-                # No load waits for a condition: vectors past the end read the last one.
-                clamped = loading and not exact
-                w.line(f"const {s.itype} v = {at_most(position, total - 1, s.itype) if clamped else position};")
-                if not exact and not loading:
-                    w.open(f"if (v < {total})")
-                place = self._place()
-                if loading:
-                    self._load(place)
-                else:
-                    self._compute(place)
-                    if not exact:
-                        w.close()
-                w.close()
+                with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
+                    position = f"first + u * {THREADS}"
+                    # No load waits for a condition: vectors past the end read the last one.
+                    clamped = loading and not exact
+                    w.line(f"const {s.itype} v = {at_most(position, total - 1, s.itype) if clamped else position};")
+                    if not exact and not loading:
+                        w.open(f"if (v < {total})")
+                    place = self._place()
+                    if loading:
+                        self._load(place)
+                    else:
+                        self._compute(place)
+                        if not exact:
+                            w.close()
         w.close()
         blocks = -(-total // tile) if prod(self.shape) else 0
         return KernelSource(self.body.name, w.text(), (blocks, 1, 1), (THREADS, 1, 1))
@@ -191,12 +189,10 @@ class _Renderer:
         results = self.body.results()
         for store, name in zip(program.stores, results):
             w.line(f"{vector_type(store.operand, s.vector)} {name};")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
-        indices = [place.element(strides) for strides in program.indices]
-        for name, text in zip(results, self.body.element(loaded, indices)):
-            w.line(f"{name}[e] = {text};")
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
+            indices = [place.element(strides) for strides in program.indices]
+            for name, text in zip(results, self.body.element(loaded, indices)):
+                w.line(f"{name}[e] = {text};")
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             if self.whole:

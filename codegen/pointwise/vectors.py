@@ -246,19 +246,16 @@ class _Renderer:
         w, s = self.w, self.schedule
         for loading in (True, False) if loads else (False,):
             inside = largest is None or (loading and not self._ragged)
-            w.line("#pragma unroll")
-            w.open(f"for (int u = 0; u < {s.unroll}; ++u)")
-            clamped = loading and inside and largest is not None
-            w.line(f"const {s.itype} {name} = {at_most(position, largest or 0, s.itype) if clamped else position};")
-            if not inside:
-                w.open("if (i < size)" if name == "i" else f"if ({name} < {(largest or 0) + 1})")
-            if loading:
-                self._load(place(), loads)
-            else:
-                self._compute(place(), once or [])
-            if not inside:
-                w.close()
-            w.close()
+            with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
+                clamped = loading and inside and largest is not None
+                w.line(f"const {s.itype} {name} = {at_most(position, largest or 0, s.itype) if clamped else position};")
+                with w.block(
+                    "if (i < size)" if name == "i" else f"if ({name} < {(largest or 0) + 1})", when=not inside
+                ):
+                    if loading:
+                        self._load(place(), loads)
+                    else:
+                        self._compute(place(), once or [])
 
     @property
     def _ragged(self) -> bool:
@@ -317,19 +314,13 @@ class _Renderer:
         guard = f"if ({place.variable} + e < size) " if place.ragged else ""
         if kind != "element":
             text = line.format(place.each(strides, kind))
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
+            w.unrolled_line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
             return
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
-        w.line(f"const {s.itype} o = {place.variable} + e;")
-        if guard:
-            w.open("if (o < size)")
-        offset = Coordinates(w, "o", self.shape[-len(strides) :], s.itype, "o").offset(strides)
-        w.line(line.format(offset))
-        if guard:
-            w.close()
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
+            w.line(f"const {s.itype} o = {place.variable} + e;")
+            with w.block("if (o < size)", when=bool(guard)):
+                offset = Coordinates(w, "o", self.shape[-len(strides) :], s.itype, "o").offset(strides)
+                w.line(line.format(offset))
 
     # ---- arithmetic
 
@@ -362,15 +353,13 @@ class _Renderer:
         results = self.body.results()
         for store, name in zip(program.stores, results):
             w.line(f"{vector_type(store.operand, s.vector)} {name};")
-        w.line("#pragma unroll")
-        w.open(f"for (int e = 0; e < {s.vector}; ++e)")
-        if "element" in kinds:
-            w.line(f"const {s.itype} o = {place.variable} + e;")
-            own = Coordinates(w, "o", self.shape, s.itype, "o")
-            indices = [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
-        for name, text in zip(results, self.body.element(loaded, indices)):
-            w.line(f"{name}[e] = {text};")
-        w.close()
+        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
+            if "element" in kinds:
+                w.line(f"const {s.itype} o = {place.variable} + e;")
+                own = Coordinates(w, "o", self.shape, s.itype, "o")
+                indices = [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
+            for name, text in zip(results, self.body.element(loaded, indices)):
+                w.line(f"{name}[e] = {text};")
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             kind = access(strides, self.shape, s.vector, store.operand)

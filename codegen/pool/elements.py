@@ -222,10 +222,9 @@ class Elements:
                 target = target.removeprefix("const ")
                 w.line(f"{target};")
                 target = target.split()[-1]
-            w.line("#pragma unroll")
             at = plus(place, linear([("e", step)]))
             value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
-            w.line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
+            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
         elif inside:
             w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
         elif count > 1:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import aligned, coordinate, linear, unsigned
 from codegen.kernel import converted, headers, heading, signature
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
-from codegen.pool.space import is_aligned, width
+from codegen.pool.space import width
 from codegen.pool.steps import THREADS
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
@@ -238,10 +238,9 @@ class PoolRenderer(Elements):
             if reduction.at is not None:
                 largest = self._part(self.largest[k])
                 nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
-                w.open(f"if ({part} < 0 || {value} > {largest}{nan})")
-                w.line(f"{largest} = {value};")
-                w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
-                w.close()
+                with w.block(f"if ({part} < 0 || {value} > {largest}{nan})"):
+                    w.line(f"{largest} = {value};")
+                    w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
             elif self.parts[k] not in skipped:
                 w.line(reduction.into(part, value))
 
@@ -292,7 +291,7 @@ class PoolRenderer(Elements):
     def _wide(self, operand: Operand) -> bool:
         """Returns true if a run of results can be one access."""
         count = self._run[1]
-        return operand.strides[self.space.rank - 1] == 1 and is_aligned(operand, count, self.space.rank - 1)
+        return operand.strides[self.space.rank - 1] == 1 and aligned(operand, count, self.space.rank - 1)
 
     def _load(self, n: int, offset: str, count: int) -> str:
         """Writes a load of so many neighbours at a position of the result; returns what it is called."""
@@ -307,8 +306,9 @@ class PoolRenderer(Elements):
             w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
         else:
             w.line(f"{kind} {name};")
-            w.line("#pragma unroll")
-            w.line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];")
+            w.unrolled_line(
+                f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];"
+            )
         return name
 
     def _element(self, n: int, text: str) -> str:
@@ -369,8 +369,7 @@ class PoolRenderer(Elements):
                 w.line(f"{self.store}({plus(pointer, offset)}, {name});")
             elif name:
                 at = _sum(offset, linear([("e", store.operand.strides[last])]))
-                w.line("#pragma unroll")
-                w.line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
+                w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
         self.close_to(self.base)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from codegen.expr import Load, Operand, Program, Result, Store, Value
-from codegen.iteration import extent
+from codegen.expr import Load, Program, Value
+from codegen.iteration import aligned, extent, restrided
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Covering, Sliding, Window
 
@@ -36,22 +36,13 @@ class Space:
     @cached_property
     def folded(self) -> frozenset[Value]:
         """The values that are computed for every element of a window."""
-        return self._needed([v for r in self.program.reductions for v in (r.value, r.at) if v is not None])
+        ends = (v for r in self.program.reductions for v in (r.value, r.at) if v is not None)
+        return frozenset(self.program.needed(ends))
 
     @cached_property
     def final(self) -> frozenset[Value]:
         """The values that are computed for every window once it is folded."""
-        return self._needed([s.value for s in self.program.stores])
-
-    def _needed(self, ends: list[Value]) -> frozenset[Value]:
-        found: set[Value] = set()
-        while ends:
-            value = ends.pop()
-            if value not in found:
-                found.add(value)
-                if isinstance(value, Result):
-                    ends += self.program.instructions[value.instruction].args
-        return frozenset(found)
+        return frozenset(self.program.needed(s.value for s in self.program.stores))
 
     @cached_property
     def taps(self) -> tuple[int, ...]:
@@ -68,7 +59,7 @@ class Space:
 def normalize(spec: PoolSpec) -> Space:
     """Returns the space that a kernel walks."""
     rank, program = len(spec.outer), spec.program
-    columns = [list(op.strides) for op in program.operands] + [list(s) for s in program.indices]
+    columns = [list(s) for s in program.strides]
     windows = [(d, _simpler(window, spec.outer[d])) for d, window in spec.windows]
     # Along a window of one element that has the number of its position, elements are positions.
     alike = [k for k, (d, w) in enumerate(windows) if w == Sliding(spec.outer[d], 1, 1, 1, 0)]
@@ -100,17 +91,8 @@ def normalize(spec: PoolSpec) -> Space:
         sizes, merged = [1], [[0] * len(columns)]
     merged += [[s[rank + k] for s in columns] for k in kept]
     every = [tuple(column[k] for column in merged) for k in range(len(columns))]
-    loads, stores = len(program.loads), len(program.stores)
-    return Space(
-        tuple(sizes),
-        tuple((place[windows[k][0]], windows[k][1]) for k in kept),
-        replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, every)),
-            stores=tuple(Store(replace(s.operand, strides=t), s.value) for s, t in zip(program.stores, every[loads:])),
-            indices=tuple(every[loads + stores :]),
-        ),
-    )
+    windows = [(place[windows[k][0]], windows[k][1]) for k in kept]
+    return Space(tuple(sizes), tuple(windows), restrided(program, every))
 
 
 def _simpler(window: Window, positions: int) -> Window:
@@ -144,18 +126,11 @@ def widest(space: Space) -> int:
         if (
             whole
             and all(vector * op.dtype.itemsize <= 16 for op in taps)
-            and all(is_aligned(op, vector, last) for op in contiguous)
+            and all(aligned(op, vector, last) for op in contiguous)
         ):
             break
         vector //= 2
     return vector
-
-
-def is_aligned(operand: Operand, vector: int, last: int) -> bool:
-    """Returns true if every vector of an operand along a dimension may be read as one."""
-    needed = min(16, vector * operand.dtype.itemsize)
-    starts = [t for d, t in enumerate(operand.strides) if d != last]
-    return operand.alignment % needed == 0 and all(t * operand.dtype.itemsize % needed == 0 for t in starts)
 
 
 def index_type(space: Space) -> str:

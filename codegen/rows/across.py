@@ -121,8 +121,7 @@ class AcrossRenderer(RowsRenderer):
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
         else:
             self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.line("#pragma unroll")
-            self.w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
+            self.w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
         return f"{name}[{self._e}]"
 
     def _combined(self, parts: dict[int, str]) -> None:
@@ -147,25 +146,22 @@ class AcrossRenderer(RowsRenderer):
             return
         conditions = ["lane == 0"] if self.s.lanes > 1 else []
         conditions += ["inside"] if self._has_inside else []
-        if conditions:
-            w.open(f"if ({' && '.join(conditions)})")
-        offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
-        vector = self.s.vector
-        results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in stores}
-        if vector > 1:
+        with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+            offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
+            vector = self.s.vector
+            results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in stores}
+            if vector > 1:
+                for k in stores:
+                    w.line(f"{vector_type(self.program.stores[k].operand, vector)} {results[k]};")
+            self._open_rows()
             for k in stores:
-                w.line(f"{vector_type(self.program.stores[k].operand, vector)} {results[k]};")
-        self._open_rows()
-        for k in stores:
-            store = self.program.stores[k]
-            text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
-            w.line(f"{f'{results[k]}[e]' if vector > 1 else f'{self.pointers.stores[k]}[{offsets[k]}]'} = {text};")
-        self._close_rows()
-        if vector > 1:
-            for k in stores:
-                self._write(k, results[k], offsets[k])
-        if conditions:
-            w.close()
+                store = self.program.stores[k]
+                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+                w.line(f"{f'{results[k]}[e]' if vector > 1 else f'{self.pointers.stores[k]}[{offsets[k]}]'} = {text};")
+            self._close_rows()
+            if vector > 1:
+                for k in stores:
+                    self._write(k, results[k], offsets[k])
 
     # ---- the elements of a row
 

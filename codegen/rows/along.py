@@ -237,7 +237,7 @@ class AlongRenderer(RowsRenderer):
         """
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
-        wanted = self._row_results(running.shift)
+        wanted = self.program.needed([running.shift])
         known = self._of_row(self.stages.stage(running.shift))
         early = [n for n in known if Result(n) in wanted and n not in self._early]
         self.emitter.statements(w, self.terms, lambda n: n in early)
@@ -248,13 +248,6 @@ class AlongRenderer(RowsRenderer):
         w.line(f"const {reduction.ctype} {total} = {part} * math::exp({name} - {shift});{why}")
         self.terms[Reduced(k)] = total
 
-    def _row_results(self, value: Value) -> set[Value]:
-        """Returns the results that a value of the row takes, itself included."""
-        if not isinstance(value, Result):
-            return set()
-        args = self.program.instructions[value.instruction].args
-        return {value}.union(*(self._row_results(v) for v in args))
-
     def _row_stores(self, stage: int) -> None:
         n = len(self.space.outer)
         stores = self._row_stored(stage)
@@ -262,15 +255,12 @@ class AlongRenderer(RowsRenderer):
             return
         conditions = ["lane == 0"] if self.s.lanes * self.s.cluster > 1 else []
         conditions += ["inside"] if self._has_inside else []
-        if conditions:
-            self.w.open(f"if ({' && '.join(conditions)})")
-        for k in stores:
-            store = self.program.stores[k]
-            text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
-            offset = self.rows.offset(store.operand.strides[:n])
-            self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
-        if conditions:
-            self.w.close()
+        with self.w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+            for k in stores:
+                store = self.program.stores[k]
+                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+                offset = self.rows.offset(store.operand.strides[:n])
+                self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
 
     # ---- the vectors of a thread
 

@@ -172,7 +172,7 @@ class RowsRenderer(ABC):
         """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
-        every = [op.strides for op in self.program.operands] + list(self.program.indices)
+        every = self.program.strides
         for d in range(len(self.space.outer)):  # here, and not where one is first needed: that may be within a loop
             if any(strides[d] for strides in every) or (d == 0 and chunk is not None):
                 _ = rows[d]
@@ -247,10 +247,9 @@ class RowsRenderer(ABC):
                 declared, _, name = target.removeprefix("const ").rpartition(" ")
                 w.line(f"{declared} {name};")
                 target = name
-            w.line("#pragma unroll")
             step = linear([("e", operand.strides[self.dim])])
             at = step if offset == "0" else offset if kind == "uniform" else f"{offset} + {step}"
-            w.line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
+            w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
 
     def _copy(self, n: int, nbytes: int) -> str:
         """Returns what copies so many bytes of a load to shared memory."""
@@ -262,10 +261,9 @@ class RowsRenderer(ABC):
         if self._kind(operand.strides) == "vector":
             w.line(f"{guard}store({plus(pointer, offset)}, {values});")
             return
-        w.line("#pragma unroll")
         at = linear([("e", operand.strides[self.dim])])
         at = at if offset == "0" else f"{offset} + {at}"
-        w.line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{pointer}[{at}] = {values}[e];")
+        w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{pointer}[{at}] = {values}[e];")
 
     # ---- the elements of a vector
 

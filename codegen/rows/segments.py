@@ -67,16 +67,15 @@ class SegmentRenderer(AlongRenderer):
             w.line(f"{name} = reduce::lanes<{self.program.reductions[k].combiner.functor}, 32>({name});")
         stores = [(store, k) for store, k in self.space.sums.items() if k in self.beside]
         if stores:
-            w.open("if (lane % 32 == 0)")
-            for store, k in stores:
-                operand = self.program.stores[store].operand
-                over = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
-                lead = enumerate(operand.strides[n : n + self.lead])
-                offset = linear([*over, *((self.cols[d], stride) for d, stride in lead if stride)])
-                same = operand.dtype.ctype == self.program.reductions[k].ctype
-                value = self.columns[k] if same else f"convert<{operand.dtype.ctype}>({self.columns[k]})"
-                w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
-            w.close()
+            with w.block("if (lane % 32 == 0)"):
+                for store, k in stores:
+                    operand = self.program.stores[store].operand
+                    over = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
+                    lead = enumerate(operand.strides[n : n + self.lead])
+                    offset = linear([*over, *((self.cols[d], stride) for d, stride in lead if stride)])
+                    same = operand.dtype.ctype == self.program.reductions[k].ctype
+                    value = self.columns[k] if same else f"convert<{operand.dtype.ctype}>({self.columns[k]})"
+                    w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
         w.close()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Operand, Program, Reduced, Store
-from codegen.iteration import collapse, extent, memory_order
+from codegen.expr import Operand, Program, Reduced
+from codegen.iteration import aligned, collapse, extent, memory_order, restrided
 from codegen.spec import RowsSpec, Segments, Walk
 
 #: Widest vector of the widest operand, in bytes: two accesses.
@@ -68,7 +68,7 @@ def normalize(spec: RowsSpec) -> Space:
     program, n, walk = spec.program, len(spec.outer), spec.walk
     parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
     walked = n - walk.dims if walk is not None else n
-    every = [op.strides for op in program.operands] + list(program.indices)
+    every = program.strides
     shape = (*spec.outer, *spec.row)
     leader = max(
         program.operands, key=lambda op: (sum(s > 1 and t != 0 for s, t in zip(shape, op.strides)), op.dtype.itemsize)
@@ -96,23 +96,7 @@ def normalize(spec: RowsSpec) -> Space:
         walk = replace(walk, dims=len(rows))
     outer = (*spec.outer[:parts], *outer)
     strides = [(*s[:parts], *a, *b) for s, a, b in zip(every, outside, inside)]
-    loads, stores = len(program.loads), len(program.stores)
-    return Space(
-        outer,
-        row,
-        replace(
-            program,
-            loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-            stores=tuple(
-                Store(replace(store.operand, strides=s), store.value)
-                for store, s in zip(program.stores, strides[loads:])
-            ),
-            indices=tuple(strides[loads + stores :]),
-        ),
-        spec.chunk,
-        walk,
-        segments,
-    )
+    return Space(outer, row, restrided(program, strides), spec.chunk, walk, segments)
 
 
 def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
@@ -151,14 +135,7 @@ def widest(space: Space, dim: int) -> int:
         whole = size % vector == 0 and (not along or space.length % vector == 0)
         # Stores of results for each row are vectors, too, where the rows are side by side.
         beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
-        if small and whole and all(_aligned(op, vector, dim) for op in beside):
+        if small and whole and all(aligned(op, vector, dim) for op in beside):
             break
         vector //= 2
     return vector
-
-
-def _aligned(operand: Operand, vector: int, dim: int) -> bool:
-    """Returns true if every vector of an operand along a dimension may be read as one."""
-    needed = min(16, vector * operand.dtype.itemsize)
-    starts = (s for d, s in enumerate(operand.strides) if d != dim)
-    return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)

@@ -97,15 +97,7 @@ class Stages:
 
     def behind(self, ends: Iterable[Value]) -> set[Value]:
         """Returns all varying values that some values take, themselves included."""
-        found: set[Value] = set()
-        stack = list(ends)
-        while stack:
-            value = stack.pop()
-            if value not in found and self.varies(value):
-                found.add(value)
-                if isinstance(value, Result):
-                    stack += self._space.program.instructions[value.instruction].args
-        return found
+        return {value for value in self._space.program.needed(ends) if self.varies(value)}
 
     @property
     def loops(self) -> int:

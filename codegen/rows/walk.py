@@ -100,22 +100,21 @@ class WalkRenderer(AlongRenderer):
             self._first_rows(rows)
         late = self.ahead if not self.follows else 0  # a row is worked on so many steps after its copies began
         w.line("#pragma unroll 1")
-        w.open(f"for (uint32 step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)")
-        if late:
-            self._fetch(rows)
-        self._position("row", self._number(-late))
-        if late:
-            w.line(f"const uint32 at = {self._slot('(step + 1)', s.stages)};")
-        if s.lanes > 32:
-            w.line("const uint32 turn = step % 2;")
-        self._after = self._number(1 - late)
-        self._row_values()
-        if self.follows:
-            self._take_over(rows)
-        elif s.form == "registers":
-            self._keep_in_registers()
-        self._stages()
-        w.close()
+        with w.block(f"for (uint32 step = 0; step < {rows}{f' + {late}' if late else ''}; ++step)"):
+            if late:
+                self._fetch(rows)
+            self._position("row", self._number(-late))
+            if late:
+                w.line(f"const uint32 at = {self._slot('(step + 1)', s.stages)};")
+            if s.lanes > 32:
+                w.line("const uint32 turn = step % 2;")
+            self._after = self._number(1 - late)
+            self._row_values()
+            if self.follows:
+                self._take_over(rows)
+            elif s.form == "registers":
+                self._keep_in_registers()
+            self._stages()
         self._finish()
         return shared
 
@@ -281,18 +280,14 @@ class WalkRenderer(AlongRenderer):
         """Copies of the first rows begin."""
         w, several = self.w, self.ahead > 1
         w.line("// A thread reads back what it copied itself.")
-        w.open(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else "")
-        at = self._slot("step", self.ahead)
-        self._fetched(self._number(0) if several else "0" if self.s.rows == 1 else "sub")
-        self._open_vectors(loading=True)
-        if several:
-            w.open(f"if (step < {rows})")
-        self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
-        if several:
-            w.close()
-        w.line("copy_async_commit();")
-        self._close_vectors()
-        w.close()
+        with w.block(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else ""):
+            at = self._slot("step", self.ahead)
+            self._fetched(self._number(0) if several else "0" if self.s.rows == 1 else "sub")
+            self._open_vectors(loading=True)
+            with w.block(f"if (step < {rows})", when=several):
+                self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
+            w.line("copy_async_commit();")
+            self._close_vectors()
 
     def _take_over(self, rows: str) -> None:
         """What has arrived of a row goes on to registers, and copies of a later one begin in its place."""
@@ -312,9 +307,8 @@ class WalkRenderer(AlongRenderer):
             target, source = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}", self._arriving[n]
             wide = f"load_shared<{self.s.vector}>({source} + {place})"
             w.line(f"{target} = {wide if self.s.vector > 1 else f'{source}[{place}]'};")
-        w.open(f"if (step + {self.ahead} < {rows})")
-        self._copies(place)
-        w.close()
+        with w.block(f"if (step + {self.ahead} < {rows})"):
+            self._copies(place)
         w.line("copy_async_commit();")
         self._close_vectors()
         self.rows = own
@@ -323,13 +317,12 @@ class WalkRenderer(AlongRenderer):
         """Copies of the rows of a later step begin."""
         w, s = self.w, self.s
         w.line("// A thread reads back what it copied itself.")
-        w.open(f"if (step < {rows})")
-        w.line(f"const uint32 into = {self._slot('step', s.stages)};")
-        self._fetched(self._number(0))
-        self._open_vectors()
-        self._copies(f"into + {self._mine}")
-        self._close_vectors()
-        w.close()
+        with w.block(f"if (step < {rows})"):
+            w.line(f"const uint32 into = {self._slot('step', s.stages)};")
+            self._fetched(self._number(0))
+            self._open_vectors()
+            self._copies(f"into + {self._mine}")
+            self._close_vectors()
         w.line("copy_async_commit();")
         w.line(f"if (step < {self.ahead}) continue;")
         w.line(f"copy_async_wait<{self.ahead}>();")
@@ -421,8 +414,7 @@ class WalkRenderer(AlongRenderer):
                 continue
             name = self.names.unique(operand.name, "_v")
             w.line(f"{vector_type(operand, s.vector)} {name};")
-            w.line("#pragma unroll")
             value = f"{own}[e]" if same else f"convert<{dtype}>({own}[e])"
-            w.line(f"for (int e = 0; e < {s.vector}; ++e) {name}[e] = {value};")
+            w.unrolled_line(f"for (int e = 0; e < {s.vector}; ++e) {name}[e] = {value};")
             self._write(store, name, offset)
         self._close_vectors()
