@@ -6,8 +6,11 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
-#: Words that are no identifiers in C++, and macros of the C library for the CPU.
+#: Words that are no identifiers in C++, macros of the C library for the CPU, and what is put into kernels as they are
+#: launched one after the other (`codegen.kernel`).
 RESERVED = frozenset(
     """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t
@@ -18,6 +21,7 @@ RESERVED = frozenset(
     static_cast struct switch template this thread_local throw true try typedef typeid typename union
     unsigned using virtual void volatile wchar_t while xor xor_eq
     APPROXIMATE_MATH NULL INFINITY NAN HUGE_VAL EOF assert errno stdin stdout stderr linux unix near far main
+    block_from_the_end grid_dependency_launch grid_dependency_wait
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
 #: Around a name that is not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
@@ -79,6 +83,14 @@ class Names:
         return f"{_EDGE}{stem}{_BETWEEN}{suffix}{_BETWEEN}{next(self._numbers)}{_EDGE}"
 
 
+@cache
+def _macros() -> frozenset[str]:
+    """Returns the macros of the device library and of what stands for CUDA on a CPU."""
+    here = Path(__file__).parent
+    files = [*here.glob("device/*.cuh"), *here.glob("cpu/*.h")]
+    return frozenset(re.findall(r"^\s*#\s*define (\w+)", "\n".join(f.read_text("utf-8") for f in files), re.MULTILINE))
+
+
 def _words(lines: Sequence[str]) -> set[str]:
     """Returns the words of lines of C that a name must not be."""
     code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
@@ -97,7 +109,7 @@ def named(lines: Sequence[str]) -> str:
         assert before is not None
         assert behind is not None
         around.setdefault(pieces[k], set()).add((before[0], behind[0]))
-    taken = RESERVED | _words(lines) if around else set()
+    taken = RESERVED | _macros() | _words(lines) if around else set()
     chosen: dict[str, str] = {}
     for mark in sorted(around, key=lambda mark: int(mark.rpartition(_BETWEEN)[2])):
         stem, suffix, _ = mark.split(_BETWEEN)

@@ -187,7 +187,7 @@ class _Table:
         return lambda *operands, **attributes: made_by((TABLE[name],), *operands, **attributes)
 
 
-op = _Table()
+op: _Table = _Table()
 
 
 def _pattern(operand: Operand) -> Pattern:

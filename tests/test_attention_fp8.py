@@ -84,7 +84,7 @@ HOPPER: tuple[dict[str, Any], ...] = (
 @pytest.mark.slow
 def test_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are laid out along the keys, which pays for large ones."""
-    monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
+    monkeypatch.setattr(operand_layouts, "WARPS", 1e-9)
     graphs = [built(**how) for how in HOPPER]
     for g in graphs:
         kernels = plan(g, choose=by_cost_model(target("sm_90a"))).kernels
@@ -152,7 +152,7 @@ def test_refusals() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     check_on_gpu([built(**how) for how in VARIANTS], inputs=inputs)
-    monkeypatch.setattr(operand_layouts, "WARPS", 1.0)
+    monkeypatch.setattr(operand_layouts, "WARPS", 1e-9)
     check_on_gpu([built(**how) for how in HOPPER], inputs=inputs)
 
 

@@ -68,7 +68,7 @@ _P = op.exp(op.sub("score", "lse")).named("p")
 _BY_SCORE = op.mul("p", op.sub("dp", "row_dot")).named("ds")
 _BY_KEYS = op.matmul(turned(rounded("weights") | "weights"), "factor")
 _BY_QUERIES = op.matmul("weights", "factor")
-_TIMES = op.mul("x", "other").named("product").when(lambda found, node: node.output.shape == found["x"].shape)
+_TIMES: Pattern = op.mul("x", "other").named("product").when(lambda found, node: node.output.shape == found["x"].shape)
 
 
 def recognise_backward(graph: Graph, options: Options) -> Rewritten:
