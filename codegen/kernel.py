@@ -28,6 +28,12 @@ def heading(w: Writer, title: str, program: Program, headers: Sequence[str], det
     w.line()
 
 
+def title(name: str, program: Program) -> str:
+    """Returns what a heading says of a kernel of one node or several."""
+    count = len(program.notes)
+    return f"{name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+
+
 def headers(program: Program, *more: str, programs: Sequence[Program | None] = ()) -> list[str]:
     """Returns the device headers a program needs, and others of the same kernel, in order."""
     every = (program, *(p for p in programs if p is not None))
@@ -103,6 +109,11 @@ def _ordered(code: str) -> tuple[str, str]:
     last, _, body = rest.partition("\n")
     own = '"order.cuh"'
     return f"{head}{include}{last}\n" + ("" if last == own else f"#include {own}\n"), body
+
+
+def block_number(itype: str) -> str:
+    """Returns the C expression of the block's number, in a type that holds products with it."""
+    return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:

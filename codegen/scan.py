@@ -13,7 +13,7 @@ from math import prod
 from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer
-from codegen.kernel import Pointers, converted, headers, heading, signature
+from codegen.kernel import Pointers, block_number, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.spec import KernelSource, KernelSpec
@@ -135,7 +135,7 @@ class _Renderer:
 
     def _place(self, count: int, rows: int) -> None:
         w, s = self.w, self.s
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         mine = f"threadIdx.x / {s.lanes}" if s.lanes > 1 else "threadIdx.x"
         row = block if rows == 1 else f"{block} * {rows} + {mine}"
         self.inside = bool(count % rows) and s.lanes > 1
@@ -153,12 +153,8 @@ class _Renderer:
 
     def _row_values(self) -> None:
         """Writes coordinates of the row, and what has one value a row."""
-        n = len(self.spec.outer)
-        self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        every = self.program.strides
-        for d in range(n):  # here, and not where one is first needed: that is within a loop
-            if any(strides[d] for strides in every):
-                _ = self.rows[d]
+        rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        self.rows = rows.write(self.program.strides)
         for k, operand in enumerate(self.program.loads):
             if operand.strides[-1] == 0:
                 name = self.names.unique(operand.name, "_r")

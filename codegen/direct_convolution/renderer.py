@@ -9,7 +9,7 @@ from codegen.direct_convolution.schedule import DirectConvolutionSchedule
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue
 from codegen.iteration import linear, unsigned
-from codegen.kernel import headers, heading, locate, parameter, signature
+from codegen.kernel import headers, heading, locate, parameter, signature, title
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 
@@ -39,11 +39,9 @@ class Renderer(ABC):
     def render(self) -> KernelSource:
         w, spec = self.w, self.spec
         program = spec.program
-        count = len(program.notes)
         taps = " x ".join(str(n) for n in spec.taps if n > 1 or prod(spec.taps) == 1)
         details = [f"direct convolution, {taps} taps; {self.describe()}"]
-        title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
-        heading(w, title, program, headers(program, *self.headers), details)
+        heading(w, title(spec.name, program), program, headers(program, *self.headers), details)
         parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
         signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), self.blocks_per_sm())
         blocks = self.body()
@@ -88,11 +86,6 @@ class Renderer(ABC):
         self.w.line("#pragma unroll" if unroll else "#pragma unroll 1")
         self.w.open(f"for ({self.small} {name} = 0; {name} < {count}; ++{name})")
         return name
-
-    def close_to(self, depth: int) -> None:
-        """Closes the loops opened since the writer was at a depth."""
-        while self.w.depth > depth:
-            self.w.close()
 
     def rows(self, unroll: bool) -> tuple[str, str]:
         """Opens the loop over the rows of the tile under a patch: (row, row of taps if all of it has one)."""

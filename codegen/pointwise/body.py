@@ -18,7 +18,7 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.kernel import Pointers, converted, headers, heading, signature, uses
+from codegen.kernel import Pointers, converted, headers, heading, signature, title, uses
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
 
@@ -128,10 +128,7 @@ class Body(Elements):
 
     def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
         """Writes everything up to the opening brace."""
-        notes = self.program.notes
-        plural = "nodes in one kernel" if len(notes) != 1 else "node"
-        title = f"{self.name}: {len(notes)} {plural}"
-        heading(self.w, title, self.program, headers(self.program, header), details)
+        heading(self.w, title(self.name, self.program), self.program, headers(self.program, header), details)
         signature(self.w, self.name, threads, self.pointers.parameters())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import signature
+from codegen.kernel import block_number
 from codegen.pointwise.body import vector_type
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
@@ -33,12 +33,6 @@ class AcrossRenderer(RowsRenderer):
         #: shared memory for what threads exchange, by C type
         self._exchange: dict[str, str] = {}
 
-    def _headers(self) -> list[str]:
-        return []
-
-    def _signature(self) -> None:
-        signature(self.w, self.spec.name, self.s.threads, self.pointers.parameters(), self.s.resident or None)
-
     @property
     def _e(self) -> str:
         """The number of a row among those of the thread."""
@@ -46,7 +40,7 @@ class AcrossRenderer(RowsRenderer):
 
     def _place(self) -> None:
         w, s = self.w, self.s
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
         row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
         if self.count % s.rows:

@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most, linear
-from codegen.kernel import Pointers, converted, headers, heading
+from codegen.kernel import Pointers, converted, headers, heading, signature, title
 from codegen.l2_policy import streams
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
@@ -58,10 +58,9 @@ class RowsRenderer(ABC):
 
     def render(self) -> KernelSource:
         w, s, program = self.w, self.s, self.program
-        notes = program.notes
-        title = f"{self.spec.name}: {len(notes)} {'nodes in one kernel' if len(notes) != 1 else 'node'}"
-        heading(w, title, program, headers(program, "memory.cuh", "reduce.cuh", *self._headers()), self._details())
-        self._signature()
+        needed = headers(program, "memory.cuh", "reduce.cuh", *self._headers())
+        heading(w, title(self.spec.name, program), program, needed, self._details())
+        signature(w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
         shared = self._body()
         w.close()
         grid, cluster = (self._blocks() * s.cluster, 1, 1), (s.cluster, 1, 1)
@@ -96,12 +95,9 @@ class RowsRenderer(ABC):
             threads += f" in each of {s.cluster} blocks"
         return [f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"]
 
-    @abstractmethod
     def _headers(self) -> list[str]:
         """Returns more device headers."""
-
-    @abstractmethod
-    def _signature(self) -> None: ...
+        return []
 
     @abstractmethod
     def _place(self) -> None:
@@ -172,10 +168,9 @@ class RowsRenderer(ABC):
         """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
-        every = self.program.strides
-        for d in range(len(self.space.outer)):  # here, and not where one is first needed: that may be within a loop
-            if any(strides[d] for strides in every) or (d == 0 and chunk is not None):
-                _ = rows[d]
+        if chunk is not None:
+            _ = rows[0]
+        rows.write(self.program.strides)
         if chunk is not None:
             w.line(f"const {itype} begin = {rows[0]} * {chunk};")
             end = f"begin + {chunk}" if total % chunk == 0 else at_most(f"begin + {chunk}", total, itype)

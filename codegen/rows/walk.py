@@ -217,11 +217,7 @@ class WalkRenderer(AlongRenderer):
 
     def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
         """Returns coordinates of a row, those that some strides need being there already."""
-        rows = Coordinates(self.w, position, self.space.outer, self.s.itype, position)
-        for d in range(len(self.space.outer)):
-            if any(strides[d] for strides in every):
-                _ = rows[d]
-        return rows
+        return Coordinates(self.w, position, self.space.outer, self.s.itype, position).write(every)
 
     def _row_value(self, k: int, rows: Coordinates) -> str:
         """Returns the C expression of an operand's value for a row."""
