@@ -41,9 +41,9 @@ def worth_evict_last(program: Program, shape: Sequence[int], target: Target) -> 
     return read + written >= target.l2_share(LEAST) and written * LEAST_SHARE >= read > 0
 
 
-def nothing_lasting(schedule: Schedule) -> Schedule:
+def without_evict_last(schedule: Schedule) -> Schedule:
     """Returns the schedule of a kernel whose streams are evicted like all else."""
-    return replace(schedule, **{"lasting": False}) if getattr(schedule, "lasting", False) else schedule
+    return replace(schedule, **{"evict_last": False}) if getattr(schedule, "evict_last", False) else schedule
 
 
 def _once(operand: Operand, shape: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.canonical import canonical
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
-from codegen.l2_policy import nothing_lasting
+from codegen.l2_policy import without_evict_last
 from codegen.naming import Identifiers
 from codegen.spec import KernelSource
 from codegen.target import PORTABLE, Target
@@ -180,7 +180,7 @@ def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group])
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):
         if group in cached:
-            choice = replace(choice, schedule=nothing_lasting(choice.schedule))
+            choice = replace(choice, schedule=without_evict_last(choice.schedule))
         early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
         key = alike, group in turned, number == 0, early, group in cached
         if key not in sources:

@@ -339,7 +339,7 @@ def test_gradients_of_convolutions():
 @pytest.mark.parametrize("staged", [True, False])
 def test_epilogues(staged):
     """Through shared memory by rows and by columns, and straight from registers."""
-    wanted = {"rows": 64, "cols": 64} if staged else {"rows": 16, "cols": 32}
+    wanted = {"tile_m": 64, "tile_n": 64} if staged else {"tile_m": 16, "tile_n": 32}
     cases = []
     for number, (name, epilogue) in enumerate(epilogues().items()):
         for a, b in (((40, 16), (16, 48)), ((2, 33, 8), (2, 8, 35))):

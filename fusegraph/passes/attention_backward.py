@@ -64,8 +64,8 @@ def rounded(x: Operand = ...) -> Pattern:
 
 
 #: The exponentials of scores, and with them the gradients by scores.
-_P = op.exp(op.sub("score", "shift")).named("p")
-_BY_SCORE = op.mul("p", op.sub("dp", "delta")).named("ds")
+_P = op.exp(op.sub("score", "lse")).named("p")
+_BY_SCORE = op.mul("p", op.sub("dp", "row_dot")).named("ds")
 _BY_KEYS = op.matmul(turned(rounded("weights") | "weights"), "factor")
 _BY_QUERIES = op.matmul("weights", "factor")
 _TIMES = op.mul("x", "other").named("product").when(lambda found, node: node.output.shape == found["x"].shape)
@@ -141,11 +141,11 @@ class _Gradients(Matcher):
         found = next(_P.of(Found(graph), exponential), None)
         if found is None or exponential.output in graph.outputs:
             return None
-        p, score, lse, space = found["p"], found["score"], found["shift"], found["p"].shape
+        p, score, lse, space = found["p"], found["score"], found["lse"], found["p"].shape
         if len(space) < 2 or score.shape != space or lse.shape != (*space[:-1], 1):
             return None
         ways = list(found.onwards("p", _BY_SCORE, 1))
-        if len(ways) != 1 or ways[0]["ds"].shape != space or ways[0]["delta"].shape != lse.shape:
+        if len(ways) != 1 or ways[0]["ds"].shape != space or ways[0]["row_dot"].shape != lse.shape:
             return None
         with_values = op.matmul("loss", "values").named("of loss").when(lambda _, node: node.output.shape == space)
         found = ways[0].where(dp=linear(with_values))
@@ -201,7 +201,7 @@ class _Gradients(Matcher):
         made_score = Score(part.own, tuple(part.made[t] for t in part.operands), notes)
         found = found.must("", lse=guarded("stats", -inf, inf))
         stats = found["stats"]
-        lead = (*product.inputs, values, loss, stats, found["delta"])
+        lead = (*product.inputs, values, loss, stats, found["row_dot"])
         narrowed = [n.output for n in members if rounded().fits(graph, n) and n.inputs[0].shape == space]
         common = {
             "origin": exponential.name,
