@@ -15,7 +15,7 @@ from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
-from codegen.kernel import Pointers, block_number, converted, headers, heading, locate, parameter, signature
+from codegen.kernel import Pointers, block_number, constant, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -321,10 +321,7 @@ class _Renderer:
         for k, operand in enumerate(self.program.loads):
             if Load(k) in needed:
                 text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
-                name = self.names.unique(operand.name, suffix)
-                ctype = ctype_of(self.program, Load(k))
-                self.w.line(f"const {ctype} {name} = {converted(operand, text, self.program.real)};")
-                terms[Load(k)] = name
+                terms[Load(k)] = constant(self.w, self.names, self.program, k, text, suffix)
         for k, strides in enumerate(self.program.indices):
             terms[Index(k)] = f"int32({self._offset(strides, position)})"
         return terms

@@ -20,7 +20,7 @@ from math import prod
 from codegen.direct_convolution import schedule
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring import Ring
-from codegen.direct_convolution.ring_schedule import RingSchedule
+from codegen.direct_convolution.ring_schedule import RingSchedule, widest_access
 from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
@@ -281,7 +281,7 @@ class _Channels(Renderer):
     def _stage_tile(self) -> None:
         """Runs of channels go to shared memory as they are stored, 16 bytes at a time where they are aligned."""
         w, spec, s, t = self.w, self.spec, self.s, self.t
-        vector = self._vector()
+        vector = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
         sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
@@ -304,16 +304,6 @@ class _Channels(Renderer):
             w.line(f"Vector<{spec.x.dtype.ctype}, {vector}> value = {{}};")
             w.line(f"if ({' && '.join(bounds)}) value = load<{vector}>({self.x} + {linear(terms)});")
             w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
-
-    def _vector(self) -> int:
-        """Returns channels of one access: all pixels must start at a multiple of it."""
-        spec, size = self.spec, self.spec.x.dtype.itemsize
-        steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
-        for vector in (16 // size, 8 // size, 4 // size, 2 // size):
-            whole = vector > 0 and self.s.channels % vector == 0 and spec.groups % vector == 0
-            if whole and spec.x.alignment % (vector * size) == 0 and all(s % vector == 0 for s in steps):
-                return vector
-        return 1
 
     def _slide(self, group: str, lane: str, tx: str) -> None:
         """Columns of taps pass by one after another: a row of the tile is read once for all outputs it touches."""

@@ -93,7 +93,7 @@ class Renderer(ABC):
         if self.patch_rows == 1:
             kr = self.loop("kr", spec.taps[1], unroll)
             return linear([(kr, spec.dilation[1])]), kr
-        count = (self.patch_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+        count = spec.under(1, self.patch_rows)
         return self.loop("iy", count, unroll), ""
 
     def tap_row(self, iy: str, p: str) -> str:
@@ -125,7 +125,7 @@ class Renderer(ABC):
     def source_depth(self, iz: str) -> tuple[str, list[str]]:
         """Writes the input plane that a tap plane reads: (its C variable, the conditions under which it exists)."""
         spec = self.spec
-        if spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and not spec.before[0]:
+        if spec.flat:
             return "0", []
         place = linear([(self.at["depth"], spec.stride[0]), (iz, spec.dilation[0])], -spec.before[0])
         self.w.line(f"const {self.t} in_d = {place};")

@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
-from codegen.direct_convolution.schedule import SM_REGISTERS, element_bytes
+from codegen.direct_convolution.schedule import SM_REGISTERS
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
@@ -30,7 +30,7 @@ class Ring(Renderer):
     def blocks_per_sm(self) -> int | None:
         """For small filters ptxas's own choice is the best measured; elsewhere it spills to fit one more block."""
         spec, s = self.spec, self.s
-        if element_bytes(spec.accumulate) > 4:
+        if spec.word > 4:
             return 1
         if prod(spec.taps) <= 9 and s.vector > 1:
             return None
@@ -130,8 +130,7 @@ class Ring(Renderer):
     def _first_fetches(self) -> None:
         """Writes the input of the first steps: a group of copies each, so that as many can be waited for."""
         w, s, spec = self.w, self.s, self.spec
-        under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-        w.line(self._fetches(under))
+        w.line(self._fetches(spec.under(1, s.rows)))
         w.line("copy_async_commit();")
         if s.ahead > 1:
             with w.block(f"for (int ahead = 1; ahead < {s.ahead}; ++ahead)" if s.ahead > 2 else ""):
@@ -176,7 +175,7 @@ class Ring(Renderer):
         if s.cols == 1:
             ks = self.loop("ks", spec.taps[2])
             return linear([(ks, spec.dilation[2])]), ks
-        return self.loop("ix", (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1), ""
+        return self.loop("ix", spec.under(2, s.cols)), ""
 
     def _results(self, group: str, col: str) -> None:
         w, spec, s = self.w, self.spec, self.s

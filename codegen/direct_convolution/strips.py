@@ -91,7 +91,7 @@ class Strips(Renderer):
         """Writes the loads of all input rows under the patch; returns the array's name."""
         w, s, spec, t = self.w, self.s, self.spec, self.t
         left, right = halo(spec)
-        count = s.rows - 1 + (spec.taps[1] - 1) * spec.dilation[1] + 1
+        count = spec.under(1, s.rows)
         xs = spec.x.strides
         w.line()
         where = [(image, xs[0]), (group, xs[1]), (row, xs[4]), (col, 1)]

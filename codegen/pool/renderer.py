@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import aligned, coordinate, linear, unsigned
-from codegen.kernel import block_number, converted, headers, heading, signature, title
+from codegen.kernel import block_number, constant, converted, headers, heading, signature, title
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
@@ -307,9 +307,7 @@ class PoolRenderer(Elements):
         value = converted(operand, text, self.program.real)
         if value == text and text.count("[") < 2:
             return text
-        name = self.names.unique(operand.name, "_e")
-        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {value};")
-        return name
+        return constant(self.w, self.names, self.program, n, text, "_e")
 
     def _results(self) -> None:
         """Writes the program on what the windows were folded to, and its stores."""

@@ -144,7 +144,7 @@ class AlongRenderer(RowsRenderer):
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
             narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
-            if n in self._converted and used.get(Load(n), 0) > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
+            if n in self._converted and used[Load(n)] > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
                 self.w.line(f"reread({name}{'[u]' if self.unroll > 1 else ''});")
             if Load(n) in needed:
                 self._converted.add(n)
