@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
-from codegen.kernel import Pointers, converted
+from codegen.kernel import Pointers, constant
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import Limit
@@ -199,8 +199,4 @@ class Epilogue:
 
     def _constant(self, n: int, source: str, suffix: str) -> str:
         """Writes the n-th load's value as a constant; returns its name."""
-        operand = self.program.loads[n]
-        name = self.names.unique(operand.name, suffix)
-        text = converted(operand, source, self.program.real)
-        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {text};")
-        return name
+        return constant(self.w, self.names, self.program, n, source, suffix)

@@ -176,6 +176,12 @@ class Coordinates:
             self._known[dim] = name
         return self._known[dim]
 
+    def write(self, every: Iterable[Strides]) -> Coordinates:
+        """Writes those that some strides need here, and not where one is first needed: that may be within a loop."""
+        for d in sorted({d for strides in every for d in range(len(self.shape)) if strides[d]}):
+            _ = self[d]
+        return self
+
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""
         if tuple(strides) == packed(self.shape):

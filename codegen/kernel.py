@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-from codegen.expr import Operand, Program, Value, compute_type
+from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import Names, Writer, comment
 from codegen.spec import KernelSource
@@ -26,6 +27,12 @@ def heading(w: Writer, title: str, program: Program, headers: Sequence[str], det
     for header in headers:
         w.line(f'#include "{header}"')
     w.line()
+
+
+def title(name: str, program: Program) -> str:
+    """Returns what a heading says of a kernel of one node or several."""
+    count = len(program.notes)
+    return f"{name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
 
 
 def headers(program: Program, *more: str, programs: Sequence[Program | None] = ()) -> list[str]:
@@ -105,6 +112,11 @@ def _ordered(code: str) -> tuple[str, str]:
     return f"{head}{include}{last}\n" + ("" if last == own else f"#include {own}\n"), body
 
 
+def block_number(itype: str) -> str:
+    """Returns the C expression of the block's number, in a type that holds products with it."""
+    return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
+
+
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
     """Returns a pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
@@ -148,10 +160,14 @@ def converted(operand: Operand, text: str, real: str) -> str:
     return text if operand.dtype.ctype == target else f"convert<{target}>({text})"
 
 
-def uses(program: Program) -> dict[Value, int]:
+def constant(w: Writer, names: Names, program: Program, n: int, text: str, suffix: str) -> str:
+    """Writes an element of a load, given as it is stored, as a constant of its compute type; returns its name."""
+    name = names.unique(program.loads[n].name, suffix)
+    w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(program.loads[n], text, program.real)};")
+    return name
+
+
+def uses(program: Program) -> Counter[Value]:
     """Returns how often each value is used by instructions and stores."""
-    count: dict[Value, int] = {}
     every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
-    for value in [*every, *(s.value for s in program.stores)]:
-        count[value] = count.get(value, 0) + 1
-    return count
+    return Counter([*every, *(s.value for s in program.stores)])

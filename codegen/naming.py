@@ -163,6 +163,14 @@ class Writer:
         for _ in loops if when else ():
             self.close()
 
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Closes what is opened inside of the ``with`` statement."""
+        depth = self.depth
+        yield
+        while self.depth > depth:
+            self.close()
+
     def unrolled_line(self, loop: str) -> None:
         """Writes a loop that is unrolled and has its only statement behind it."""
         self.line("#pragma unroll")

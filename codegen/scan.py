@@ -13,7 +13,7 @@ from math import prod
 from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer
-from codegen.kernel import Pointers, converted, headers, heading, signature
+from codegen.kernel import Pointers, block_number, constant, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.spec import KernelSource, KernelSpec
@@ -135,7 +135,7 @@ class _Renderer:
 
     def _place(self, count: int, rows: int) -> None:
         w, s = self.w, self.s
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         mine = f"threadIdx.x / {s.lanes}" if s.lanes > 1 else "threadIdx.x"
         row = block if rows == 1 else f"{block} * {rows} + {mine}"
         self.inside = bool(count % rows) and s.lanes > 1
@@ -153,22 +153,12 @@ class _Renderer:
 
     def _row_values(self) -> None:
         """Writes coordinates of the row, and what has one value a row."""
-        n = len(self.spec.outer)
-        self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        every = self.program.strides
-        for d in range(n):  # here, and not where one is first needed: that is within a loop
-            if any(strides[d] for strides in every):
-                _ = self.rows[d]
+        rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        self.rows = rows.write(self.program.strides)
         for k, operand in enumerate(self.program.loads):
             if operand.strides[-1] == 0:
-                name = self.names.unique(operand.name, "_r")
-                text = converted(operand, f"{self.pointers.loads[k]}[{self._offset(operand.strides, '0')}]", self._real)
-                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
-                self.terms[Load(k)] = name
-
-    @property
-    def _real(self) -> str:
-        return self.program.real
+                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, '0')}]"
+                self.terms[Load(k)] = constant(self.w, self.names, self.program, k, text, "_r")
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
         """Returns the C expression of an offset; ``position`` is that along the row."""
@@ -202,9 +192,7 @@ class _Renderer:
         for k, operand in enumerate(self.program.loads):
             if Load(k) in needed and Load(k) not in terms:
                 text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
-                name = self.names.unique(operand.name, "_e")
-                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {converted(operand, text, self._real)};")
-                terms[Load(k)] = name
+                terms[Load(k)] = constant(self.w, self.names, self.program, k, text, "_e")
         for k, strides in enumerate(self.program.indices):
             terms[Index(k)] = f"int32({self._offset(strides, position)})"
         return terms
@@ -285,7 +273,7 @@ class _Renderer:
         terms = dict(self.terms)
         for k, name in held.items():
             text = name if vector == 1 else f"{name}[{place}]"
-            terms[Load(k)] = converted(self.program.loads[k], text, self._real)
+            terms[Load(k)] = converted(self.program.loads[k], text, self.program.real)
         for k, strides in enumerate(self.program.indices):
             own = position if vector == 1 or not strides[-1] else f"({position} + {place})"
             terms[Index(k)] = f"int32({self._offset(strides, own)})"

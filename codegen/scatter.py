@@ -15,7 +15,7 @@ from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, leader, linear, memory_order, rebase
-from codegen.kernel import headers, heading, signature
+from codegen.kernel import block_number, headers, heading, signature
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -87,7 +87,7 @@ class _Renderer:
         headings = headers(self.program, "reduce.cuh" if self.walks else "scatter.cuh")
         heading(w, f"{spec.name}: {many}", self.program, headings, [details])
         signature(w, spec.name, threads, self.body.pointers.parameters()[:-1])
-        block = "blockIdx.x" if self.s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(self.s.itype)
         w.line(f"const {self.s.itype} i = {block} * {threads} + threadIdx.x;")
         if count % threads:
             w.line(f"if (i >= {count}) return;")

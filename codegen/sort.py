@@ -15,7 +15,7 @@ from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
-from codegen.kernel import Pointers, converted, headers, heading, locate, parameter, signature
+from codegen.kernel import Pointers, block_number, constant, headers, heading, locate, parameter, signature
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -172,17 +172,11 @@ class _Renderer:
     def _words(self, count: int) -> None:
         self.w.line(f"__shared__ {self.word} words[{count + count // 16}];")
 
-    def _block(self) -> str:
-        return "blockIdx.x" if self.s.itype == "uint32" else "uint64(blockIdx.x)"
-
     def _row_dimensions(self) -> None:
         """Writes coordinates of the row."""
-        self.rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        operands = [*self.program.operands, *([] if self.spec.order is None else [self.spec.order])]
-        every = [*(op.strides for op in operands), *self.program.indices]
-        for d in range(len(self.spec.outer)):  # here, and not where one is first needed: that is within a loop
-            if any(strides[d] for strides in every):
-                _ = self.rows[d]
+        order = [] if self.spec.order is None else [self.spec.order.strides]
+        rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        self.rows = rows.write([*self.program.strides, *order])
 
     # ---- runs that a block sorts
 
@@ -192,7 +186,7 @@ class _Renderer:
         itype, several = s.itype, spec.runs > 1
         threads = s.lanes * s.rows
         self._words(threads * s.items)
-        number = self._block()
+        number = block_number(s.itype)
         if s.rows > 1:
             number = f"{number} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
         name = "part" if several else "row"
@@ -327,10 +321,7 @@ class _Renderer:
         for k, operand in enumerate(self.program.loads):
             if Load(k) in needed:
                 text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
-                name = self.names.unique(operand.name, suffix)
-                ctype = ctype_of(self.program, Load(k))
-                self.w.line(f"const {ctype} {name} = {converted(operand, text, self.program.real)};")
-                terms[Load(k)] = name
+                terms[Load(k)] = constant(self.w, self.names, self.program, k, text, suffix)
         for k, strides in enumerate(self.program.indices):
             terms[Index(k)] = f"int32({self._offset(strides, position)})"
         return terms

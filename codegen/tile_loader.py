@@ -139,40 +139,38 @@ class TileLoader(TilePieces):
     def fetch(self, k: str = "k") -> None:
         """Brings the thread's pieces of stage ``k``, to the ring or to registers."""
         w, way, p = self.w, self.way, self.label
-        depth = w.depth
-        w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-        common = self._uniform(k)
-        several, vectors = self.count > 1, self.vectors > 1
-        if not way.along_k:
-            if several:
-                self._loop("i", self.count)
-            coords, along = self._inner(k, [(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
-            if vectors:
-                self._loop("v", self.vectors)
-            self._copy(coords, along, "")
-        else:
-            over_k = several and not way.threads_along_k
-            if over_k:
-                self._loop("i", self.count)
-            piece = [(f"{p}_piece", way.piece), ("i" if over_k else "0", self.step * way.piece)]
-            places, each = way.piece // way.granule, way.granule // way.vector
-            if places > 1:  # in which the coordinates of the reduction differ
-                counter = "v" if each == 1 else "c"
-                self._loop(counter, places)
-                piece.append((counter, way.granule))
-            coords, along = self._inner(k, piece, common)
-            apart = ""
-            if each > 1:
-                apart = "v" if places == 1 else "u"
-                self._loop(apart, each)
-                if places > 1:
-                    w.line(f"const int v = c * {each} + u;")
-            self._copy_common(coords, apart)
-            if several and way.threads_along_k:
-                self._loop("i", self.count)
-            self._copy(coords, along, apart)
-        while w.depth > depth:
-            w.close()
+        with w.scope():
+            w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+            common = self._uniform(k)
+            several, vectors = self.count > 1, self.vectors > 1
+            if not way.along_k:
+                if several:
+                    self._loop("i", self.count)
+                coords, along = self._inner(k, [(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
+                if vectors:
+                    self._loop("v", self.vectors)
+                self._copy(coords, along, "")
+            else:
+                over_k = several and not way.threads_along_k
+                if over_k:
+                    self._loop("i", self.count)
+                piece = [(f"{p}_piece", way.piece), ("i" if over_k else "0", self.step * way.piece)]
+                places, each = way.piece // way.granule, way.granule // way.vector
+                if places > 1:  # in which the coordinates of the reduction differ
+                    counter = "v" if each == 1 else "c"
+                    self._loop(counter, places)
+                    piece.append((counter, way.granule))
+                coords, along = self._inner(k, piece, common)
+                apart = ""
+                if each > 1:
+                    apart = "v" if places == 1 else "u"
+                    self._loop(apart, each)
+                    if places > 1:
+                        w.line(f"const int v = c * {each} + u;")
+                self._copy_common(coords, apart)
+                if several and way.threads_along_k:
+                    self._loop("i", self.count)
+                self._copy(coords, along, apart)
 
     def _uniform(self, k: str) -> list[str]:
         """Writes the coordinates of the first place of stage ``k`` if the others differ in the last one alone: a stage
@@ -293,13 +291,11 @@ class TileLoader(TilePieces):
         """Writes what came to registers to shared memory, in the type that is multiplied."""
         if self.way.copied:
             return
-        depth = self.w.depth
-        self.w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-        if self.count > 1:
-            self._loop("i", self.count)
-        self._put()
-        while self.w.depth > depth:
-            self.w.close()
+        with self.w.scope():
+            self.w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+            if self.count > 1:
+                self._loop("i", self.count)
+            self._put()
 
     def renew(self, k: str) -> None:
         """Writes what came to registers to shared memory and brings what stage ``k`` has in its place, piece by piece:
@@ -310,25 +306,23 @@ class TileLoader(TilePieces):
             self.stash()
             self.fetch(k)
             return
-        depth = w.depth
-        w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-        over_rows, common = way.along_k and way.threads_along_k, self._uniform(k)
-        if over_rows:
-            coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
-            for source in self.prologue.sources:
-                if self._common(source):
-                    w.line(f"const auto {source.name}_now = {source.name}_next;")
-            self._copy_common(coords, "")
-        if self.count > 1:
-            self._loop("i", self.count)
-        self._put(suffix="now")
-        if not over_rows:
-            step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
-            first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
-            coords, along = self._inner(k, [first, step], common)
-        self._copy(coords, along, "")
-        while w.depth > depth:
-            w.close()
+        with w.scope():
+            w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+            over_rows, common = way.along_k and way.threads_along_k, self._uniform(k)
+            if over_rows:
+                coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
+                for source in self.prologue.sources:
+                    if self._common(source):
+                        w.line(f"const auto {source.name}_now = {source.name}_next;")
+                self._copy_common(coords, "")
+            if self.count > 1:
+                self._loop("i", self.count)
+            self._put(suffix="now")
+            if not over_rows:
+                step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
+                first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
+                coords, along = self._inner(k, [first, step], common)
+            self._copy(coords, along, "")
 
     def _put(self, suffix: str = "next") -> None:
         """Writes piece ``i`` to shared memory; what all pieces share has names that end in ``suffix``."""

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
-class Sliding:
-    """Tap t of the window at position p is element p * stride + t * dilation - before, if that is one of ``size``."""
+class _Strided:
+    """What windows that slide are told by."""
 
     size: int
     taps: int
@@ -25,13 +25,18 @@ class Sliding:
     before: int
 
     @property
-    def count(self) -> int:
-        return self.taps
-
-    @property
     def reach(self) -> int:
         """Elements from the first to the last of a window, both included."""
         return (self.taps - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class Sliding(_Strided):
+    """Tap t of the window at position p is element p * stride + t * dilation - before, if that is one of ``size``."""
+
+    @property
+    def count(self) -> int:
+        return self.taps
 
     @property
     def shift(self) -> int:
@@ -54,26 +59,15 @@ class Sliding:
 
 
 @dataclass(frozen=True)
-class Covering:
+class Covering(_Strided):
     """The other way round: the windows, of ``size`` that slide as `Sliding` says, which hold the element at a position.
 
     Tap t of position p is window (p + before) / stride - t, rounded down, if there is one and it holds the element.
     """
 
-    size: int
-    taps: int
-    stride: int
-    dilation: int
-    before: int
-
     @property
     def count(self) -> int:
         return -(-self.reach // self.stride)
-
-    @property
-    def reach(self) -> int:
-        """Elements from the first to the last of a window, both included."""
-        return (self.taps - 1) * self.dilation + 1
 
     @property
     def shift(self) -> int:

@@ -14,7 +14,7 @@ from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
-from codegen.kernel import headers, heading, parameter, signature
+from codegen.kernel import headers, heading, parameter, signature, title
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 from codegen.target import Target
@@ -88,15 +88,15 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, spec, s = self.w, self.spec, self.s
         program = spec.program
-        count = len(program.notes)
         before, after = spec.sides
         each = f"{s.width} channels of a tile" if s.width > 1 else "a tile of a channel"
         details = [
             f"Winograd F({spec.tile}x{spec.tile},3x3), {spec.transform} transform: {before} x {before} -> "
             f"{after} x {after}, {each} a thread"
         ]
-        title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
-        heading(w, title, program, headers(program, "memory.cuh", "winograd.cuh", *self._more()), details)
+        strip = ["strip.cuh"] if s.width > 1 and spec.window else []
+        needed = headers(program, "memory.cuh", "winograd.cuh", *strip)
+        heading(w, title(spec.name, program), program, needed, details)
         parameters = [parameter(spec.source, self.source), *self.epilogue.pointers.parameters()]
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
         signature(w, spec.name, s.threads, parameters, 1)
@@ -108,9 +108,6 @@ class _Renderer:
         w.close()
         blocks = -(-self._threads() // s.threads)
         return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1))
-
-    def _more(self) -> list[str]:
-        return ["strip.cuh"] if self.s.width > 1 and self.spec.window else []
 
     def _threads(self) -> int:
         return prod(self.spec.space[:4]) // self.s.width
@@ -145,10 +142,6 @@ class _Renderer:
         larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
         return larger.strides[1] == 1
 
-    def _close(self, depth: int) -> None:
-        while self.w.depth > depth:
-            self.w.close()
-
     def _read(self, position: list[str]) -> None:
         w, spec, width = self.w, self.spec, self.s.width
         side, strides = spec.sides[0], spec.source.strides
@@ -163,34 +156,29 @@ class _Renderer:
         w.line(f"const {self.t} base = {linear(list(zip(position, strides)), spec.start)};")
         array = f"[{width}]" if width > 1 else ""
         w.line(f"float patch{array}[{side}][{side}];")
-        depth = w.depth
-        for name in "ij":
-            w.line("#pragma unroll")
-            w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
-        inside = "inside" if len(conditions) > 1 else "".join(conditions)
-        if len(conditions) > 1:
-            w.line(f"const bool inside = {' && '.join(conditions)};")
-        offset = linear([("base", 1), ("i", strides[4]), ("j", strides[5])])
-        if width == 1:
-            value = f"{self.source}[{offset}]"
-            w.line(f"patch[i][j] = {f'{inside} ? {value} : 0.0f' if inside else value};")
-        else:
-            where = f"{self.source} + {offset}"
-            read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
-            w.line(f"const Vector<float, {width}> part = {read};")
-            w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
-        self._close(depth)
+        with w.unrolled(*(f"for (int {name} = 0; {name} < {side}; ++{name})" for name in "ij")):
+            inside = "inside" if len(conditions) > 1 else "".join(conditions)
+            if len(conditions) > 1:
+                w.line(f"const bool inside = {' && '.join(conditions)};")
+            offset = linear([("base", 1), ("i", strides[4]), ("j", strides[5])])
+            if width == 1:
+                value = f"{self.source}[{offset}]"
+                w.line(f"patch[i][j] = {f'{inside} ? {value} : 0.0f' if inside else value};")
+            else:
+                where = f"{self.source} + {offset}"
+                read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
+                w.line(f"const Vector<float, {width}> part = {read};")
+                w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
 
     def _transform(self) -> None:
         w, width, side = self.w, self.s.width, self.spec.sides[1]
         w.line()
         w.line(f"float result{f'[{width}]' if width > 1 else ''}[{side}][{side}];")
-        each = ""
-        if width > 1:
-            w.line("#pragma unroll")
-            each = f"for (int e = 0; e < {width}; ++e) "
         call = f"winograd::{self.spec.transform}(patch{self.subscript}, result{self.subscript});"
-        w.line(f"{each}{call}")
+        if width > 1:
+            w.unrolled_line(f"for (int e = 0; e < {width}; ++e) {call}")
+        else:
+            w.line(call)
 
     def _write(self, position: list[str]) -> None:
         """Writes the program on every element of the result: on neighbours at once where that makes an access wide."""
@@ -207,11 +195,10 @@ class _Renderer:
         if run is None and any(self.epilogue.wide(op, side, 5) for op in spec.program.operands):
             run = Run(side, 5, "j", (lambda _: beyond["j"]) if "j" in beyond else None)
             looped, places = "i", ["i", "0"]
-        depth = w.depth
-        for name in looped:
-            w.line("#pragma unroll")
-            w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
-            if name in beyond:
-                w.line(f"if ({beyond[name]}) continue;")
-        self.epilogue.results([*position, *places], [f"result{self.subscript}[i][j]"], run)
-        self._close(depth)
+        with w.scope():
+            for name in looped:
+                w.line("#pragma unroll")
+                w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
+                if name in beyond:
+                    w.line(f"if ({beyond[name]}) continue;")
+            self.epilogue.results([*position, *places], [f"result{self.subscript}[i][j]"], run)

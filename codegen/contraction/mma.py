@@ -14,7 +14,7 @@ from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_byt
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import linear, signed_index_type
-from codegen.kernel import headers, heading, shared_memory, signature
+from codegen.kernel import headers, heading, shared_memory, signature, title
 from codegen.naming import Names, Writer
 from codegen.partials import PartialNames, Partials, Sink
 from codegen.prologue import Prologue
@@ -75,7 +75,6 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.at.program
-        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.parts.batch} x " if self.parts.batch > 1 else ""
         types = " and ".join(dict.fromkeys((self.a.way.product, self.b.way.product)))
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
@@ -90,7 +89,7 @@ class _Renderer:
         more += ["cluster.cuh"] if s.split_k > 1 else []
         more += ["reduce.cuh"] if self.partials else []
         needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
+        heading(w, title(spec.name, program), program, needed, details)
         parameters = [text for side in self.sides for text in side.prologue.parameters()]
         parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, 1)

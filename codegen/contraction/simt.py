@@ -15,7 +15,7 @@ from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.iteration import coordinates, linear
-from codegen.kernel import headers, heading, locate, signature
+from codegen.kernel import headers, heading, locate, signature, title
 from codegen.naming import Names, Writer
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
@@ -46,7 +46,6 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
         program = spec.program
-        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.batch} x " if self.batch > 1 else ""
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
@@ -55,7 +54,7 @@ class _Renderer:
         ]
         more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
         needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
+        heading(w, title(spec.name, program), program, needed, details)
         parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
         parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
         signature(w, spec.name, s.threads, parameters, s.blocks)

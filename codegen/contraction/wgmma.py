@@ -31,7 +31,7 @@ from codegen.contraction.wgmma_results import ContractionResults
 from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
 from codegen.iteration import extent, linear, signed_index_type
-from codegen.kernel import headers, heading, parameter, shared_memory, signature
+from codegen.kernel import headers, heading, parameter, shared_memory, signature, title
 from codegen.naming import Names, Writer
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.prologue import Prologue
@@ -118,7 +118,6 @@ class _Renderer(Producer, ContractionResults):
     def render(self) -> KernelSource:
         w, s, spec, layout = self.w, self.s, self.spec, self.layout
         program, k = layout.program, self.parts.reduction
-        plural = "nodes in one kernel" if len(program.notes) != 1 else "node"
         sizes = f"{self.batch} x " if self.batch > 1 else ""
         instruction = f"m64n{self.columns}k{32 // self.itemsize}"
         sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
@@ -150,7 +149,7 @@ class _Renderer(Producer, ContractionResults):
         if self.partials:
             more.append("reduce.cuh")
         needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, f"{spec.name}: {len(program.notes)} {plural}", program, needed, details)
+        heading(w, title(spec.name, program), program, needed, details)
         w.line(f"FUSEGRAPH_WGMMA({self.columns})")
         w.line()
         names, maps = self.epilogue.pointers, layout.maps

@@ -20,7 +20,7 @@ from math import prod
 from codegen.direct_convolution import schedule
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring import Ring
-from codegen.direct_convolution.ring_schedule import RingSchedule
+from codegen.direct_convolution.ring_schedule import RingSchedule, widest_access
 from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
@@ -103,16 +103,15 @@ class _Planes(Renderer):
         self._slide(plane, ty, tx)
         w.line()
         self.epilogue.scalars()
-        depth = w.depth
-        f, p = self.loop("f", spec.filters), self.loop("p", s.rows)
-        down = linear([(row, 1), (p, 1)])
-        if spec.out[1] % s.rows:
-            w.line(f"if ({down} >= {spec.out[1]}) break;")
-        position = [image, group, f, self.at["depth"], down, col]
-        whole = spec.out[2] % s.cols == 0
-        run = Run(s.cols, 5, "q", None if whole else lambda q: f"{linear([(col, 1), (q, 1)])} >= {spec.out[2]}")
-        self.epilogue.results(position, [f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]"], run)
-        self.close_to(depth)
+        with w.scope():
+            f, p = self.loop("f", spec.filters), self.loop("p", s.rows)
+            down = linear([(row, 1), (p, 1)])
+            if spec.out[1] % s.rows:
+                w.line(f"if ({down} >= {spec.out[1]}) break;")
+            position = [image, group, f, self.at["depth"], down, col]
+            whole = spec.out[2] % s.cols == 0
+            run = Run(s.cols, 5, "q", None if whole else lambda q: f"{linear([(col, 1), (q, 1)])} >= {spec.out[2]}")
+            self.epilogue.results(position, [f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]"], run)
         return blocks
 
     def _plane_of(self, plane: str) -> tuple[str, str]:
@@ -193,37 +192,36 @@ class _Planes(Renderer):
         """Every row of the tile under the patch is read once and used by all outputs it touches."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         sh, sw, dw = spec.stride[1], spec.stride[2], spec.dilation[2]
-        depth = w.depth
-        products = spec.filters * s.rows * s.cols * spec.taps[2]
-        short = products <= UNROLLED
-        unrolled = [products * prod(spec.taps[d] for d in range(first, 2)) for first in (1, 0)]
-        whole = unrolled[1] * spec.in_channels <= UNROLLED
-        ic = self.loop("ic", spec.in_channels, whole)
-        iz = self.loop("iz", spec.taps[0], unrolled[1] <= UNROLLED)
-        iy, kr = self.rows(unrolled[0] <= UNROLLED)
-        start = f"tile{plane}[{ic}][{iz}][{linear([(ty, s.rows * sh), (iy, 1)])}]"
-        first = linear([(tx, s.cols * sw), ("ix", 1)])
-        reads = self.reads
-        if reads is not None:
-            w.line(f"{c} under[{reads}];  // the part of the row under this thread's patch")
-            w.line("#pragma unroll")
-            if s.cols * sw % PATCH_COLUMNS == 0:
-                with w.block(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
-                    w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
-                    w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
+        with w.scope():
+            products = spec.filters * s.rows * s.cols * spec.taps[2]
+            short = products <= UNROLLED
+            unrolled = [products * prod(spec.taps[d] for d in range(first, 2)) for first in (1, 0)]
+            whole = unrolled[1] * spec.in_channels <= UNROLLED
+            ic = self.loop("ic", spec.in_channels, whole)
+            iz = self.loop("iz", spec.taps[0], unrolled[1] <= UNROLLED)
+            iy, kr = self.rows(unrolled[0] <= UNROLLED)
+            start = f"tile{plane}[{ic}][{iz}][{linear([(ty, s.rows * sh), (iy, 1)])}]"
+            first = linear([(tx, s.cols * sw), ("ix", 1)])
+            reads = self.reads
+            if reads is not None:
+                w.line(f"{c} under[{reads}];  // the part of the row under this thread's patch")
+                w.line("#pragma unroll")
+                if s.cols * sw % PATCH_COLUMNS == 0:
+                    with w.block(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
+                        w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
+                        w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
+                else:
+                    w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
+            p = self.loop("p", s.rows)
+            kr = kr or self.tap_row(iy, p)
+            f = self.loop("f", spec.filters)
+            ks = self.loop("ks", spec.taps[2], reads is not None or short)
+            q = self.loop("q", s.cols)
+            if reads is not None:
+                value = f"under[{linear([(q, sw), (ks, dw)])}]"
             else:
-                w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
-        p = self.loop("p", s.rows)
-        kr = kr or self.tap_row(iy, p)
-        f = self.loop("f", spec.filters)
-        ks = self.loop("ks", spec.taps[2], reads is not None or short)
-        q = self.loop("q", s.cols)
-        if reads is not None:
-            value = f"under[{linear([(q, sw), (ks, dw)])}]"
-        else:
-            value = f"{start}[{linear([(tx, s.cols * sw), (q, sw), (ks, dw)])}]"
-        w.line(f"sum[{f}][{p}][{q}] += weights{plane}[{f}][{ic}][{iz}][{kr}][{ks}] * {value};")
-        self.close_to(depth)
+                value = f"{start}[{linear([(tx, s.cols * sw), (q, sw), (ks, dw)])}]"
+            w.line(f"sum[{f}][{p}][{q}] += weights{plane}[{f}][{ic}][{iz}][{kr}][{ks}] * {value};")
 
 
 class _Channels(Renderer):
@@ -270,21 +268,20 @@ class _Channels(Renderer):
         self._slide(group, lane, tx)
         w.line()
         self.epilogue.scalars()
-        depth = w.depth
-        p = self.loop("p", s.rows)
-        down = linear([(self.at["row0"], 1), (p, 1)])
-        if spec.out[1] % s.rows:
-            w.line(f"if ({down} >= {spec.out[1]}) break;")
-        position = [self.at["image"], group, "0", self.at["depth"], down, col]
-        # The channels of a thread all exist: its vector divides their number.
-        self.epilogue.results(position, [f"sum[{p}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
-        self.close_to(depth)
+        with w.scope():
+            p = self.loop("p", s.rows)
+            down = linear([(self.at["row0"], 1), (p, 1)])
+            if spec.out[1] % s.rows:
+                w.line(f"if ({down} >= {spec.out[1]}) break;")
+            position = [self.at["image"], group, "0", self.at["depth"], down, col]
+            # The channels of a thread all exist: its vector divides their number.
+            self.epilogue.results(position, [f"sum[{p}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
         return blocks
 
     def _stage_tile(self) -> None:
         """Runs of channels go to shared memory as they are stored, 16 bytes at a time where they are aligned."""
         w, spec, s, t = self.w, self.spec, self.s, self.t
-        vector = self._vector()
+        vector = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
         sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
@@ -308,40 +305,28 @@ class _Channels(Renderer):
             w.line(f"if ({' && '.join(bounds)}) value = load<{vector}>({self.x} + {linear(terms)});")
             w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
 
-    def _vector(self) -> int:
-        """Returns channels of one access: all pixels must start at a multiple of it."""
-        spec, size = self.spec, self.spec.x.dtype.itemsize
-        steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
-        for vector in (16 // size, 8 // size, 4 // size, 2 // size):
-            whole = vector > 0 and self.s.channels % vector == 0 and spec.groups % vector == 0
-            if whole and spec.x.alignment % (vector * size) == 0 and all(s % vector == 0 for s in steps):
-                return vector
-        return 1
-
     def _slide(self, group: str, lane: str, tx: str) -> None:
         """Columns of taps pass by one after another: a row of the tile is read once for all outputs it touches."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
-        depth = w.depth
-        products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights
-        iz = self.loop("iz", spec.taps[0], products * spec.taps[2] * spec.taps[0] <= UNROLLED)
-        ks = self.loop("ks", spec.taps[2], products * spec.taps[2] <= UNROLLED)
-        w.line(f"{c} column[{spec.taps[1]}][{s.vector}];")
-        inner = w.depth
-        kr = self.loop("kr", spec.taps[1])
-        e = self.loop("e", s.vector)
-        taps = [self.reversed_tap(axis, n) for axis, n in enumerate((iz, kr, ks))]
-        terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0]), *zip(taps, spec.w.strides[3:])]
-        source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", c)
-        w.line(f"column[{kr}][{e}] = {source};")
-        self.close_to(inner)
-        iy, same = self.rows(True)
-        place = linear([(tx, spec.stride[2]), (ks, spec.dilation[2])])
-        w.line(f"const auto vec = load_shared<{s.vector}>(&tile[{iz}][{iy}][{place}][{lane}]);")
-        p = self.loop("p", s.rows)
-        kr = same or self.tap_row(iy, p)
-        e = self.loop("e", s.vector)
-        w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
-        self.close_to(depth)
+        with w.scope():
+            products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights
+            iz = self.loop("iz", spec.taps[0], products * spec.taps[2] * spec.taps[0] <= UNROLLED)
+            ks = self.loop("ks", spec.taps[2], products * spec.taps[2] <= UNROLLED)
+            w.line(f"{c} column[{spec.taps[1]}][{s.vector}];")
+            with w.scope():
+                kr = self.loop("kr", spec.taps[1])
+                e = self.loop("e", s.vector)
+                taps = [self.reversed_tap(axis, n) for axis, n in enumerate((iz, kr, ks))]
+                terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0]), *zip(taps, spec.w.strides[3:])]
+                source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", c)
+                w.line(f"column[{kr}][{e}] = {source};")
+            iy, same = self.rows(True)
+            place = linear([(tx, spec.stride[2]), (ks, spec.dilation[2])])
+            w.line(f"const auto vec = load_shared<{s.vector}>(&tile[{iz}][{iy}][{place}][{lane}]);")
+            p = self.loop("p", s.rows)
+            kr = same or self.tap_row(iy, p)
+            e = self.loop("e", s.vector)
+            w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
 
 
 def _subscripts(sizes: tuple[int, ...]) -> str:

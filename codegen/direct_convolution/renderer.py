@@ -9,7 +9,7 @@ from codegen.direct_convolution.schedule import DirectConvolutionSchedule
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue
 from codegen.iteration import linear, unsigned
-from codegen.kernel import headers, heading, locate, parameter, signature
+from codegen.kernel import headers, heading, locate, parameter, signature, title
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 
@@ -39,11 +39,9 @@ class Renderer(ABC):
     def render(self) -> KernelSource:
         w, spec = self.w, self.spec
         program = spec.program
-        count = len(program.notes)
         taps = " x ".join(str(n) for n in spec.taps if n > 1 or prod(spec.taps) == 1)
         details = [f"direct convolution, {taps} taps; {self.describe()}"]
-        title = f"{spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
-        heading(w, title, program, headers(program, *self.headers), details)
+        heading(w, title(spec.name, program), program, headers(program, *self.headers), details)
         parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
         signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), self.blocks_per_sm())
         blocks = self.body()
@@ -89,18 +87,13 @@ class Renderer(ABC):
         self.w.open(f"for ({self.small} {name} = 0; {name} < {count}; ++{name})")
         return name
 
-    def close_to(self, depth: int) -> None:
-        """Closes the loops opened since the writer was at a depth."""
-        while self.w.depth > depth:
-            self.w.close()
-
     def rows(self, unroll: bool) -> tuple[str, str]:
         """Opens the loop over the rows of the tile under a patch: (row, row of taps if all of it has one)."""
         spec = self.spec
         if self.patch_rows == 1:
             kr = self.loop("kr", spec.taps[1], unroll)
             return linear([(kr, spec.dilation[1])]), kr
-        count = (self.patch_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+        count = spec.under(1, self.patch_rows)
         return self.loop("iy", count, unroll), ""
 
     def tap_row(self, iy: str, p: str) -> str:
@@ -132,7 +125,7 @@ class Renderer(ABC):
     def source_depth(self, iz: str) -> tuple[str, list[str]]:
         """Writes the input plane that a tap plane reads: (its C variable, the conditions under which it exists)."""
         spec = self.spec
-        if spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and not spec.before[0]:
+        if spec.flat:
             return "0", []
         place = linear([(self.at["depth"], spec.stride[0]), (iz, spec.dilation[0])], -spec.before[0])
         self.w.line(f"const {self.t} in_d = {place};")

@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring_schedule import RingSchedule, ring_bytes, ring_registers, ring_shape
-from codegen.direct_convolution.schedule import SM_REGISTERS, element_bytes
+from codegen.direct_convolution.schedule import SM_REGISTERS
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
@@ -30,7 +30,7 @@ class Ring(Renderer):
     def blocks_per_sm(self) -> int | None:
         """For small filters ptxas's own choice is the best measured; elsewhere it spills to fit one more block."""
         spec, s = self.spec, self.s
-        if element_bytes(spec.accumulate) > 4:
+        if spec.word > 4:
             return 1
         if prod(spec.taps) <= 9 and s.vector > 1:
             return None
@@ -130,8 +130,7 @@ class Ring(Renderer):
     def _first_fetches(self) -> None:
         """Writes the input of the first steps: a group of copies each, so that as many can be waited for."""
         w, s, spec = self.w, self.s, self.spec
-        under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-        w.line(self._fetches(under))
+        w.line(self._fetches(spec.under(1, s.rows)))
         w.line("copy_async_commit();")
         if s.ahead > 1:
             with w.block(f"for (int ahead = 1; ahead < {s.ahead}; ++ahead)" if s.ahead > 2 else ""):
@@ -142,14 +141,13 @@ class Ring(Renderer):
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         w.line()
         w.line(f"{c} weights[{spec.taps[1]}][{spec.taps[2]}][{s.vector}]{' = {}' if spec.groups % s.channels else ''};")
-        depth = w.depth
-        if spec.groups % s.channels:
-            w.open(f"if ({group} < {spec.groups})")
-        kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
-        terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0])]
-        terms += [(self.reversed_tap(1, kr), spec.w.strides[4]), (self.reversed_tap(2, ks), spec.w.strides[5])]
-        w.line(f"weights[{kr}][{ks}][{e}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
-        self.close_to(depth)
+        with w.scope():
+            if spec.groups % s.channels:
+                w.open(f"if ({group} < {spec.groups})")
+            kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
+            terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0])]
+            terms += [(self.reversed_tap(1, kr), spec.w.strides[4]), (self.reversed_tap(2, ks), spec.w.strides[5])]
+            w.line(f"weights[{kr}][{ks}][{e}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
 
     def _slide(self, lane: str, tx: str) -> None:
         """Every element of the ring under the patch is read once and used by all outputs it touches.
@@ -158,19 +156,18 @@ class Ring(Renderer):
         """
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         slots = ring_shape(spec, s)[0]
-        depth = w.depth
-        ix, same_column = self._columns()
-        iy, same = self.rows(True)
-        slot = self.constant("slot", _wrapped(linear([("first", 1), (iy, 1)]), slots), self.small)
-        place = linear([(tx, spec.stride[2]), (ix, 1)])
-        w.line(f"const auto vec = load_shared<{s.vector}>(&ring[{slot}][{place}][{lane}]);")
-        p = self.loop("p", s.rows)
-        kr = same or self.tap_row(iy, p)
-        q = self.loop("q", s.cols)
-        ks = same_column or self.tap_column(ix, q)
-        e = self.loop("e", s.vector)
-        w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
-        self.close_to(depth)
+        with w.scope():
+            ix, same_column = self._columns()
+            iy, same = self.rows(True)
+            slot = self.constant("slot", _wrapped(linear([("first", 1), (iy, 1)]), slots), self.small)
+            place = linear([(tx, spec.stride[2]), (ix, 1)])
+            w.line(f"const auto vec = load_shared<{s.vector}>(&ring[{slot}][{place}][{lane}]);")
+            p = self.loop("p", s.rows)
+            kr = same or self.tap_row(iy, p)
+            q = self.loop("q", s.cols)
+            ks = same_column or self.tap_column(ix, q)
+            e = self.loop("e", s.vector)
+            w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
 
     def _columns(self) -> tuple[str, str]:
         """Opens the loop over the columns of the ring under a patch: (column, column of taps if all of it has one)."""
@@ -178,29 +175,28 @@ class Ring(Renderer):
         if s.cols == 1:
             ks = self.loop("ks", spec.taps[2])
             return linear([(ks, spec.dilation[2])]), ks
-        return self.loop("ix", (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1), ""
+        return self.loop("ix", spec.under(2, s.cols)), ""
 
     def _results(self, group: str, col: str) -> None:
         w, spec, s = self.w, self.spec, self.s
-        depth = w.depth
-        if spec.groups % s.channels:
-            w.open(f"if ({group} < {spec.groups})")
-        p = self.loop("p", s.rows)
-        down = self.constant("row", linear([(self.at["row0"], 1), ("step", s.rows), (p, 1)]))
-        if spec.out[1] % s.rows:
-            w.line(f"if ({down} >= {spec.out[1]}) break;")
-        q = self.loop("q", s.cols)
-        across = linear([(col, 1), (q, 1)])
-        if spec.out[2] % s.out_cols:
-            beyond = f"{across} >= {spec.out[2]}"
-            if s.cols > 1:
-                w.line(f"if ({beyond}) break;")
-            else:
-                w.open(f"if (!({beyond}))")
-        position = [self.at["image"], group, "0", "0", down, across]
-        # The channels of a thread all exist: its vector divides their number.
-        self.epilogue.results(position, [f"sum[{p}][{q}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
-        self.close_to(depth)
+        with w.scope():
+            if spec.groups % s.channels:
+                w.open(f"if ({group} < {spec.groups})")
+            p = self.loop("p", s.rows)
+            down = self.constant("row", linear([(self.at["row0"], 1), ("step", s.rows), (p, 1)]))
+            if spec.out[1] % s.rows:
+                w.line(f"if ({down} >= {spec.out[1]}) break;")
+            q = self.loop("q", s.cols)
+            across = linear([(col, 1), (q, 1)])
+            if spec.out[2] % s.out_cols:
+                beyond = f"{across} >= {spec.out[2]}"
+                if s.cols > 1:
+                    w.line(f"if ({beyond}) break;")
+                else:
+                    w.open(f"if (!({beyond}))")
+            position = [self.at["image"], group, "0", "0", down, across]
+            # The channels of a thread all exist: its vector divides their number.
+            self.epilogue.results(position, [f"sum[{p}][{q}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
 
 
 def _wrapped(place: str, slots: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -71,9 +71,7 @@ class RingSchedule(Schedule):
 
 def ring_shape(spec: DirectConvolutionSpec, s: RingSchedule) -> tuple[int, int, int]:
     """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those on their way."""
-    under = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-    columns = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
-    return under + s.ahead * s.rows * spec.stride[1], columns, s.channels
+    return spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1], spec.under(2, s.out_cols), s.channels
 
 
 def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
@@ -81,25 +79,29 @@ def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
     return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
 
 
-def ring_copy(spec: DirectConvolutionSpec) -> int:
-    """Returns elements of the widest copy at which every pixel's channels can start; 0 if none is of at least 4
-    bytes.
+def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
+    """Returns the channels of the widest access, of so many bytes, at which those of every pixel can start, and which
+    divides some counts; 0 if there is none.
     """
     size = spec.x.dtype.itemsize
     steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
-    for width in (16, 8, 4):
+    for width in widths:
         count = width // size
-        if count and spec.x.alignment % width == 0 and all(n % count == 0 for n in (spec.groups, *steps)):
+        if count and spec.x.alignment % width == 0 and all(n % count == 0 for n in (spec.groups, *steps, *counts)):
             return count
     return 0
+
+
+def ring_copy(spec: DirectConvolutionSpec) -> int:
+    """Returns the elements of the widest copy to the ring; 0 if none is of at least 4 bytes."""
+    return widest_access(spec, (16, 8, 4))
 
 
 def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[RingSchedule]:
     """Returns schedules of depthwise convolutions with contiguous channels, best first; none where there is no
     kernel.
     """
-    flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
-    if not (target.arch.has_cp_async and flat and ring_copy(spec)):
+    if not (target.arch.has_cp_async and spec.flat and ring_copy(spec)):
         return []
     every = {s: ring_cycles(spec, s, target) for s in _candidates(spec, target, itype)}
     return sorted(every, key=lambda s: every[s])
@@ -107,17 +109,17 @@ def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> l
 
 def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[RingSchedule]:
     size, (_, height, width), taps = spec.x.dtype.itemsize, spec.out, prod(spec.taps)
-    words = max(1, _word(spec) // 4)
+    words = spec.word // 4
     widest = ring_copy(spec)
     vectors = [v for v in (8, 4, 2, 1) if v <= widest and v * taps * words <= MAX_WEIGHTS]
     vectors = [v for v in vectors if v * size >= 4] or vectors
     for run, vector, rows, cols in product(RUNS, vectors, (1, 2, 4), (1, 2, 4, 8)):
         # A power of two of lanes divides the copies of a pixel evenly among threads.
-        lanes = _power(min(run // size, _round_up(spec.groups, widest)) // vector)
+        lanes = _power(min(run // size, -(-spec.groups // widest) * widest) // vector)
         sums = rows * cols * vector
         if not lanes or sums * words > MAX_SUMS or sums * taps > MAX_PRODUCTS or rows > height or cols > 2 * width:
             continue
-        if rows * ((cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1) > MAX_READS:
+        if rows * spec.under(2, cols) > MAX_READS:
             continue
         for across in dict.fromkeys(-(-width // (cols * parts)) for parts in _powers(width)):
             if lanes * across > MAX_THREADS or (lanes * across < MIN_THREADS and cols * across < width):
@@ -138,7 +140,7 @@ def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
     """Returns registers of a thread, estimated: weights, sums of the columns that the taps are over at a time,
     addresses.
     """
-    words = max(1, _word(spec) // 4)
+    words = spec.word // 4
     under_way = min(s.cols, -(-((spec.taps[2] - 1) * spec.dilation[2] + 1) // spec.stride[2]))
     more = 8 if spec.program.instructions else 0
     return 36 + more + words * s.vector * (prod(spec.taps) + s.rows * under_way)
@@ -183,10 +185,9 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
 def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
     """Returns instructions of a thread for one step, as counted in compiled kernels."""
     taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
-    rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-    cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
-    size, words = spec.x.dtype.itemsize, max(1, _word(spec) // 4)
-    convert = 0 if size == _word(spec) else 1
+    rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
+    size, words = spec.x.dtype.itemsize, spec.word // 4
+    convert = 0 if size == spec.word else 1
     reads = rows * cols * (max(1, s.vector * size // 16) + convert * s.vector) + 4 * rows
     _, columns, channels = ring_shape(spec, s)
     copies = s.rows * spec.stride[1] * (8 + 5 * -(-columns * channels // s.copy // s.threads))
@@ -197,8 +198,7 @@ def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
 
 def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
     """Returns accesses of 128 bytes to shared memory that a warp makes in one step."""
-    rows = (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-    cols = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
+    rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     access = s.vector * spec.x.dtype.itemsize
     pixel = s.lanes * access
     # Threads whose pixels are a multiple of 128 bytes apart meet in the same banks.
@@ -208,22 +208,11 @@ def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
     return rows * cols * max(1.0, access / 4) * meet + copied
 
 
-def _word(spec: DirectConvolutionSpec) -> int:
-    return 8 if spec.accumulate in ("double", "uint64") else 4
-
-
 def _power(size: int) -> int:
     """Returns the largest power of two of at most ``size``; 0 if there is none."""
     return 1 << (size.bit_length() - 1) if size > 0 else 0
 
 
-def _powers(most: int) -> Iterator[int]:
-    """Yields 1, 2, 4, ... up to ``most``."""
-    power = 1
-    while power <= max(most, 1):
-        yield power
-        power *= 2
-
-
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+def _powers(most: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``most``."""
+    return [1 << k for k in range(max(most, 1).bit_length())]

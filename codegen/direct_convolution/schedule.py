@@ -168,9 +168,7 @@ def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedu
 
 def best_tiled_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> TiledSchedule:
     """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
-    if channels_last(spec):
-        return _by_cost(spec, _channels_schedules(spec), target)[0]
-    return _by_cost(spec, _planes_schedules(spec), target)[0]
+    return (channels(spec, target) or planes(spec, target))[0]
 
 
 def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
@@ -196,10 +194,9 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
     left, right = halo(spec)
-    flat = spec.sizes[0] == spec.taps[0] == spec.out[0] == 1 and spec.before[0] == 0
     steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
     aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
-    if not (flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
+    if not (spec.flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
@@ -250,7 +247,7 @@ def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tupl
     storing.  Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
     """
     depth, rows, cols = tile_sizes(spec, s)
-    taps, under = prod(spec.taps), (s.rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
+    taps, under = prod(spec.taps), spec.under(1, s.rows)
     tiles = spec.out[0] * -(-spec.out[1] // s.out_rows) * -(-spec.out[2] // s.out_cols)
     if isinstance(s, ChannelsSchedule):
         blocks = spec.images * -(-spec.groups // s.channels) * tiles
@@ -301,18 +298,15 @@ def _itype(spec: DirectConvolutionSpec) -> str:
 
 def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int, int]:
     """Returns (depth, rows, columns) of the halo tile of one channel.  Depth is only the planes that taps touch."""
-    rows = (s.out_rows - 1) * spec.stride[1] + (spec.taps[1] - 1) * spec.dilation[1] + 1
-    cols = (s.out_cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
-    return spec.taps[0], rows, cols
+    return spec.taps[0], spec.under(1, s.out_rows), spec.under(2, s.out_cols)
 
 
 def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
     """Returns elements of a tile row under one thread's patch, in whole vectors of four; None if they are too many
     to keep.
     """
-    span = (s.cols - 1) * spec.stride[2] + (spec.taps[2] - 1) * spec.dilation[2] + 1
-    reads = -(-span // PATCH_COLUMNS) * PATCH_COLUMNS
-    return reads if reads * element_bytes(spec.accumulate) <= LINE_BYTES else None
+    reads = -(-spec.under(2, s.cols) // PATCH_COLUMNS) * PATCH_COLUMNS
+    return reads if reads * spec.word <= LINE_BYTES else None
 
 
 def pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
@@ -329,7 +323,7 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
     fit.
     """
-    if element_bytes(spec.accumulate) > 4:
+    if spec.word > 4:
         return 1  # pairs of registers: ptxas spills before it runs out
     if isinstance(s, ChannelsSchedule):
         registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector
@@ -338,14 +332,9 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
 
 
-def element_bytes(ctype: str) -> int:
-    """Returns size of an accumulator."""
-    return 8 if ctype in ("double", "uint64") else 4
-
-
 def _column_bytes(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> int:
     """Returns bytes of a thread's registers for a column of weights and for its sums."""
-    return (spec.taps[1] + s.rows) * s.vector * element_bytes(spec.accumulate)
+    return (spec.taps[1] + s.rows) * s.vector * spec.word
 
 
 def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
@@ -355,4 +344,4 @@ def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
         return depth * rows * cols * s.channels * spec.x.dtype.itemsize
     weights = spec.filters * spec.in_channels * prod(spec.taps)
     tile = spec.in_channels * depth * rows * pitch(spec, s)
-    return s.planes * (tile + weights) * element_bytes(spec.accumulate)
+    return s.planes * (tile + weights) * spec.word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand, Program
 from codegen.spec import KernelSpec
 
@@ -39,6 +40,20 @@ class DirectConvolutionSpec(KernelSpec):
     accumulate: str
     result: str
     program: Program
+
+    @property
+    def flat(self) -> bool:
+        """Whether there are no more than two spatial dimensions."""
+        return self.sizes[0] == self.taps[0] == self.out[0] == 1 and self.before[0] == 0
+
+    @property
+    def word(self) -> int:
+        """Bytes of an element of the sum."""
+        return SIZE_OF[self.accumulate]
+
+    def under(self, axis: int, outputs: int) -> int:
+        """Returns the elements of the input under so many neighbouring outputs along an axis, padding included."""
+        return (outputs - 1) * self.stride[axis] + (self.taps[axis] - 1) * self.dilation[axis] + 1
 
 
 @dataclass(frozen=True)

@@ -45,68 +45,65 @@ class Strips(Renderer):
         w.line()
         self.epilogue.scalars()
         w.line(f"{c} sum[{spec.filters}][{s.rows}][{s.vector}] = {{}};")
-        depth = w.depth
-        reach = (spec.taps[1] - 1) * spec.dilation[1]
-        # Input rows pass by from above; an output row is finished, and its sums are free again, with the last row it
-        # needs.
-        iy = self.loop("iy", s.rows + reach)
-        left, right = halo(spec)
-        width = left + s.vector + right
-        w.line(f"{c} under[{width}];")
-        inner = w.depth
-        ix = self.loop("ix", width)
-        w.line(f"under[{ix}] = {operand_value(spec.x, f'{lines}[{iy}][{ix}]', c)};")
-        self.close_to(inner)
-        p = self.loop("p", s.rows)
-        kr = self.tap_row(iy, p) if iy != "0" else "0"
-        f, ks, e = self.loop("f", spec.filters), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
-        element = linear([(e, 1), (ks, spec.dilation[2])])
-        w.line(f"sum[{f}][{p}][{e}] += weights[{f}][{kr}][{ks}] * under[{element}];")
-        self.close_to(inner)
-        done = linear([(iy, 1)], -reach)
-        if reach:
-            w.line(f"if ({iy} < {reach}) continue;")
-        if s.rows > 1 and reach:
-            w.line(f"const {self.small} p = {done};")
-        p = "p" if s.rows > 1 and reach else done if s.rows > 1 else "0"
-        down = linear([(row, 1), (p, 1)])
-        if spec.out[1] % s.rows:
-            w.line(f"if ({down} >= {spec.out[1]}) break;")
-        f = self.loop("f", spec.filters)
-        beyond = None if spec.out[2] % s.vector == 0 else lambda e: f"{linear([(col, 1), (e, 1)])} >= {spec.out[2]}"
-        self.epilogue.results([image, group, f, "0", down, col], [f"sum[{f}][{p}][q]"], Run(s.vector, 5, "q", beyond))
-        self.close_to(depth)
+        with w.scope():
+            reach = (spec.taps[1] - 1) * spec.dilation[1]
+            # Input rows pass by from above; an output row is finished, and its sums are free again, with the last row
+            # that it needs.
+            iy = self.loop("iy", s.rows + reach)
+            left, right = halo(spec)
+            width = left + s.vector + right
+            w.line(f"{c} under[{width}];")
+            with w.scope():
+                ix = self.loop("ix", width)
+                w.line(f"under[{ix}] = {operand_value(spec.x, f'{lines}[{iy}][{ix}]', c)};")
+            with w.scope():
+                p = self.loop("p", s.rows)
+                kr = self.tap_row(iy, p) if iy != "0" else "0"
+                f, ks, e = self.loop("f", spec.filters), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
+                element = linear([(e, 1), (ks, spec.dilation[2])])
+                w.line(f"sum[{f}][{p}][{e}] += weights[{f}][{kr}][{ks}] * under[{element}];")
+            done = linear([(iy, 1)], -reach)
+            if reach:
+                w.line(f"if ({iy} < {reach}) continue;")
+            if s.rows > 1 and reach:
+                w.line(f"const {self.small} p = {done};")
+            p = "p" if s.rows > 1 and reach else done if s.rows > 1 else "0"
+            down = linear([(row, 1), (p, 1)])
+            if spec.out[1] % s.rows:
+                w.line(f"if ({down} >= {spec.out[1]}) break;")
+            f = self.loop("f", spec.filters)
+            beyond = None if spec.out[2] % s.vector == 0 else lambda e: f"{linear([(col, 1), (e, 1)])} >= {spec.out[2]}"
+            run = Run(s.vector, 5, "q", beyond)
+            self.epilogue.results([image, group, f, "0", down, col], [f"sum[{f}][{p}][q]"], run)
         return -(-total // s.threads)
 
     def _weights(self, group: str) -> None:
         w, spec, c = self.w, self.spec, self.spec.accumulate
         w.line(f"{c} weights[{spec.filters}][{spec.taps[1]}][{spec.taps[2]}];")
-        depth = w.depth
-        f, kr, ks = self.loop("f", spec.filters), self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2])
-        strides = spec.w.strides
-        terms = [(group, strides[0]), (f, strides[1])]
-        terms += [(self.reversed_tap(1, kr), strides[4]), (self.reversed_tap(2, ks), strides[5])]
-        w.line(f"weights[{f}][{kr}][{ks}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
-        self.close_to(depth)
+        with w.scope():
+            f, kr, ks = self.loop("f", spec.filters), self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2])
+            strides = spec.w.strides
+            terms = [(group, strides[0]), (f, strides[1])]
+            terms += [(self.reversed_tap(1, kr), strides[4]), (self.reversed_tap(2, ks), strides[5])]
+            w.line(f"weights[{f}][{kr}][{ks}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
 
     def _load(self, image: str, group: str, row: str, col: str) -> str:
         """Writes the loads of all input rows under the patch; returns the array's name."""
         w, s, spec, t = self.w, self.s, self.spec, self.t
         left, right = halo(spec)
-        count = s.rows - 1 + (spec.taps[1] - 1) * spec.dilation[1] + 1
+        count = spec.under(1, s.rows)
         xs = spec.x.strides
         w.line()
         where = [(image, xs[0]), (group, xs[1]), (row, xs[4]), (col, 1)]
         w.line(f"const {spec.x.dtype.ctype}* corner = {self.x} + {linear(where)};")
         w.line(f"Strip<{spec.x.dtype.ctype}, {left}, {s.vector}, {right}> line[{count}];")
-        depth = w.depth
-        iy = self.loop("iy", count)
-        exists = f"{unsigned(t)}({linear([(row, 1), (iy, 1)], -spec.before[1])}) < {spec.sizes[1]}"
-        place = linear([(_enclosed(linear([(iy, 1)], -spec.before[1])), xs[4])])
-        start = "corner" if place == "0" else f"corner + {place}"
-        columns = f"{t}({col}), {t}({spec.sizes[2]})"
-        w.line(f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({exists}, {start}, {columns});")
-        self.close_to(depth)
+        with w.scope():
+            iy = self.loop("iy", count)
+            exists = f"{unsigned(t)}({linear([(row, 1), (iy, 1)], -spec.before[1])}) < {spec.sizes[1]}"
+            place = linear([(_enclosed(linear([(iy, 1)], -spec.before[1])), xs[4])])
+            start = "corner" if place == "0" else f"corner + {place}"
+            columns = f"{t}({col}), {t}({spec.sizes[2]})"
+            w.line(f"line[{iy}] = load_strip<{left}, {s.vector}, {right}>({exists}, {start}, {columns});")
         return "line"
 
 

@@ -18,7 +18,7 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.kernel import Pointers, converted, headers, heading, signature, uses
+from codegen.kernel import Pointers, constant, converted, headers, heading, signature, title, uses
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
 
@@ -45,11 +45,8 @@ class Elements:
         """Writes operands with one value, and what can be computed from them alone, before any loop."""
         for n, operand in enumerate(self.program.loads):
             if not any(operand.strides):
-                name = self.names.unique(operand.name, "_s")
-                ctype = ctype_of(self.program, Load(n))
-                value = converted(operand, f"{self.pointers.loads[n]}[0]", self.program.real)
-                self.w.line(f"const {ctype} {name} = {value};")
-                self.terms[Load(n)] = name
+                text = f"{self.pointers.loads[n]}[0]"
+                self.terms[Load(n)] = constant(self.w, self.names, self.program, n, text, "_s")
         self._varies = varying(self.program, lambda v: v not in self.terms)
         self._emitter.statements(self.w, self.terms, lambda k: not self._varies[k])
 
@@ -112,7 +109,7 @@ class Elements:
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Returns a constant for a converted value that is used more than once; the expression itself otherwise."""
         simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Anchor)) or self._uses.get(value, 0) < 2 or simple:
+        if isinstance(value, (Literal, Anchor)) or self._uses[value] < 2 or simple:
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
@@ -128,10 +125,7 @@ class Body(Elements):
 
     def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
         """Writes everything up to the opening brace."""
-        notes = self.program.notes
-        plural = "nodes in one kernel" if len(notes) != 1 else "node"
-        title = f"{self.name}: {len(notes)} {plural}"
-        heading(self.w, title, self.program, headers(self.program, header), details)
+        heading(self.w, title(self.name, self.program), self.program, headers(self.program, header), details)
         signature(self.w, self.name, threads, self.pointers.parameters())
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from codegen.iteration import Coordinates, at_most, bounds, extent, far, index_type, linear
+from codegen.kernel import block_number
 from codegen.pointwise import alignment
 from codegen.pointwise.body import Body, plus, vector_type
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
@@ -98,7 +99,7 @@ class _Renderer:
             alignment.HEADER,
         )
         total = prod(self.shape[:-1]) * self.vectors
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         tile = THREADS * s.unroll
         exact = total % tile == 0
         w.line(f"const {s.itype} {'v' if s.unroll == 1 else 'first'} = {block} * {tile} + threadIdx.x;")

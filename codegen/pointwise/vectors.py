@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import prod
 
 from codegen.iteration import Coordinates, at_most, linear
+from codegen.kernel import block_number
 from codegen.l2_policy import streams
 from codegen.naming import Writer
 from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
@@ -115,16 +116,13 @@ class _Renderer:
         self.w.close()
         return KernelSource(self.spec.name, self.w.text(), (blocks if self.total else 0, 1, 1), (THREADS, 1, 1))
 
-    def _thread(self) -> str:
-        return "blockIdx.x" if self.schedule.itype == "uint32" else "uint64(blockIdx.x)"
-
     def _flat(self) -> int:
         w, s = self.w, self.schedule
         tile = THREADS * s.vector
         exact = self.total % (tile * s.unroll) == 0
         if not exact:
             w.line(f"constexpr {s.itype} size = {self.total};")
-        thread = f"{self._thread()} * {THREADS * s.unroll} + threadIdx.x"
+        thread = f"{block_number(s.itype)} * {THREADS * s.unroll} + threadIdx.x"
         position = thread if s.vector == 1 else f"({thread}) * {s.vector}"
         if s.unroll == 1:
             w.line(f"const {s.itype} i = {position};")
@@ -153,7 +151,7 @@ class _Renderer:
         outer_shape = self.shape[:-2]
         vectors, groups = cols // s.vector, -(-rows // s.unroll)
         threads = prod(outer_shape) * groups * vectors
-        w.line(f"const {s.itype} v = {self._thread()} * {THREADS} + threadIdx.x;")
+        w.line(f"const {s.itype} v = {block_number(s.itype)} * {THREADS} + threadIdx.x;")
         if threads % THREADS:
             w.line(f"if (v >= {threads}) return;")
         w.line(f"const {s.itype} col = v % {vectors}{f' * {s.vector}' if s.vector > 1 else ''};")
@@ -197,7 +195,7 @@ class _Renderer:
         exact = self.total % (length * s.unroll) == 0
         if not exact:
             w.line(f"constexpr {s.itype} size = {self.total};")
-        w.line(f"const {s.itype} v = {self._thread()} * {THREADS} + threadIdx.x;")
+        w.line(f"const {s.itype} v = {block_number(s.itype)} * {THREADS} + threadIdx.x;")
         if threads % THREADS:
             w.line(f"if (v >= {threads}) return;")
         w.line(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 
 from codegen.iteration import linear, unsigned
@@ -144,10 +146,12 @@ class Elements:
             self.w.line(f"const {kind} {name} = {value};")
             self._scope[name] = self.w.depth
 
-    def close_to(self, depth: int) -> None:
-        self._scope = {name: d for name, d in self._scope.items() if d <= depth}
-        while self.w.depth > depth:
-            self.w.close()
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Closes the loops that are opened inside of the ``with`` statement."""
+        with self.w.scope():
+            yield
+        self._scope = {name: depth for name, depth in self._scope.items() if depth <= self.w.depth}
 
     def hold(self, first: int, conditions: list[str]) -> dict[int, str]:
         """Reads all elements under the thread's windows; returns what they are called, by load."""
@@ -166,28 +170,26 @@ class Elements:
                 w.line(f"{vector_type(operand, self.count(n))} {held[n]}{''.join(many)};")
         variables = [f"[{self.tap(k)}]" if size > 1 else "" for k, size in enumerate(sizes, first)]
         if strips:
-            depth = w.depth
-            inside = self.inside(conditions + self.open_taps(first, len(self.windows) - 1), "row_inside") or "true"
-            window = self.windows[-1][1]
-            assert not isinstance(window, Adaptive)
-            col = self.at[self.windows[-1][0]]
-            slides = isinstance(window, Sliding)
-            origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
-            for n in sorted(strips):
-                operand = self.program.loads[n]
-                sources = [*self.sources()[:-1], origin]
-                start = plus(self.pointers.loads[n], self.offset(operand.strides, [*self.at, *sources]))
-                columns = f"{self.t}({origin}), {self.t}({window.size})"
-                target = f"{held[n]}{''.join(variables[:-1])}"
-                w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
-            self.close_to(depth)
+            with self.scope():
+                inside = self.inside(conditions + self.open_taps(first, len(self.windows) - 1), "row_inside") or "true"
+                window = self.windows[-1][1]
+                assert not isinstance(window, Adaptive)
+                col = self.at[self.windows[-1][0]]
+                slides = isinstance(window, Sliding)
+                origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
+                for n in sorted(strips):
+                    operand = self.program.loads[n]
+                    sources = [*self.sources()[:-1], origin]
+                    start = plus(self.pointers.loads[n], self.offset(operand.strides, [*self.at, *sources]))
+                    columns = f"{self.t}({origin}), {self.t}({window.size})"
+                    target = f"{held[n]}{''.join(variables[:-1])}"
+                    w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
         if len(strips) < len(space.taps):
-            depth = w.depth
-            inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
-            for n in space.taps:
-                if n not in strips:
-                    self.read(n, f"{held[n]}{''.join(variables)}", inside)
-            self.close_to(depth)
+            with self.scope():
+                inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
+                for n in space.taps:
+                    if n not in strips:
+                        self.read(n, f"{held[n]}{''.join(variables)}", inside)
         return {
             n: f"{name}{''.join(variables[:-1])}[{self.tap(len(self.windows) - 1)}]"
             if n in strips

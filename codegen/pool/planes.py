@@ -5,6 +5,7 @@ columns, which threads side by side read in vectors and whose folds go to shared
 from __future__ import annotations
 
 from codegen.iteration import unsigned
+from codegen.kernel import block_number
 from codegen.naming import Writer
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule
@@ -28,7 +29,7 @@ class PlanesRenderer:
         sizes = " x ".join(str(window.count) for _, window in whole.windows)
         many = f"{planes} planes" if planes > 1 else "a plane"
         whole.begin(f"windows of {sizes}; a block folds {many}, columns first")
-        block = "blockIdx.x" if self.s.itype == "int32" else "uint64(blockIdx.x)"
+        block = block_number(self.s.itype)
         operands = zip(program.operands, (*pointers.loads, *pointers.stores))
         for operand, pointer in operands:
             if operand.strides[0] and blocks > 1:
@@ -62,9 +63,8 @@ class _Step(PoolRenderer):
         self.w, self.ragged = w, ragged
 
     def step(self) -> None:
-        depth = self.w.depth
-        self.body()
-        self.close_to(depth)
+        with self.scope():
+            self.body()
 
     def _coordinates(self) -> list[str]:
         """Of a plane, row and column, unless rows of all planes are alike."""

@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import aligned, coordinate, linear, unsigned
-from codegen.kernel import converted, headers, heading, signature
+from codegen.kernel import block_number, constant, converted, headers, heading, signature, title
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
@@ -31,8 +31,6 @@ class PoolRenderer(Elements):
 
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
         super().__init__(spec, schedule)
-        #: how deep what a thread does is
-        self.base = 1
         self.emitter = Emitter(self.program, self.names)
         #: loads that all elements under the thread's windows have in common: what a thread calls them
         self.fixed: dict[int, str] = {}
@@ -51,28 +49,21 @@ class PoolRenderer(Elements):
     def begin(self, details: str) -> None:
         """Writes everything up to the opening brace."""
         w, program = self.w, self.program
-        count = len(program.notes)
-        title = f"{self.spec.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
-        heading(w, title, program, headers(program, "math.cuh", "strip.cuh"), [details])
+        heading(w, title(self.spec.name, program), program, headers(program, "math.cuh", "strip.cuh"), [details])
         signature(w, self.spec.name, THREADS, self.pointers.parameters())
 
     def body(self) -> int:
         """Writes what the threads do; returns how many of them there are."""
-        w = self.w
         threads = self._place()
-        self.base = w.depth
         self._fixed_loads()
         self._declare_parts()
         first = held_from(self.space, self.s) if self.holds else self._spelled()
-        depth = w.depth
-        conditions = self.open_taps(0, first, rolled=True)
-        if self.holds and first < len(self.windows):
-            names = self.hold(first, conditions)
-            self._fold(first, conditions, names)
-        else:
-            self._fold(first, conditions, {})
-        self.close_to(depth)
-        self._results()
+        with self.scope():
+            conditions = self.open_taps(0, first, rolled=True)
+            held = self.hold(first, conditions) if self.holds and first < len(self.windows) else {}
+            self._fold(first, conditions, held)
+        with self.scope():
+            self._results()
         return threads
 
     def _spelled(self) -> int:
@@ -137,7 +128,7 @@ class PoolRenderer(Elements):
 
     def _number(self, total: int) -> None:
         """Writes the thread's number, ``at``, of so many."""
-        block = "blockIdx.x" if self.t == "int32" else "uint64(blockIdx.x)"
+        block = block_number(self.t)
         self.w.line(f"const {unsigned(self.t)} at = {block} * {THREADS} + threadIdx.x;")
         if total % THREADS:
             self.w.line(f"if (at >= {total}) return;")
@@ -177,12 +168,11 @@ class PoolRenderer(Elements):
                 filled.append((name, value))
         if not filled:
             return
-        depth = w.depth
-        for variable, size in self._each:
-            self.open_loop(variable, size)
-        for name, value in filled:
-            w.line(f"{self._part(name)} = {value};")
-        self.close_to(depth)
+        with self.scope():
+            for variable, size in self._each:
+                self.open_loop(variable, size)
+            for name, value in filled:
+                w.line(f"{self._part(name)} = {value};")
 
     def _free(self, reduction: Reduction) -> str:
         """Returns a name for what a window is folded to, which may be that of a tensor."""
@@ -317,9 +307,7 @@ class PoolRenderer(Elements):
         value = converted(operand, text, self.program.real)
         if value == text and text.count("[") < 2:
             return text
-        name = self.names.unique(operand.name, "_e")
-        self.w.line(f"const {ctype_of(self.program, Load(n))} {name} = {value};")
-        return name
+        return constant(self.w, self.names, self.program, n, text, "_e")
 
     def _results(self) -> None:
         """Writes the program on what the windows were folded to, and its stores."""
@@ -344,25 +332,24 @@ class PoolRenderer(Elements):
         for (store, _), name in zip(stores, vectors):
             if name:
                 w.line(f"{vector_type(store.operand, count)} {name};")
-        depth = w.depth
-        self.open_loop(variable, count)
-        terms: dict[Value, str] = {}
-        for n, name in loads.items():
-            if Load(n) in space.final:
-                one = program.loads[n].strides[last] == 0 or count == 1
-                terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
-        for k, strides in enumerate(program.indices):
-            if Index(k) in space.final:
-                step = [(variable, strides[last])] if count > 1 else []
-                terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
-        for k in range(len(program.reductions)):
-            terms[Reduced(k)] = self._part(self.parts[k])
-        self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
-        for (store, pointer), name in zip(stores, vectors):
-            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
-            target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
-            w.line(f"{target} = {text};")
-        self.close_to(depth)
+        with self.scope():
+            self.open_loop(variable, count)
+            terms: dict[Value, str] = {}
+            for n, name in loads.items():
+                if Load(n) in space.final:
+                    one = program.loads[n].strides[last] == 0 or count == 1
+                    terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
+            for k, strides in enumerate(program.indices):
+                if Index(k) in space.final:
+                    step = [(variable, strides[last])] if count > 1 else []
+                    terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
+            for k in range(len(program.reductions)):
+                terms[Reduced(k)] = self._part(self.parts[k])
+            self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
+            for (store, pointer), name in zip(stores, vectors):
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
+                w.line(f"{target} = {text};")
         for (store, pointer), name in zip(stores, vectors):
             offset = self.offset(store.operand.strides, where)
             if name and self._wide(store.operand):
@@ -370,7 +357,6 @@ class PoolRenderer(Elements):
             elif name:
                 at = _sum(offset, linear([("e", store.operand.strides[last])]))
                 w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
-        self.close_to(self.base)
 
 
 def _is_real(ctype: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import signature
+from codegen.kernel import block_number
 from codegen.pointwise.body import vector_type
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
@@ -33,12 +33,6 @@ class AcrossRenderer(RowsRenderer):
         #: shared memory for what threads exchange, by C type
         self._exchange: dict[str, str] = {}
 
-    def _headers(self) -> list[str]:
-        return []
-
-    def _signature(self) -> None:
-        signature(self.w, self.spec.name, self.s.threads, self.pointers.parameters(), self.s.resident or None)
-
     @property
     def _e(self) -> str:
         """The number of a row among those of the thread."""
@@ -46,7 +40,7 @@ class AcrossRenderer(RowsRenderer):
 
     def _place(self) -> None:
         w, s = self.w, self.s
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
         row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
         if self.count % s.rows:
@@ -76,16 +70,6 @@ class AcrossRenderer(RowsRenderer):
 
     # ---- once a row
 
-    def _open_rows(self) -> None:
-        """Writes a loop over the thread's rows."""
-        if self.s.vector > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
-
-    def _close_rows(self) -> None:
-        if self.s.vector > 1:
-            self.w.close()
-
     def _scalars(self, stage: int) -> None:
         w, inlined = self.w, self.emitter.inlined  # the latter are written where they are stored
         chosen = [k for k in self._of_row(stage) if k not in inlined]
@@ -99,14 +83,13 @@ class AcrossRenderer(RowsRenderer):
             instruction = self.program.instructions[k]
             arrays[k] = self.names.unique(instruction.name, "_r")
             w.line(f"{instruction.ctype} {arrays[k]}[{self.s.vector}];")
-        self._open_rows()
-        for k in chosen:
-            if k in arrays:
-                w.line(f"{arrays[k]}[e] = {self.emitter.expression(k, self.terms)};")
-                self.terms[Result(k)] = f"{arrays[k]}[e]"
-            else:
-                self.emitter.statements(w, self.terms, lambda n, k=k: n == k)  # type: ignore[misc]
-        self._close_rows()
+        with self._over_vector():
+            for k in chosen:
+                if k in arrays:
+                    w.line(f"{arrays[k]}[e] = {self.emitter.expression(k, self.terms)};")
+                    self.terms[Result(k)] = f"{arrays[k]}[e]"
+                else:
+                    self.emitter.statements(w, self.terms, lambda n, k=k: n == k)  # type: ignore[misc]
 
     def _read_again(self, chosen: list[int]) -> list[int]:
         """Of some instructions those whose results others need, too."""
@@ -148,20 +131,17 @@ class AcrossRenderer(RowsRenderer):
         conditions += ["inside"] if self._has_inside else []
         with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
             offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
-            vector = self.s.vector
-            results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in stores}
-            if vector > 1:
+            kept = stores if self.s.vector > 1 else []
+            results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in kept}
+            for k, name in results.items():
+                w.line(f"{vector_type(self.program.stores[k].operand, self.s.vector)} {name};")
+            with self._over_vector():
                 for k in stores:
-                    w.line(f"{vector_type(self.program.stores[k].operand, vector)} {results[k]};")
-            self._open_rows()
-            for k in stores:
-                store = self.program.stores[k]
-                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
-                w.line(f"{f'{results[k]}[e]' if vector > 1 else f'{self.pointers.stores[k]}[{offsets[k]}]'} = {text};")
-            self._close_rows()
-            if vector > 1:
-                for k in stores:
-                    self._write(k, results[k], offsets[k])
+                    text = self.emitter.stored(self.program.stores[k], self.terms, lambda v: ctype_of(self.program, v))
+                    target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
+                    w.line(f"{target} = {text};")
+            for k, name in results.items():
+                self._write(k, name, offsets[k])
 
     # ---- the elements of a row
 

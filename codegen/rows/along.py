@@ -8,7 +8,7 @@ import re
 
 from codegen.expr import Load, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import signature
+from codegen.kernel import block_number
 from codegen.pointwise.body import vector_type
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
@@ -49,13 +49,9 @@ class AlongRenderer(RowsRenderer):
         shared = ["async_copy.cuh" if self._asynchronous() else "shared.cuh"] if s.form == "shared" else []
         return [*shared, *(["cluster.cuh", "reduce_cluster.cuh"] if s.cluster > 1 else [])]
 
-    def _signature(self) -> None:
-        s = self.s
-        signature(self.w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
-
     def _place(self) -> None:
         w, s = self.w, self.s
-        block = "blockIdx.x" if s.itype == "uint32" else "uint64(blockIdx.x)"
+        block = block_number(s.itype)
         if s.cluster > 1:
             w.line("cluster_arrive();")
             w.line(f"const {s.itype} row = blockIdx.x / {s.cluster};")
@@ -148,7 +144,7 @@ class AlongRenderer(RowsRenderer):
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
             narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
-            if n in self._converted and used.get(Load(n), 0) > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
+            if n in self._converted and used[Load(n)] > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
                 self.w.line(f"reread({name}{'[u]' if self.unroll > 1 else ''});")
             if Load(n) in needed:
                 self._converted.add(n)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from contextlib import AbstractContextManager
 from math import prod
 
 from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most, linear
-from codegen.kernel import Pointers, converted, headers, heading
+from codegen.kernel import Pointers, constant, converted, headers, heading, signature, title
 from codegen.l2_policy import streams
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
@@ -58,10 +60,9 @@ class RowsRenderer(ABC):
 
     def render(self) -> KernelSource:
         w, s, program = self.w, self.s, self.program
-        notes = program.notes
-        title = f"{self.spec.name}: {len(notes)} {'nodes in one kernel' if len(notes) != 1 else 'node'}"
-        heading(w, title, program, headers(program, "memory.cuh", "reduce.cuh", *self._headers()), self._details())
-        self._signature()
+        needed = headers(program, "memory.cuh", "reduce.cuh", *self._headers())
+        heading(w, title(self.spec.name, program), program, needed, self._details())
+        signature(w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
         shared = self._body()
         w.close()
         grid, cluster = (self._blocks() * s.cluster, 1, 1), (s.cluster, 1, 1)
@@ -96,12 +97,9 @@ class RowsRenderer(ABC):
             threads += f" in each of {s.cluster} blocks"
         return [f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"]
 
-    @abstractmethod
     def _headers(self) -> list[str]:
         """Returns more device headers."""
-
-    @abstractmethod
-    def _signature(self) -> None: ...
+        return []
 
     @abstractmethod
     def _place(self) -> None:
@@ -155,13 +153,12 @@ class RowsRenderer(ABC):
         for k, operand in enumerate(self.program.loads):
             if self.space.varies(operand):
                 continue
-            name, count = self.names.unique(operand.name, "_r"), self._count(k)
-            offset = self.rows.offset(operand.strides[:n])
+            count, offset = self._count(k), self.rows.offset(operand.strides[:n])
             if count == 1:
-                text = converted(operand, f"{self.pointers.loads[k]}[{offset}]", self.program.real)
-                self.w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
-                self.terms[Load(k)] = name
+                text = f"{self.pointers.loads[k]}[{offset}]"
+                self.terms[Load(k)] = constant(self.w, self.names, self.program, k, text, "_r")
             else:
+                name = self.names.unique(operand.name, "_r")
                 self._read(k, f"const {vector_type(operand, count)} {name}", offset)
                 self.terms[Load(k)] = converted(operand, f"{name}[e]", self.program.real)
         for k, strides in enumerate(self.program.indices):
@@ -172,10 +169,9 @@ class RowsRenderer(ABC):
         """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
-        every = self.program.strides
-        for d in range(len(self.space.outer)):  # here, and not where one is first needed: that may be within a loop
-            if any(strides[d] for strides in every) or (d == 0 and chunk is not None):
-                _ = rows[d]
+        if chunk is not None:
+            _ = rows[0]
+        rows.write(self.program.strides)
         if chunk is not None:
             w.line(f"const {itype} begin = {rows[0]} * {chunk};")
             end = f"begin + {chunk}" if total % chunk == 0 else at_most(f"begin + {chunk}", total, itype)
@@ -283,32 +279,27 @@ class RowsRenderer(ABC):
         for k, one in running.items():
             before[k] = self.names.unique(program.reductions[one.most].name, "_before")
             w.line(f"const {program.reductions[k].ctype} {before[k]} = {parts[one.most]};")
-        self._open_elements()
-        terms = self._element_terms(held, indices, needed)
-        self.emitter.statements(w, terms, lambda k: Result(k) in needed)
         guard = "if (inside) " if self._has_inside else ""
-        for k, part in parts.items():
-            if k in running:
-                continue
-            reduction = program.reductions[k]
-            statement = reduction.into(part, self.emitter.term(reduction.value, terms))
-            w.line(f"{guard}{statement}" if k in self.columns else statement)
-        for k, store in stores:
-            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
-            target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"
-            w.line(f"{target} = {text};")
-        if s.vector > 1:
-            w.close()
-            for k, _ in stores:
-                self._write(k, results[k], places[k], guard)
+        with self._over_vector():
+            terms = self._element_terms(held, indices, needed)
+            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            for k, part in parts.items():
+                if k not in running:
+                    reduction = program.reductions[k]
+                    statement = reduction.into(part, self.emitter.term(reduction.value, terms))
+                    w.line(f"{guard}{statement}" if k in self.columns else statement)
+            for k, store in stores:
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"
+                w.line(f"{target} = {text};")
+        for k, name in results.items():
+            self._write(k, name, places[k], guard)
         for k, one in running.items():
             self._run(one, parts[k], parts[one.most], before[k], held, indices)
 
-    def _open_elements(self) -> None:
-        """Writes a loop over the elements of a vector."""
-        if self.s.vector > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
+    def _over_vector(self) -> AbstractContextManager[None]:
+        """Opens a loop over the elements of a vector."""
+        return self.w.unrolled(f"for (int e = 0; e < {self.s.vector}; ++e)", when=self.s.vector > 1)
 
     def _run(
         self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
@@ -319,13 +310,10 @@ class RowsRenderer(ABC):
         shift = self.names.unique(reduction.name, "_shift")
         w.line(f"const {reduction.ctype} {shift} = reduce::shift({most});")
         w.line(f"{part} *= math::exp({before} - {shift});")
-        if self.s.vector == 1:
-            w.open("")
-        self._open_elements()
-        terms = {**self._element_terms(held, indices, needed), running.shift: shift}
-        self.emitter.statements(w, terms, lambda k: Result(k) in needed)
-        w.line(f"{part} += {self.emitter.term(running.value, terms)};")
-        w.close()
+        with self._over_vector(), w.block("", when=self.s.vector == 1):
+            terms = {**self._element_terms(held, indices, needed), running.shift: shift}
+            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            w.line(f"{part} += {self.emitter.term(running.value, terms)};")
 
     def _held(self, n: int) -> str:
         """Makes sure that a vector of a load is in registers; returns the C expression of its element."""
@@ -346,10 +334,8 @@ class RowsRenderer(ABC):
         for n, text in held.items():
             operand = program.loads[n]
             value = converted(operand, text, program.real)
-            if value != text and used.get(Load(n), 0) > 1:
-                name = self.names.unique(operand.name, "_e")
-                self.w.line(f"const {ctype_of(program, Load(n))} {name} = {value};")
-                value = name
+            if value != text and used[Load(n)] > 1:
+                value = constant(self.w, self.names, program, n, text, "_e")
             terms[Load(n)] = value
         for k, text in indices.items():
             terms[Index(k)] = self._index(k, text)
@@ -360,9 +346,7 @@ class RowsRenderer(ABC):
         step = self.program.indices[k][self.dim] if self.s.vector > 1 else 0
         return f"int32({f'{offset} + ' if step else offset}{linear([('e', step)]) if step else ''})"
 
-    def _used(self, needed: set[Value]) -> dict[Value, int]:
+    def _used(self, needed: set[Value]) -> Counter[Value]:
         """Returns how often each value is used by the instructions of a loop."""
-        count: dict[Value, int] = {}
-        for value in (v for k, i in enumerate(self.program.instructions) if Result(k) in needed for v in i.args):
-            count[value] = count.get(value, 0) + 1
-        return count
+        every = enumerate(self.program.instructions)
+        return Counter(v for k, i in every if Result(k) in needed for v in i.args)

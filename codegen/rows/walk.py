@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from codegen.expr import Index, Load, Reduced, ctype_of
+from codegen.expr import Index, Load, Reduced
 from codegen.iteration import Coordinates, linear
-from codegen.kernel import converted
+from codegen.kernel import constant
 from codegen.pointwise.body import vector_type
 from codegen.rows.along import AlongRenderer
 from codegen.rows.schedule import RowsSchedule
@@ -180,10 +180,8 @@ class WalkRenderer(AlongRenderer):
             if operand not in same:
                 self._next[k] = self.names.unique(operand.name, "_next")
                 continue
-            name = self.names.unique(operand.name, "_r")
-            text = converted(operand, f"{self.pointers.loads[k]}[{self.rows.offset(operand.strides[:n])}]", self._real)
-            w.line(f"const {ctype_of(self.program, Load(k))} {name} = {text};")
-            self.terms[Load(k)] = name
+            text = self._row_value(k, self.rows)
+            self.terms[Load(k)] = constant(w, self.names, self.program, k, text, "_r")
         if self._next:
             w.line("// A row's own values are read while the row before is worked on.")
             self._position("first", "0" if s.rows == 1 else "sub")
@@ -211,17 +209,9 @@ class WalkRenderer(AlongRenderer):
                     self._exchanged[k] = self.names.unique(reduction.name, "_parts")
                     w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
 
-    @property
-    def _real(self) -> str:
-        return self.program.real
-
     def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
         """Returns coordinates of a row, those that some strides need being there already."""
-        rows = Coordinates(self.w, position, self.space.outer, self.s.itype, position)
-        for d in range(len(self.space.outer)):
-            if any(strides[d] for strides in every):
-                _ = rows[d]
-        return rows
+        return Coordinates(self.w, position, self.space.outer, self.s.itype, position).write(every)
 
     def _row_value(self, k: int, rows: Coordinates) -> str:
         """Returns the C expression of an operand's value for a row."""
@@ -350,10 +340,7 @@ class WalkRenderer(AlongRenderer):
         w, n = self.w, len(self.space.outer)
         self.rows = self._coordinates()
         for k, name in self._next.items():
-            operand = self.program.loads[k]
-            own = self.names.unique(operand.name, "_r")
-            w.line(f"const {ctype_of(self.program, Load(k))} {own} = {converted(operand, name, self._real)};")
-            self.terms[Load(k)] = own
+            self.terms[Load(k)] = constant(w, self.names, self.program, k, name, "_r")
         if self._next:
             self._position("after", self._after)
             rows = self._numbered("after", [self.program.loads[k].strides for k in self._next])
