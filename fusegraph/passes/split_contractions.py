@@ -20,8 +20,8 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.estimates import cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.estimates import alone, cycles
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, same
 from fusegraph.passes.split_products import meet
 
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
@@ -105,18 +105,15 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """Returns cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less
     than what it reads and writes takes; and the kernel that adds up the parts.
     """
-    alone = Graph("alone", graph.io_dtype, graph.compute_dtype)
-    inputs = tuple(alone._add_tensor(f"operand {n}", t.shape, t.strides, t.dtype) for n, t in enumerate(node.inputs))
-    output = alone._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
-    if parts == 1:
-        made = alone.add_node(Node(node.op, inputs, node.attributes, output)).output
-    else:
-        made = _part_sums(alone, node, inputs, output, parts)
-    alone.inputs, alone.outputs = list(inputs), [made]
+    own = alone(graph, node, {})
+    if parts > 1:
+        own.outputs = [_part_sums(own, node, tuple(own.inputs), node.output, parts)]
+        remove_dead(own)
+    (made,) = own.outputs
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
     rate = STREAMED * target.bytes_per_cycle
-    total = START * target.launch_cycles + max(cycles(alone, Options(target=target)), moved / rate)
-    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + output.nbytes) / rate
+    total = START * target.launch_cycles + max(cycles(own, Options(target=target)), moved / rate)
+    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + node.output.nbytes) / rate
 
 
 def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None:
