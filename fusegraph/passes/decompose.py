@@ -11,7 +11,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, Role, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
 
 
 def decompose_for_kernels(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -26,16 +26,12 @@ def decompose(graph: Graph, *, scatters: bool = False) -> Rewritten:
     time.
     """
     made_of_others = {n for n in graph.nodes if _is_made_of_others(n, scatters)}
-    if not made_of_others:
-        return same(graph)
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node in made_of_others:
-            made = _Expansion(rewrite.graph, node).expand(rewrite.inputs(node))
-            rewrite.new |= dict(zip(node.outputs, made))
-        else:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, made_of_others, _expand) if made_of_others else same(graph)
+
+
+def _expand(rewrite: Rewrite, node: Node) -> None:
+    made = _Expansion(rewrite.graph, node).expand(rewrite.inputs(node))
+    rewrite.new |= dict(zip(node.outputs, made))
 
 
 def _is_made_of_others(node: Node, scatters: bool) -> bool:

@@ -11,7 +11,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import whole_spec
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 
 
 def order_attention(graph: Graph, options: Options) -> Rewritten:
@@ -23,14 +23,10 @@ def order_attention(graph: Graph, options: Options) -> Rewritten:
         and node.attributes["parts"] == 1
         and spanned(whole_spec(node, graph, options, "attention")[0])
     }
-    if not found:
-        return same(graph)
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node not in found:
-            rewrite.take_over(node)
-            continue
-        order = intermediate(rewrite.graph, node.name, "order", (1,), packed_strides((1,)), int32)
-        results = (*map(rewrite.result, node.outputs), order)
-        rewrite.graph.add_node(Node(node.op, rewrite.inputs(node), {**node.attributes, "order": True}, *results))
-    return rewrite.done()
+    return replaced(graph, found, _count) if found else same(graph)
+
+
+def _count(rewrite: Rewrite, node: Node) -> None:
+    order = intermediate(rewrite.graph, node.name, "order", (1,), packed_strides((1,)), int32)
+    results = (*map(rewrite.result, node.outputs), order)
+    rewrite.graph.add_node(Node(node.op, rewrite.inputs(node), {**node.attributes, "order": True}, *results))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from fusegraph.layout import extent, packed_strides, same_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.base import Role
 from fusegraph.passes.partition import Decision
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, remove_dead, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: The numbers halfway between those that float4_e2m1 holds, and whether one that is just there goes up, to the even.
 _HALFWAY = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
@@ -103,10 +104,7 @@ class _Unpacking(Rewrite):
                 named(self.new[tensor], tensor.name, "values")
                 self.graph._rename(bytes_, tensor.name)
                 self.new[tensor] = bytes_
-        self.graph.outputs = [self.new[t] for t in self._old.outputs]
-        remove_dead(self.graph)
-        alive = set(self.graph.tensors.values())
-        return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive})
+        return super().done(decisions)
 
     # ---- values
 
@@ -141,10 +139,7 @@ class _Unpacking(Rewrite):
         graph: Any = self.graph
         magnitude = graph.abs(x)
         steps = [graph.cast(magnitude >= h if up else magnitude > h, int8) for h, up in _HALFWAY]
-        total = steps[0]
-        for step in steps[1:]:
-            total = graph.add(total, step)
-        return total
+        return reduce(graph.add, steps)
 
     def _of_code(self, code: Tensor, negative: Tensor) -> Any:
         """Returns float4_e2m1's values in the carrier: 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
@@ -229,7 +224,5 @@ class _Unpacking(Rewrite):
             line = graph.pad(line, ((0, -tensor.size % each),))
         rows = graph.reshape(line, (line.size // each, each))
         parts = [rows[:, k] for k in range(each)]
-        total = parts[0]
-        for k, part in enumerate(parts[1:], start=1):
-            total = graph.bitwise_or(total, graph.shift_left(part, k * dtype.bits))
-        return total
+        shifted = (graph.shift_left(part, k * dtype.bits) for k, part in enumerate(parts[1:], start=1))
+        return reduce(graph.bitwise_or, shifted, parts[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,17 @@ class Rewrite:
         return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))
 
 
+def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Node], None]) -> Rewritten:
+    """Returns a graph in which some nodes are written otherwise: by ``write``, which adds to the new graph."""
+    rewrite = Rewrite(graph)
+    for node in graph.nodes:
+        if node in nodes:
+            write(rewrite, node)
+        else:
+            rewrite.take_over(node)
+    return rewrite.done()
+
+
 def named(tensor: Tensor, after: str, part: str) -> Tensor:
     """Returns the tensor, named after another one; a name that gives way to one of the user's."""
     graph = tensor.graph
@@ -104,21 +115,15 @@ def intermediate(
     return made
 
 
-def live_nodes(graph: Graph) -> set[Node]:
-    """Returns nodes some output depends on."""
-    live: set[Node] = set()
-    stack = [n for n in map(graph.producer, graph.outputs) if n is not None]
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack += [n for n in map(graph.producer, node.inputs) if n is not None]
-    return live
-
-
 def remove_dead(graph: Graph) -> None:
     """Removes the nodes that no output depends on, and the constants that no node takes."""
-    live = live_nodes(graph)
+    live: set[Node] = set()
+    stack = list(graph.outputs)
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is not None and node not in live:
+            live.add(node)
+            stack += node.inputs
     for node in reversed(graph.nodes):
         if node not in live:
             graph.remove_node(node)

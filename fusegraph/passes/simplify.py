@@ -22,7 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Rewrite, Rewritten, live_nodes, named
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.pattern import Found, Is, Made, constant, op
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
@@ -100,12 +100,7 @@ _OF = {entry: [rule for rule in RULES.values() if entry in rule[0].ops] for entr
 
 def remove_dead_nodes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Removes the nodes that no output depends on."""
-    live = live_nodes(graph)
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node in live:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, (), Rewrite.take_over)
 
 
 def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:

@@ -20,7 +20,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
@@ -36,15 +36,7 @@ def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
     found = {node: best_parts(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
     parts = {node: n for node, n in found.items() if n > 1}
-    if not parts:
-        return same(graph)
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node in parts:
-            _cut(rewrite.graph, node, rewrite.inputs(node), [rewrite.result(t) for t in node.outputs], parts[node])
-        else:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, parts, lambda rewrite, node: _cut(rewrite, node, parts[node])) if parts else same(graph)
 
 
 def best_parts(node: Node, target: Target) -> int:
@@ -80,8 +72,9 @@ def _selects_nan(node: Node) -> bool:
     )
 
 
-def _cut(graph: Graph, node: Node, inputs: tuple[Tensor, ...], outputs: list[Tensor], parts: int) -> None:
+def _cut(rewrite: Rewrite, node: Node, parts: int) -> None:
     """Adds the attention of each part, and what combines them."""
+    graph, inputs, outputs = rewrite.graph, rewrite.inputs(node), [rewrite.result(t) for t in node.outputs]
     out = outputs[0]
     wide = float64 if float64 in (out.dtype, *(t.dtype for t in multiplied(node))) else float32
 

@@ -20,8 +20,8 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.estimates import cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.estimates import alone, cycles
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced, same
 from fusegraph.passes.split_products import meet
 
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
@@ -56,15 +56,7 @@ class _Cut:
 def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up contractions of few results and many products in parts, where that is worthwhile."""
     split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned)) > 1}
-    if not split:
-        return same(graph)
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node in split:
-            _split(rewrite.graph, node, rewrite.inputs(node), rewrite.result(node.output), split[node])
-        else:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, split, lambda rewrite, node: _split(rewrite, node, split[node])) if split else same(graph)
 
 
 def parts_of(node: Node, graph: Graph, target: Target) -> int:
@@ -105,18 +97,15 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """Returns cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less
     than what it reads and writes takes; and the kernel that adds up the parts.
     """
-    alone = Graph("alone", graph.io_dtype, graph.compute_dtype)
-    inputs = tuple(alone._add_tensor(f"operand {n}", t.shape, t.strides, t.dtype) for n, t in enumerate(node.inputs))
-    output = alone._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
-    if parts == 1:
-        made = alone.add_node(Node(node.op, inputs, node.attributes, output)).output
-    else:
-        made = _part_sums(alone, node, inputs, output, parts)
-    alone.inputs, alone.outputs = list(inputs), [made]
+    own = alone(graph, node, {})
+    if parts > 1:
+        own.outputs = [_part_sums(own, node, tuple(own.inputs), node.output, parts)]
+        remove_dead(own)
+    (made,) = own.outputs
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
     rate = STREAMED * target.bytes_per_cycle
-    total = START * target.launch_cycles + max(cycles(alone, Options(target=target)), moved / rate)
-    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + output.nbytes) / rate
+    total = START * target.launch_cycles + max(cycles(own, Options(target=target)), moved / rate)
+    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + node.output.nbytes) / rate
 
 
 def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None:
@@ -159,12 +148,13 @@ def _common(node: Node) -> DType:
     return node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
 
 
-def _split(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> None:
+def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
     """Adds the node that sums up the parts and the one that adds them up."""
-    partial = _part_sums(graph, node, inputs, output, parts)
+    output = rewrite.result(node.output)
+    partial = _part_sums(rewrite.graph, node, rewrite.inputs(node), output, parts)
     op = TABLE["reduction"]
     total = {**op.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
-    graph.add_node(Node(op, (partial,), total, output))
+    rewrite.graph.add_node(Node(op, (partial,), total, output))
 
 
 def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:

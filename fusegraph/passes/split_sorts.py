@@ -15,7 +15,7 @@ from fusegraph.lowering.sort import longest_row
 from fusegraph.ops.base import Kind, Op, TensorType
 from fusegraph.ops.sort import Order, order_of
 from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
 
 #: One step: the op, its operands and attributes.
 _Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
@@ -27,16 +27,7 @@ SELECTION = 4
 def split_sorts(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Writes sorts of rows that are too long for a block out as sorts of runs, which are merged."""
     long = {node for node in graph.nodes if _is_long(graph, node)}
-    if not long:
-        return same(graph)
-    rewrite = Rewrite(graph)
-    writer = _Writer(rewrite.graph)
-    for node in graph.nodes:
-        if node in long:
-            writer.write(node, rewrite.new[node.inputs[0]], rewrite.result(node.output))
-        else:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, long, _Writer().write) if long else same(graph)
 
 
 def _is_long(graph: Graph, node: Node) -> bool:
@@ -50,31 +41,32 @@ def _is_long(graph: Graph, node: Node) -> bool:
 class _Writer:
     """Adds the steps of sorts; those of one tensor in the same order share them."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self) -> None:
         self._steps: dict[tuple[Tensor, Order], _Step] = {}
 
-    def write(self, node: Node, x: Tensor, result: Tensor) -> None:
+    def write(self, rewrite: Rewrite, node: Node) -> None:
         """The result of a sort: what its last step makes, positions or the elements that are there."""
+        (x,), result = rewrite.inputs(node), rewrite.result(node.output)
         how = order_of(x.type, node.attributes)
         if (x, how) not in self._steps:
-            self._steps[x, how] = self._before_the_last(node.name, x, how)
+            self._steps[x, how] = _before_the_last(rewrite.graph, node.name, x, how)
         op, inputs, attributes = self._steps[x, how]
         dtype = node.attributes.get("dtype")
-        self._graph.add_node(Node(op, inputs, {**attributes, "dtype": dtype}, result))
+        rewrite.graph.add_node(Node(op, inputs, {**attributes, "dtype": dtype}, result))
 
-    def _before_the_last(self, name: str, x: Tensor, how: Order) -> _Step:
-        """Adds all steps but the last, and returns that."""
-        run = longest_row(x.dtype, self._graph)
-        held = min(run, how.keep)  # elements of a run that are in order
-        few = held * SELECTION <= run
-        step = _step(SORTED_RUNS, (x,), how, run, held)
-        while _length(step) > held:  # of several runs
-            order = named(self._graph.apply(*step), name, "order")
-            if not few:
-                run, held = 2 * held, min(2 * held, how.keep)
-            step = _step(SORTED_RUNS if few else MERGED_RUNS, (x, order), how, run, held)
-        return step
+
+def _before_the_last(graph: Graph, name: str, x: Tensor, how: Order) -> _Step:
+    """Adds all steps but the last, and returns that."""
+    run = longest_row(x.dtype, graph)
+    held = min(run, how.keep)  # elements of a run that are in order
+    few = held * SELECTION <= run
+    step = _step(SORTED_RUNS, (x,), how, run, held)
+    while _length(step) > held:  # of several runs
+        order = named(graph.apply(*step), name, "order")
+        if not few:
+            run, held = 2 * held, min(2 * held, how.keep)
+        step = _step(SORTED_RUNS if few else MERGED_RUNS, (x, order), how, run, held)
+    return step
 
 
 def _step(op: Op, inputs: tuple[Tensor, ...], how: Order, run: int, keep: int) -> _Step:
