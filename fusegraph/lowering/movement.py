@@ -105,9 +105,7 @@ def _program(
         try:
             return builder.space, *builder.build()
         except Split as split:
-            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-            d, k = dims[split.dim]
-            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+            split.split(parts)
 
 
 LOWERING: FamilyLowering = FamilyLowering(movements, accept, lower)

@@ -78,9 +78,7 @@ def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Progra
             program, reads, _ = _Builder(view, options, parts).build()
             return parts, program, reads
         except Split as split:
-            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-            d, k = dims[split.dim]
-            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+            split.split(parts)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
