@@ -80,7 +80,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
         alone = first.kind is Kind.TRANSFORM or first.op is not other.op
-        if alone or first.inputs[0] is not other.inputs[0] or first in _before(view, other):
+        if alone or first.inputs[0] is not other.inputs[0] or first in view.before(other.inputs):
             raise Declined(f"{both} are two kernels: one anchor each")
         a, b = first.inputs[1], other.inputs[1]
         alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
@@ -95,25 +95,12 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     # Without a node that takes them both, two products are as well off as two kernels.
     together: list[set[Node]] = [{anchor} for anchor in anchors]
     for node in view.nodes:
-        if len(found := set(anchors) & _before(view, node)) > 1:
+        if len(found := set(anchors) & view.before(node.inputs)) > 1:
             meeting = [part for part in together if part & found]
             together = [part for part in together if not part & found] + [set().union(*meeting)]
     if len(together) > 1:
         one, two = (min(part, key=anchors.index) for part in together[:2])
         raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
-
-
-def _before(view: GroupView, node: Node) -> set[Node]:
-    """Returns nodes of the group that a node depends on (within it: groups are convex)."""
-    found: set[Node] = set()
-    stack = [node]
-    while stack:
-        for tensor in stack.pop().inputs:
-            producer = view.graph.producer(tensor)
-            if producer in view.members and producer not in found:
-                found.add(producer)
-                stack.append(producer)
-    return found
 
 
 def accumulator(node: Node, real: str) -> str:

@@ -80,15 +80,8 @@ class _Space:
         view = self.view
         found = {n for n in view.nodes if n not in self.before}
         found |= {n for t in view.writes if (n := view.graph.producer(t)) is not None}
-        stack = [n for n in found if n.kind is not Kind.POOLING]
-        while stack:
-            for tensor in stack.pop().inputs:
-                producer = view.graph.producer(tensor)
-                if producer in self.before and producer not in found:
-                    assert producer is not None
-                    found.add(producer)
-                    stack.append(producer)
-        return found
+        windows = pools(view)
+        return found | view.before((t for n in found.difference(windows) for t in n.inputs), windows)
 
     def _check(self) -> None:
         for node in self.view.nodes:

@@ -85,18 +85,7 @@ def _parts(view: GroupView, x: Tensor) -> tuple[set[Node], set[Node]]:
     """Returns the pointwise nodes that x is made of, and those that what is written is made of, as far as what is
     sorted.
     """
-
-    def of(ends: list[Tensor]) -> set[Node]:
-        found: set[Node] = set()
-        stack = [view.graph.producer(t) for t in ends]
-        while stack:
-            node = stack.pop()
-            if node is not None and node in view.members and node not in found and node.kind is not Kind.SORT:
-                found.add(node)
-                stack += [view.graph.producer(t) for t in node.inputs]
-        return found
-
-    return of([x]), of(list(view.writes))
+    return view.before([x], sorts(view)), view.before(view.writes, sorts(view))
 
 
 class _Builder(ProgramBuilder):
