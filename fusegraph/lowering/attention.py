@@ -29,13 +29,9 @@ from fusegraph.ops.base import Kind, Role
 TILE_ROWS, TENSOR_SHARE = 128, 0.70822
 
 
-def attentions(view: GroupView) -> list[Node]:
-    return view.of(Kind.ATTENTION)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined, with the reason, unless the group is one attention node."""
-    node, *more = attentions(view)
+    node, *more = view.of(Kind.ATTENTION)
     if more:
         raise Declined(f"attention {node.name!r} and {more[0].name!r} are two kernels")
     rest = [other for other in view.nodes if other is not node]
@@ -119,7 +115,7 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    node = attentions(view)[0]
+    node = view.of(Kind.ATTENTION)[0]
     out, *stats = node.outputs
     if len(view.nodes) == 1:
         spec, reads = _spec(node, view.graph, options, name)
@@ -418,4 +414,4 @@ class _Whole(GroupView):
         self.writes = tuple(writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(attentions, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.ATTENTION), accept, lower)

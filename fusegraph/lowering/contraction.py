@@ -18,6 +18,7 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
+from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
 
@@ -118,8 +119,8 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     a, b = node.inputs
     shape = node.output.shape
     batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
-    over_a = _over(a.shape, first.strides, (*batch, m, k))
-    over_b = _over(b.shape, second.strides, (*batch, k, n))
+    over_a = strides_over(a.shape, first.strides, (*batch, m, k))
+    over_b = strides_over(b.shape, second.strides, (*batch, k, n))
     rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -133,12 +134,6 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     gather_a = Gather(first, over_a[:-2], (rows_a,), (inner_a,))
     gather_b = Gather(second, over_b[:-2], (over_b[-1],), (inner_b,))
     return Product(batch, (m,), (n,), (k,), gather_a, gather_b, strides)
-
-
-def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of a tensor of this shape over one that it broadcasts to."""
-    own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
-    return (0,) * (len(target) - len(shape)) + tuple(own)
 
 
 _PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {

@@ -31,6 +31,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import REQUIRED, Kind, Role
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
@@ -42,9 +43,7 @@ StridesOf = Callable[[Tensor], tuple[int, ...]]
 
 def broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns a tensor's strides over a shape it broadcasts to."""
-    missing = len(shape) - len(tensor.shape)
-    own = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.strides))
-    return (0,) * missing + tuple(own)
+    return strides_over(tensor.shape, tensor.strides, shape)
 
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:

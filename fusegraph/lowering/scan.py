@@ -14,14 +14,9 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.modes import accumulator
 
 
-def scans(view: GroupView) -> list[Node]:
-    """Returns the group's running sums."""
-    return view.of(Kind.SCAN)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is one running sum and pointwise nodes over its space."""
-    first, *others = scans(view)
+    first, *others = view.of(Kind.SCAN)
     if others:
         raise Declined(f"{first.op.name} {first.name!r} and {others[0].op.name} {others[0].name!r} are two kernels")
     shape = first.output.shape
@@ -58,7 +53,7 @@ class _Builder(ProgramBuilder):
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    (node,) = scans(view)
+    (node,) = view.of(Kind.SCAN)
     shape, axis = node.output.shape, node.attributes["axis"]
     outer = tuple(d for d in range(len(shape)) if d != axis)
 
@@ -74,4 +69,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(scans, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.SCAN), accept, lower)
