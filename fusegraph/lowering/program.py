@@ -248,6 +248,10 @@ class ProgramBuilder:
         same = self._ctype(value) == wanted
         return value, f"{{{position}}}" if same else f"convert<{wanted}>({{{position}}})"
 
+    def _typed(self, name: str, value: Value, source: str, wanted: str) -> Value:
+        """Returns a value of one C type in another."""
+        return value if source == wanted else self._emit(name, f"convert<{wanted}>({{0}})", [value], wanted)
+
     def _cast(self, node: Node) -> Value:
         """identity: nothing at all, or a conversion.  One that can lose digits rounds: it was asked for."""
         source, target = node.inputs[0].dtype, node.output.dtype

@@ -363,8 +363,7 @@ class RowsBuilder(ProgramBuilder):
         value = self._value(source)
         own = compute_type(source.dtype, self.real)
         total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
-        if own != total:
-            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        value = self._typed(source.name, value, own, total)
         if before is not None and before.centred:
             mean = self._part_mean(node, self._reduce(f"{node.name} sum", combiner, value, total), total)
             value = self._emit(f"{node.name} centred", "{0} - {1}", [value, mean], total)
@@ -378,9 +377,7 @@ class RowsBuilder(ProgramBuilder):
         count = prod(source.shape[d] for d in node.attributes["axes"])
         if after is not None:
             found = self._emit(node.name, after.cuda(count, total), [found], total)
-        if wanted != total:
-            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
-        return self._rounded(result, found)
+        return self._rounded(result, self._typed(node.name, found, total, wanted))
 
     def _part_mean(self, node: Node, total: Value, ctype: str) -> Value:
         """Returns the mean of a part's elements, of which the last part may have fewer."""

@@ -42,13 +42,10 @@ class _Builder(ProgramBuilder):
         own, combiner = compute_type(source.dtype, self.real), node.op.combiner
         assert combiner is not None
         total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
-        if own != total:
-            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        value = self._typed(source.name, value, own, total)
         self._reductions.append(Reduction(node.name, combiner, value, total))
-        found: Value = Reduced(len(self._reductions) - 1)
-        if total != wanted:
-            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
-        return self._rounded(result, found)
+        found = Reduced(len(self._reductions) - 1)
+        return self._rounded(result, self._typed(node.name, found, total, wanted))
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
