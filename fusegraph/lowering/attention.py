@@ -10,6 +10,7 @@ from typing import Any
 from codegen.attention import simt as attention_simt
 from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
+from codegen.iteration import restrided
 from codegen.spec import AttentionSpec, Pages
 from codegen.target import Target
 from fusegraph.dtypes import float32, float64
@@ -28,13 +29,9 @@ from fusegraph.ops.base import Kind, Role
 TILE_ROWS, TENSOR_SHARE = 128, 0.70822
 
 
-def attentions(view: GroupView) -> list[Node]:
-    return view.of(Kind.ATTENTION)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined, with the reason, unless the group is one attention node."""
-    node, *more = attentions(view)
+    node, *more = view.of(Kind.ATTENTION)
     if more:
         raise Declined(f"attention {node.name!r} and {more[0].name!r} are two kernels")
     rest = [other for other in view.nodes if other is not node]
@@ -118,7 +115,7 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    node = attentions(view)[0]
+    node = view.of(Kind.ATTENTION)[0]
     out, *stats = node.outputs
     if len(view.nodes) == 1:
         spec, reads = _spec(node, view.graph, options, name)
@@ -336,16 +333,20 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
     def head(op: Operand) -> Operand:
         return replace(op, strides=row(op.strides))
 
+    def without(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return strides[:last] + strides[last + 1 :]
+
     def keyed(op: Operand) -> Operand:
-        return replace(op, strides=op.strides[:last] + op.strides[last + 1 :])
+        return replace(op, strides=without(op.strides))
 
     def scored(program: Program) -> Program:
-        stores = tuple(Store(head(s.operand), s.value) for s in program.stores)
-        loads, indices = tuple(map(head, program.loads)), tuple(map(row, program.indices))
-        return replace(program, loads=loads, indices=indices, stores=stores)
+        return restrided(program, [row(s) for s in program.strides])
 
     q_rows, *others = spec.computed
-    k_rows, v_rows = (None if c is None else replace(c, program=_without(c.program, last)) for c in others)
+    k_rows, v_rows = (
+        None if c is None else replace(c, program=restrided(c.program, [without(s) for s in c.program.strides]))
+        for c in others
+    )
     return replace(
         spec,
         batch=spec.batch[:last],
@@ -367,21 +368,6 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
     )
 
 
-def _without(program: Program, dim: int) -> Program:
-    """Returns a program that is the same along a dimension, over the others."""
-
-    def rest(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return strides[:dim] + strides[dim + 1 :]
-
-    def moved(op: Operand) -> Operand:
-        return replace(op, strides=rest(op.strides))
-
-    stores = tuple(Store(moved(s.operand), s.value) for s in program.stores)
-    return replace(
-        program, loads=tuple(map(moved, program.loads)), indices=tuple(map(rest, program.indices)), stores=stores
-    )
-
-
 def _each_table(pages: tuple[Pages, Pages] | None, changed: Callable[[Operand], Operand]) -> tuple[Pages, Pages] | None:
     if pages is None:
         return None
@@ -398,9 +384,7 @@ def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> Attent
         return replace(op, strides=(0, *op.strides))
 
     def scored(program: Program) -> Program:
-        stores = tuple(Store(same(s.operand), s.value) for s in program.stores)
-        indices = tuple((0, *x) for x in program.indices)
-        return replace(program, loads=tuple(map(same, program.loads)), indices=indices, stores=stores)
+        return restrided(program, [(0, *s) for s in program.strides])
 
     every = [None if c is None else replace(c, program=scored(c.program)) for c in spec.computed]
     assert spec.stats is not None
@@ -430,4 +414,4 @@ class _Whole(GroupView):
         self.writes = tuple(writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(attentions, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.ATTENTION), accept, lower)

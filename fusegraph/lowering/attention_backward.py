@@ -17,13 +17,9 @@ from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 
 
-def gradients(view: GroupView) -> list[Node]:
-    return view.of(Kind.ATTENTION_BACKWARD)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined, with the reason, unless the group is one node of attention's gradients."""
-    node = gradients(view)[0]
+    node = view.of(Kind.ATTENTION_BACKWARD)[0]
     for other in view.nodes:
         if other is not node:
             raise Declined(f"{node.name!r} is a kernel of its own, without {other.op.name} {other.name!r}")
@@ -36,7 +32,7 @@ def check(node: Node, graph: Graph, options: Options) -> None:
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    node = gradients(view)[0]
+    node = view.of(Kind.ATTENTION_BACKWARD)[0]
     spec, reads = _spec(node, view.graph, options, name)
     return Lowered("attention_backward", spec, reads, node.outputs)
 
@@ -114,4 +110,4 @@ def _shared(node: Node, made: dict[str, Tensor], batch: tuple[int, ...]) -> bool
     return found.pop()
 
 
-LOWERING: FamilyLowering = FamilyLowering(gradients, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.ATTENTION_BACKWARD), accept, lower)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.declined import Declined
+from codegen.iteration import restrided
 from codegen.spec import ComputedRows
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
@@ -78,11 +79,9 @@ def computed_rows(
             program, found, _ = builder.build()
             break
         except Split as split:
-            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-            d, k = dims[split.dim]
-            if d != element:
+            if split.place(parts)[0] != element:
                 raise Declined(f"rows of {prologue.name!r} are counted otherwise where they come from") from None
-            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+            split.split(parts)
     if len(found) > MOST_OPERANDS or len(program.instructions) > MOST_INSTRUCTIONS:
         raise Declined(
             f"{prologue.name!r} would be computed of {len(found)} tensors in {len(program.instructions)} steps: the "
@@ -97,13 +96,7 @@ def computed_rows(
             elements, rows = strides[batch : batch + count], strides[-1]
         return (*own, rows, *elements)
 
-    program = replace(
-        program,
-        loads=tuple(replace(op, strides=moved(op.strides)) for op in program.loads),
-        indices=tuple(map(moved, program.indices)),
-        stores=tuple(replace(s, operand=replace(s.operand, strides=moved(s.operand.strides))) for s in program.stores),
-        notes=(),
-    )
+    program = replace(restrided(program, [moved(s) for s in program.strides]), notes=())
     return ComputedRows(program, tuple(parts[element])), found
 
 

@@ -90,6 +90,18 @@ class GroupView:
         """Returns its nodes of a kind."""
         return list(self._kinds.get(kind, ()))
 
+    def before(self, tensors: Iterable[Tensor], known: Iterable[Node] = ()) -> set[Node]:
+        """Returns its nodes that tensors are computed by, as far as nodes that are known."""
+        ends = set(known)
+        found: set[Node] = set()
+        stack = list(tensors)
+        while stack:
+            node = self.graph.producer(stack.pop())
+            if node in self.members and node not in ends and node not in found:
+                found.add(node)
+                stack += node.inputs
+        return found
+
     @property
     def contractions(self) -> list[Node]:
         return self.of(Kind.CONTRACTION)

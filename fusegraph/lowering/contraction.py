@@ -18,6 +18,7 @@ from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
+from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
 
@@ -80,7 +81,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
         alone = first.kind is Kind.TRANSFORM or first.op is not other.op
-        if alone or first.inputs[0] is not other.inputs[0] or first in _before(view, other):
+        if alone or first.inputs[0] is not other.inputs[0] or first in view.before(other.inputs):
             raise Declined(f"{both} are two kernels: one anchor each")
         a, b = first.inputs[1], other.inputs[1]
         alike = (a.shape, a.strides, a.dtype) == (b.shape, b.strides, b.dtype)
@@ -95,25 +96,12 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     # Without a node that takes them both, two products are as well off as two kernels.
     together: list[set[Node]] = [{anchor} for anchor in anchors]
     for node in view.nodes:
-        if len(found := set(anchors) & _before(view, node)) > 1:
+        if len(found := set(anchors) & view.before(node.inputs)) > 1:
             meeting = [part for part in together if part & found]
             together = [part for part in together if not part & found] + [set().union(*meeting)]
     if len(together) > 1:
         one, two = (min(part, key=anchors.index) for part in together[:2])
         raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
-
-
-def _before(view: GroupView, node: Node) -> set[Node]:
-    """Returns nodes of the group that a node depends on (within it: groups are convex)."""
-    found: set[Node] = set()
-    stack = [node]
-    while stack:
-        for tensor in stack.pop().inputs:
-            producer = view.graph.producer(tensor)
-            if producer in view.members and producer not in found:
-                found.add(producer)
-                stack.append(producer)
-    return found
 
 
 def accumulator(node: Node, real: str) -> str:
@@ -131,8 +119,8 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     a, b = node.inputs
     shape = node.output.shape
     batch, m, n, k = shape[:-2], shape[-2], shape[-1], a.shape[-1]
-    over_a = _over(a.shape, first.strides, (*batch, m, k))
-    over_b = _over(b.shape, second.strides, (*batch, k, n))
+    over_a = strides_over(a.shape, first.strides, (*batch, m, k))
+    over_b = strides_over(b.shape, second.strides, (*batch, k, n))
     rows_a, inner_a, inner_b = over_a[-2], over_a[-1], over_b[-2]
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -146,12 +134,6 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     gather_a = Gather(first, over_a[:-2], (rows_a,), (inner_a,))
     gather_b = Gather(second, over_b[:-2], (over_b[-1],), (inner_b,))
     return Product(batch, (m,), (n,), (k,), gather_a, gather_b, strides)
-
-
-def _over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides of a tensor of this shape over one that it broadcasts to."""
-    own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
-    return (0,) * (len(target) - len(shape)) + tuple(own)
 
 
 _PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {

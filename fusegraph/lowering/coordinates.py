@@ -58,6 +58,15 @@ class Split(Exception):
     def __init__(self, dim: int, size: int) -> None:
         self.dim, self.size = dim, size
 
+    def place(self, parts: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Returns what is split: of which dimension of the written tensors, which part."""
+        return [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))][self.dim]
+
+    def split(self, parts: list[list[int]]) -> None:
+        """Splits a part in two."""
+        d, k = self.place(parts)
+        parts[d][k : k + 1] = [parts[d][k] // self.size, self.size]
+
 
 class CoordinateBuilder(ProgramBuilder):
     """The program of a group; ``parts`` has for each dimension of the written tensors its parts in the space."""

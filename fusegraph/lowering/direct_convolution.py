@@ -18,7 +18,6 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
-from fusegraph.lowering.prologue import prologue_nodes
 from fusegraph.ops.base import Role
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
@@ -53,7 +52,7 @@ def accept(view: GroupView, options: Options) -> None:
         raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
     if others:
         raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
-    if prologue_nodes(view, anchor):
+    if view.before(anchor.inputs):
         raise Declined(
             f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
             "as it lies in memory"

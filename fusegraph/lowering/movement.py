@@ -19,16 +19,11 @@ MOST_NODES = 80
 _OTHERS = (Kind.POOLING, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
 
 
-def movements(group: GroupView) -> list[Node]:
-    """Returns the group's movement nodes."""
-    return group.of(Kind.MOVEMENT)
-
-
 def accept(group: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is movement and pointwise nodes that can be one pointwise
     kernel.
     """
-    moved, apart = movements(group)[0], [*group.anchors, *(n for kind in _OTHERS for n in group.of(kind))]
+    moved, apart = group.of(Kind.MOVEMENT)[0], [*group.anchors, *(n for kind in _OTHERS for n in group.of(kind))]
     if apart:
         raise Declined(
             f"{moved.op.name} {moved.name!r} and {apart[0].op.name} {apart[0].name!r} are not one kernel: "
@@ -105,9 +100,7 @@ def _program(
         try:
             return builder.space, *builder.build()
         except Split as split:
-            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-            d, k = dims[split.dim]
-            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+            split.split(parts)
 
 
-LOWERING: FamilyLowering = FamilyLowering(movements, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT), accept, lower)

@@ -26,11 +26,6 @@ FUNCTION_COST = 12
 INSTRUCTIONS = 0.9713
 
 
-def pools(view: GroupView) -> list[Node]:
-    """Returns the group's nodes with windows."""
-    return view.of(Kind.POOLING)
-
-
 def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
     """Returns a node's windows and its result's shape."""
     assert node.op.windows is not None
@@ -47,7 +42,7 @@ class _Space:
 
     def __init__(self, view: GroupView, options: Options) -> None:
         self.view = view
-        nodes = pools(view)
+        nodes = view.of(Kind.POOLING)
         first = nodes[0]
         self.windows, self.shape = geometry(first)
         self.elements = first.inputs[0].shape
@@ -80,15 +75,8 @@ class _Space:
         view = self.view
         found = {n for n in view.nodes if n not in self.before}
         found |= {n for t in view.writes if (n := view.graph.producer(t)) is not None}
-        stack = [n for n in found if n.kind is not Kind.POOLING]
-        while stack:
-            for tensor in stack.pop().inputs:
-                producer = view.graph.producer(tensor)
-                if producer in self.before and producer not in found:
-                    assert producer is not None
-                    found.add(producer)
-                    stack.append(producer)
-        return found
+        windows = view.of(Kind.POOLING)
+        return found | view.before((t for n in found.difference(windows) for t in n.inputs), windows)
 
     def _check(self) -> None:
         for node in self.view.nodes:
@@ -121,7 +109,7 @@ class _Space:
         for axis, window in self.windows.items():
             again *= max(1.0, window.count * self.shape[axis] / max(self.elements[axis], 1))
         cost = sum(_cost(n) for n in self.before)
-        last = [t for n in pools(self.view) for t in n.inputs if self.view.graph.producer(t) in self.before]
+        last = [t for n in self.view.of(Kind.POOLING) for t in n.inputs if self.view.graph.producer(t) in self.before]
         moved = 2 * max(t.dtype.itemsize for t in last)
         if (again - 1) * cost > INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle * moved:
             node = max(self.before, key=lambda n: (_cost(n), n.name))
@@ -320,4 +308,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("pool", PoolSpec(name, space.shape, tuple(space.windows.items()), program), reads, writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(pools, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.POOLING), accept, lower)

@@ -31,6 +31,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import REQUIRED, Kind, Role
 from fusegraph.ops.convert import convert, to_reference
 from fusegraph.ops.evaluate import compute_dtype, widens
@@ -42,9 +43,7 @@ StridesOf = Callable[[Tensor], tuple[int, ...]]
 
 def broadcast_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns a tensor's strides over a shape it broadcasts to."""
-    missing = len(shape) - len(tensor.shape)
-    own = (stride if size != 1 else 0 for size, stride in zip(tensor.shape, tensor.strides))
-    return (0,) * missing + tuple(own)
+    return strides_over(tensor.shape, tensor.strides, shape)
 
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
@@ -248,6 +247,10 @@ class ProgramBuilder:
             return value, f"{{{position}}}"
         same = self._ctype(value) == wanted
         return value, f"{{{position}}}" if same else f"convert<{wanted}>({{{position}}})"
+
+    def _typed(self, name: str, value: Value, source: str, wanted: str) -> Value:
+        """Returns a value of one C type in another."""
+        return value if source == wanted else self._emit(name, f"convert<{wanted}>({{0}})", [value], wanted)
 
     def _cast(self, node: Node) -> Value:
         """identity: nothing at all, or a conversion.  One that can lose digits rounds: it was asked for."""

@@ -52,19 +52,8 @@ VECTOR_BYTES = 16
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
     """Returns nodes of the group that a tensor is computed by, in order."""
-    found: set[Node] = set()
-    stack = [tensor]
-    while stack:
-        producer = view.graph.producer(stack.pop())
-        if producer in view.members and producer not in found:
-            found.add(producer)
-            stack += producer.inputs
+    found = view.before([tensor])
     return tuple(n for n in view.nodes if n in found)
-
-
-def prologue_nodes(view: GroupView, anchor: Node) -> frozenset[Node]:
-    """Returns nodes of the group that an anchor's operands are computed by."""
-    return frozenset(n for operand in anchor.inputs for n in before(view, operand))
 
 
 def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
@@ -72,13 +61,7 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
 
     Some may be in front of an anchor as well: they are evaluated again.
     """
-    found: set[Node] = set(anchors)
-    stack = [view.graph.producer(t) for t in view.writes]
-    while stack:
-        node = stack.pop()
-        if node in view.members and node not in found:
-            found.add(node)
-            stack += [view.graph.producer(t) for t in node.inputs]
+    found = {*anchors, *view.before(view.writes, anchors)}
     return tuple(n for n in view.nodes if n in found)
 
 

@@ -62,11 +62,6 @@ def keeps_whole(found: Parallelism) -> bool:
     return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
 
 
-def reductions(view: GroupView) -> list[Node]:
-    """Returns the group's reductions."""
-    return view.of(Kind.REDUCTION)
-
-
 class _Space:
     """The space of a group: the shape that is reduced and along which axes; and how its tensors lie in it.
 
@@ -76,7 +71,7 @@ class _Space:
 
     def __init__(self, view: GroupView) -> None:
         self.view = view
-        nodes = reductions(view)
+        nodes = view.of(Kind.REDUCTION)
         #: reductions of columns, in parts, beside those of whole rows
         self.columns = columns(view)
         nodes = [n for n in nodes if n not in self.columns]
@@ -89,7 +84,7 @@ class _Space:
         self.segment_axes: tuple[int, ...] = self.segments[0].attributes["axes"] if self.segments else ()
         self.row_order = (*(d for d in self.axes if d not in self.segment_axes), *self.segment_axes)
         #: results of reductions of parts, which nothing else in the kernel can read
-        parts = (n for n in reductions(view) if n.op.role is Role.PARTIAL or n in self.segments)
+        parts = (n for n in view.of(Kind.REDUCTION) if n.op.role is Role.PARTIAL or n in self.segments)
         self.parts = {node.output: node for node in parts}
         for node in view.nodes:
             for tensor in self.parts.keys() & set(node.inputs):
@@ -233,7 +228,7 @@ class _Space:
 
 def columns(view: GroupView) -> list[Node]:
     """Of a group with reductions of whole rows, those in parts: they must be of its columns."""
-    nodes = reductions(view)
+    nodes = view.of(Kind.REDUCTION)
     parts = [n for n in nodes if n.op.role is Role.PARTIAL]
     return parts if len(parts) < len(nodes) else []
 
@@ -241,7 +236,7 @@ def columns(view: GroupView) -> list[Node]:
 def _check_columns(space: _Space, target: Target) -> None:
     """Raises Declined unless the kernel of some rows can reduce columns as well."""
     first = space.columns[0]
-    row = next(n for n in reductions(space.view) if n not in space.columns)
+    row = next(n for n in space.view.of(Kind.REDUCTION) if n not in space.columns)
     for node in space.columns:
         x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
         if axes != space.walked or chunk != first.attributes["chunk"]:
@@ -266,7 +261,7 @@ def _check_columns(space: _Space, target: Target) -> None:
 
 def _check_segments(space: _Space, target: Target) -> None:
     """Raises Declined unless the kernel of some rows can reduce segments of them as well."""
-    row = next(n for n in reductions(space.view) if n.output not in space.parts)
+    row = next(n for n in space.view.of(Kind.REDUCTION) if n.output not in space.parts)
     for node in space.segments:
         x, axes = node.inputs[0], node.attributes["axes"]
         if (x.shape, axes) != (space.shape, space.segment_axes) or space.columns:
@@ -334,7 +329,7 @@ def accept(view: GroupView, options: Options) -> None:
     if space.segments:
         _check_segments(space, options.target.planned)
     check_size(view)
-    found = parallelism(reductions(view)[0].inputs[0], space.axes)
+    found = parallelism(view.of(Kind.REDUCTION)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
     if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found):
         raise Declined(
@@ -368,8 +363,7 @@ class RowsBuilder(ProgramBuilder):
         value = self._value(source)
         own = compute_type(source.dtype, self.real)
         total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
-        if own != total:
-            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        value = self._typed(source.name, value, own, total)
         if before is not None and before.centred:
             mean = self._part_mean(node, self._reduce(f"{node.name} sum", combiner, value, total), total)
             value = self._emit(f"{node.name} centred", "{0} - {1}", [value, mean], total)
@@ -383,9 +377,7 @@ class RowsBuilder(ProgramBuilder):
         count = prod(source.shape[d] for d in node.attributes["axes"])
         if after is not None:
             found = self._emit(node.name, after.cuda(count, total), [found], total)
-        if wanted != total:
-            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
-        return self._rounded(result, found)
+        return self._rounded(result, self._typed(node.name, found, total, wanted))
 
     def _part_mean(self, node: Node, total: Value, ctype: str) -> Value:
         """Returns the mean of a part's elements, of which the last part may have fewer."""
@@ -422,4 +414,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("rows", spec, reads, writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(reductions, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.REDUCTION), accept, lower)

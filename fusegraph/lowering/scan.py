@@ -14,14 +14,9 @@ from fusegraph.ops.base import Kind
 from fusegraph.ops.modes import accumulator
 
 
-def scans(view: GroupView) -> list[Node]:
-    """Returns the group's running sums."""
-    return view.of(Kind.SCAN)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is one running sum and pointwise nodes over its space."""
-    first, *others = scans(view)
+    first, *others = view.of(Kind.SCAN)
     if others:
         raise Declined(f"{first.op.name} {first.name!r} and {others[0].op.name} {others[0].name!r} are two kernels")
     shape = first.output.shape
@@ -47,18 +42,15 @@ class _Builder(ProgramBuilder):
         own, combiner = compute_type(source.dtype, self.real), node.op.combiner
         assert combiner is not None
         total = compute_type(accumulator(combiner, source.dtype, result.dtype), self.real)
-        if own != total:
-            value = self._emit(source.name, f"convert<{total}>({{0}})", [value], total)
+        value = self._typed(source.name, value, own, total)
         self._reductions.append(Reduction(node.name, combiner, value, total))
-        found: Value = Reduced(len(self._reductions) - 1)
-        if total != wanted:
-            found = self._emit(node.name, f"convert<{wanted}>({{0}})", [found], wanted)
-        return self._rounded(result, found)
+        found = Reduced(len(self._reductions) - 1)
+        return self._rounded(result, self._typed(node.name, found, total, wanted))
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    (node,) = scans(view)
+    (node,) = view.of(Kind.SCAN)
     shape, axis = node.output.shape, node.attributes["axis"]
     outer = tuple(d for d in range(len(shape)) if d != axis)
 
@@ -74,4 +66,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("scan", ScanSpec(name, sizes, shape[axis], program, reverse), reads, writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(scans, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.SCAN), accept, lower)

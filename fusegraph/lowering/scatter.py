@@ -6,21 +6,16 @@ from codegen.combiners import COMBINERS
 from codegen.declined import Declined
 from codegen.expr import Operand, Program, Store
 from codegen.scatter import ScatterSpec
-from fusegraph.graph import Node, Tensor
+from fusegraph.graph import Tensor
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 from fusegraph.lowering.movement import MOST_NODES
 from fusegraph.ops.base import Kind
 
 
-def scatters(view: GroupView) -> list[Node]:
-    """Returns the group's scatters."""
-    return view.of(Kind.SCATTER)
-
-
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined with the reason unless the group is one scatter and what computes its operands."""
-    first, *others = scatters(view)
+    first, *others = view.of(Kind.SCATTER)
     if others:
         raise Declined(f"{first.name!r} and {others[0].name!r} are two kernels: a scatter each")
     for node in view.nodes:
@@ -50,7 +45,7 @@ class _Builder(CoordinateBuilder):
 
     def __init__(self, view: GroupView, options: Options, parts: list[list[int]]) -> None:
         super().__init__(view, options, parts)
-        (self._node,) = scatters(view)
+        (self._node,) = view.of(Kind.SCATTER)
 
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
         (index, values), result, axis = self._node.inputs, self._node.output, self._node.attributes["axis"]
@@ -71,21 +66,19 @@ class _Builder(CoordinateBuilder):
 
 def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Program, tuple[Tensor, ...]]:
     """For each dimension of the updates its parts in the space, the program over it, and the tensors read."""
-    (node,) = scatters(view)
+    (node,) = view.of(Kind.SCATTER)
     parts = [[size] for size in node.inputs[1].shape]
     while True:
         try:
             program, reads, _ = _Builder(view, options, parts).build()
             return parts, program, reads
         except Split as split:
-            dims = [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))]
-            d, k = dims[split.dim]
-            parts[d][k : k + 1] = [parts[d][k] // split.size, split.size]
+            split.split(parts)
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    (node,) = scatters(view)
+    (node,) = view.of(Kind.SCATTER)
     parts, program, reads = _program(view, options)
     result, axis = node.output, node.attributes["axis"]
     owners = [d for d, sizes in enumerate(parts) for _ in sizes]
@@ -102,4 +95,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("scatter", spec, reads, view.writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(scatters, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.SCATTER), accept, lower)

@@ -20,11 +20,6 @@ from fusegraph.ops.sort import order_of
 from fusegraph.ops.sort_runs import entries
 
 
-def sorts(view: GroupView) -> list[Node]:
-    """Returns the group's nodes that sort."""
-    return view.of(Kind.SORT)
-
-
 def longest_row(dtype: DType, graph: Graph) -> int:
     """Returns the most elements of a dtype that one block of threads sorts."""
     return longest(compute_dtype(dtype, graph.compute_dtype).compute)
@@ -59,7 +54,7 @@ def _is_step(node: Node) -> bool:
 
 def accept(view: GroupView, options: Options) -> None:
     """Raises Declined unless the group sorts one tensor in one way, with pointwise nodes around that."""
-    nodes = sorts(view)
+    nodes = view.of(Kind.SORT)
     first = nodes[0]
     x, way = first.inputs[0], _way(first)
     for node in view.nodes:
@@ -85,18 +80,7 @@ def _parts(view: GroupView, x: Tensor) -> tuple[set[Node], set[Node]]:
     """Returns the pointwise nodes that x is made of, and those that what is written is made of, as far as what is
     sorted.
     """
-
-    def of(ends: list[Tensor]) -> set[Node]:
-        found: set[Node] = set()
-        stack = [view.graph.producer(t) for t in ends]
-        while stack:
-            node = stack.pop()
-            if node is not None and node in view.members and node not in found and node.kind is not Kind.SORT:
-                found.add(node)
-                stack += [view.graph.producer(t) for t in node.inputs]
-        return found
-
-    return of([x]), of(list(view.writes))
+    return view.before([x], view.of(Kind.SORT)), view.before(view.writes, view.of(Kind.SORT))
 
 
 class _Builder(ProgramBuilder):
@@ -122,7 +106,7 @@ class _Builder(ProgramBuilder):
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
-    node = sorts(view)[0]
+    node = view.of(Kind.SORT)[0]
     x, way = node.inputs[0], _way(node)
     axis, outer = way.axis, tuple(d for d in range(x.rank) if d != way.axis)
     sizes = tuple(x.shape[d] for d in outer)
@@ -145,4 +129,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("sort", SortSpec(name, sizes, x.shape[axis], *how, program, way.merged, order), reads, writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(sorts, accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.SORT), accept, lower)

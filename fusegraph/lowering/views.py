@@ -12,6 +12,12 @@ from fusegraph.ops.base import Kind, Role
 Strides = tuple[int, ...]
 
 
+def strides_over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides:
+    """Returns the strides of a tensor of this shape over one that it broadcasts to."""
+    own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
+    return (0,) * (len(target) - len(shape)) + tuple(own)
+
+
 def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
     """Returns (strides, start) of a node's result in the memory of its operand, which has these strides; start
     counts elements from the operand's first.  None if the result is no such view: one with steps of 0 or more.
@@ -22,8 +28,7 @@ def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
     if node.op.role is Role.TRANSPOSE:
         return tuple(strides[d] for d in at["perm"]), 0
     if node.op.role is Role.BROADCAST:
-        own = (stride if size != 1 else 0 for size, stride in zip(shape, strides))
-        return (0,) * (len(at["shape"]) - len(shape)) + tuple(own), 0
+        return strides_over(shape, strides, at["shape"]), 0
     if node.op.role is Role.RESHAPE:
         steps = reshaped(shape, strides, at["shape"])
         return None if steps is None else (steps, 0)
