@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from fusegraph.bench.torch_models import MODELS, Model
+from benchmarks.torch_models import MODELS, Model
 from fusegraph.errors import FileError
 from fusegraph.frontends.torch.exported import explain
 from fusegraph.frontends.torch.report import FunctionReport

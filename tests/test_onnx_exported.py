@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import numpy as np  # noqa: E402
 
 import fusegraph as fg  # noqa: E402
-from fusegraph.bench import torch_models as models  # noqa: E402
+from benchmarks import torch_models as models  # noqa: E402
 from fusegraph.plan import plan  # noqa: E402
 
 nn = torch.nn

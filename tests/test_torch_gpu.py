@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
-from fusegraph.bench.torch_models import MODELS, Model  # noqa: E402
+from benchmarks.torch_models import MODELS, Model  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 if not torch.cuda.is_available():

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
 from benchmarks import torch_bench  # noqa: E402
-from fusegraph.bench import torch_models as models  # noqa: E402
+from benchmarks import torch_models as models  # noqa: E402
 from fusegraph.errors import FileError  # noqa: E402
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
-from fusegraph.bench import torch_models as models  # noqa: E402
+from benchmarks import torch_models as models  # noqa: E402
 from fusegraph.errors import ArgumentError  # noqa: E402
 
 functional = torch.nn.functional

@@ -44,11 +44,13 @@ from fusegraph.plan import by_cost_model, plan
 import codegen
 from codegen import target
 try:
-    from fusegraph.bench import torch_models
     from fusegraph.bench.workloads import SUITES
 except ImportError:
-    from benchmarks import torch_models
     from benchmarks.workloads import SUITES
+try:
+    from benchmarks import torch_models
+except ImportError:
+    from fusegraph.bench import torch_models
 
 archs, only, share, shares = sys.argv[1].split(","), re.compile(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 device = Path(codegen.__file__).parent / "device"
