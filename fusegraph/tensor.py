@@ -64,15 +64,15 @@ class Tensor:
         value: np.ndarray[Any, Any] | None = None,
     ) -> None:
         self.graph = graph
-        self.name = name
-        self.shape = shape
-        self.strides = strides
-        self.dtype = dtype
+        self.name: str = name
+        self.shape: tuple[int, ...] = shape
+        self.strides: tuple[int, ...] = strides
+        self.dtype: DType = dtype
         self.value = value
         #: Whose memory it lies in, and how many elements after that one's first: its own, unless `passes.views` says
         #: otherwise, which leaves here the strides that it would have in its own.
         self.base: Tensor = self
-        self.start = 0
+        self.start: int = 0
         self.own_strides: tuple[int, ...] | None = None
 
     @property
@@ -229,10 +229,10 @@ class Node:
     __slots__ = ("attributes", "inputs", "op", "outputs")
 
     def __init__(self, op: Op, inputs: tuple[Tensor, ...], attributes: Mapping[str, Any], *outputs: Tensor) -> None:
-        self.op = op
-        self.inputs = inputs
-        self.attributes = MappingProxyType(dict(attributes))
-        self.outputs = outputs
+        self.op: Op = op
+        self.inputs: tuple[Tensor, ...] = inputs
+        self.attributes: Mapping[str, Any] = MappingProxyType(dict(attributes))
+        self.outputs: tuple[Tensor, ...] = outputs
 
     @property
     def output(self) -> Tensor:
