@@ -134,26 +134,10 @@ int64 = DType("int64", "int64", "int64", "int", np.dtype(np.int64))
 uint64 = DType("uint64", "uint64", "uint64", "int", np.dtype(np.uint64))
 bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
 
+_FLOATS = (float64, float32, float16, bfloat16, float8_e4m3, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz)
+_INTEGERS = (int8, uint8, int16, uint16, int32, uint32, int64, uint64)
 #: Types of which an element has bytes of its own.
-ALL: tuple[DType, ...] = (
-    float64,
-    float32,
-    float16,
-    bfloat16,
-    float8_e4m3,
-    float8_e5m2,
-    float8_e4m3fnuz,
-    float8_e5m2fnuz,
-    int8,
-    uint8,
-    int16,
-    uint16,
-    int32,
-    uint32,
-    int64,
-    uint64,
-    bool_,
-)
+ALL: tuple[DType, ...] = (*_FLOATS, *_INTEGERS, bool_)
 
 
 def _packed(name: str, bits: int, numpy: Any, carrier: DType) -> DType:

@@ -17,7 +17,7 @@ from codegen.iteration import collapse
 from codegen.operands import ROW_BYTES, MappedOperand, OperandTiles, ReductionPanels
 from codegen.spec import ContractionSpec, Gather
 from codegen.tile_path import TilePath, orders, product_types, tile_path_of
-from codegen.tiles import check_element, im2col, tiled
+from codegen.tiles import check_element, check_limits, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
@@ -27,8 +27,7 @@ def filled(spec: ContractionSpec) -> OperandTiles:
     types = product_types(spec, widen=False)
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
         raise Declined("both operands are multiplied as they lie in memory")
-    if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
-        raise Declined("phases of a strided convolution, or a filter turned around")
+    check_limits(spec)
     best: tuple[float, TilePath | MappedOperand, TilePath | MappedOperand] | None = None
     reason = Declined("")
     for order in orders(spec):

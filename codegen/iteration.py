@@ -182,11 +182,13 @@ class Coordinates:
             _ = self[d]
         return self
 
+    def terms(self, strides: Sequence[int]) -> list[tuple[str, int]]:
+        """Returns those that some strides need, and these."""
+        return [(self[d], stride) for d, stride in enumerate(strides) if stride]
+
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""
-        if tuple(strides) == packed(self.shape):
-            return self.position
-        return linear([(self[d], stride) for d, stride in enumerate(strides) if stride])
+        return self.position if tuple(strides) == packed(self.shape) else linear(self.terms(strides))
 
 
 class Point:

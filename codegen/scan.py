@@ -7,6 +7,7 @@ tile.  Rows that are not contiguous, whose neighbours are those of other rows, h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -162,8 +163,7 @@ class _Renderer:
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
         """Returns the C expression of an offset; ``position`` is that along the row."""
-        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
-        return linear([*terms, (position, strides[-1])])
+        return linear([*self.rows.terms(strides[:-1]), (position, strides[-1])])
 
     # ---- a thread for each row
 
@@ -216,12 +216,11 @@ class _Renderer:
             sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
             w.line(f"{ctype} {sums}[{vector}];")
             w.line(f"{ctype} {total} = {self.sum.start};")
-            self._open_elements()
-            terms = self._terms(held, position)
-            self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
-            w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
-            w.line(f"{sums}[e] = {total};")
-            self._close_elements()
+            with self._over_elements():
+                terms = self._terms(held, position)
+                self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
+                w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
+                w.line(f"{sums}[e] = {total};")
             op, warps = self.sum.combiner.functor, s.lanes // 32
             how = f"scan::lanes<{op}, {s.lanes}>({total}, carry)"
             if warps > 1:
@@ -229,16 +228,12 @@ class _Renderer:
             w.line(f"const {ctype} before = {how};")
             self._stores(held, sums, position)
 
-    def _open_elements(self) -> None:
-        if self.ragged:
-            self.w.open(f"if (col < {self.spec.length})")
-        self.w.line("#pragma unroll")
-        self.w.open(f"for (int e = 0; e < {self.s.vector}; ++e)")
-
-    def _close_elements(self) -> None:
-        self.w.close()
-        if self.ragged:
-            self.w.close()
+    @contextmanager
+    def _over_elements(self) -> Iterator[None]:
+        """Opens a loop over the elements of the thread's vector."""
+        inside, loop = f"if (col < {self.spec.length})", f"for (int e = 0; e < {self.s.vector}; ++e)"
+        with self.w.block(inside, when=self.ragged), self.w.unrolled(loop):
+            yield
 
     @property
     def _place_of(self) -> str:
@@ -253,7 +248,7 @@ class _Renderer:
             if Load(k) in self.terms or Load(k) not in self.before | self.after:
                 continue
             name = held[k] = self.names.unique(operand.name, "_v")
-            w.line(f"{operand.dtype.ctype} {name};" if vector == 1 else f"{vector_type(operand, vector)} {name};")
+            w.line(f"{vector_type(operand, vector)} {name};")
         with w.block(f"if (col < {self.spec.length})", when=self.ragged and bool(held)):
             for k, name in held.items():
                 operand, pointer = self.program.loads[k], self.pointers.loads[k]
@@ -283,20 +278,18 @@ class _Renderer:
         w, vector, program = self.w, self.s.vector, self.program
         names = [self.names.unique(store.operand.name, "_v") for store in program.stores]
         for store, name in zip(program.stores, names):
-            ctype = store.operand.dtype.ctype
-            w.line(f"{ctype} {name};" if vector == 1 else f"{vector_type(store.operand, vector)} {name};")
-        self._open_elements()
-        terms = self._terms(held, position)
-        total = self.names.unique(self.sum.name)
-        sign = self.sum.operator
-        both = f"before {sign} {sums}[e]" if sign else f"{self.sum.combiner.functor}::of(before, {sums}[e])"
-        w.line(f"const {self.sum.ctype} {total} = {both};")
-        terms[Reduced(0)] = total
-        self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
-        for store, name in zip(program.stores, names):
-            text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
-            w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
-        self._close_elements()
+            w.line(f"{vector_type(store.operand, vector)} {name};")
+        with self._over_elements():
+            terms = self._terms(held, position)
+            total = self.names.unique(self.sum.name)
+            sign = self.sum.operator
+            both = f"before {sign} {sums}[e]" if sign else f"{self.sum.combiner.functor}::of(before, {sums}[e])"
+            w.line(f"const {self.sum.ctype} {total} = {both};")
+            terms[Reduced(0)] = total
+            self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
+            for store, name in zip(program.stores, names):
+                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
         conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
         with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
             for store, name, pointer in zip(program.stores, names, self.pointers.stores):

@@ -328,5 +328,4 @@ class _Renderer:
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
         """Returns the C expression of an offset; ``position`` is that along the row."""
-        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
-        return linear([*terms, (position, strides[-1])])
+        return linear([*self.rows.terms(strides[:-1]), (position, strides[-1])])

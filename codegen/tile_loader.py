@@ -142,13 +142,11 @@ class TileLoader(TilePieces):
         with w.scope():
             w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
             common = self._uniform(k)
-            several, vectors = self.count > 1, self.vectors > 1
+            several = self.count > 1
             if not way.along_k:
-                if several:
-                    self._loop("i", self.count)
+                self._loop("i", self.count)
                 coords, along = self._inner(k, [(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
-                if vectors:
-                    self._loop("v", self.vectors)
+                self._loop("v", self.vectors)
                 self._copy(coords, along, "")
             else:
                 over_k = several and not way.threads_along_k
@@ -293,8 +291,7 @@ class TileLoader(TilePieces):
             return
         with self.w.scope():
             self.w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-            if self.count > 1:
-                self._loop("i", self.count)
+            self._loop("i", self.count)
             self._put()
 
     def renew(self, k: str) -> None:
@@ -315,8 +312,7 @@ class TileLoader(TilePieces):
                     if self._common(source):
                         w.line(f"const auto {source.name}_now = {source.name}_next;")
                 self._copy_common(coords, "")
-            if self.count > 1:
-                self._loop("i", self.count)
+            self._loop("i", self.count)
             self._put(suffix="now")
             if not over_rows:
                 step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
@@ -389,8 +385,10 @@ class TileLoader(TilePieces):
         w.line(f"store_shared({to}, {value});")
 
     def _loop(self, counter: str, count: int) -> None:
-        self.w.line("#pragma unroll")
-        self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
+        """Opens a loop, unless it runs once."""
+        if count > 1:
+            self.w.line("#pragma unroll")
+            self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
 
     # ---- shared memory -> fragments
 

@@ -28,7 +28,7 @@ def gathered(spec: ContractionSpec) -> OperandTiles:
     if image is None:
         raise Declined("only the windows of an image are gathered")
     _check_elements(spec)
-    _check_limits(spec)
+    check_limits(spec)
     if image.across:
         raise Declined("the rows of operand A are no windows")
     channels, *taps = spec.k
@@ -70,7 +70,8 @@ def check_element(gather: Gather) -> None:
         raise Declined(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
 
-def _check_limits(spec: ContractionSpec) -> None:
+def check_limits(spec: ContractionSpec) -> None:
+    """Raises Declined for phases of a strided convolution and filters turned around."""
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
         raise Declined("phases of a strided convolution, or a filter turned around")
 
@@ -113,7 +114,7 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
     itemsize = spec.a.operand.dtype.itemsize
     if spec.a.image is not None and not spec.a.image.across and spec.results:
         return _phased(spec, spec.a.image)
-    _check_limits(spec)
+    check_limits(spec)
     if spec.a.image is not None and spec.a.image.across:
         return _across(spec)
     spec = _simplified(spec)
@@ -301,16 +302,8 @@ def tiled(
     # A dimension of one element may have any stride: the map wants one that it can express.
     strides = [max(16, s) if size == 1 else s for size, s in zip(sizes, strides)]
     _check(name, sizes, strides[1:], start * itemsize)
-    tensor_map = TensorMap(
-        argument,
-        gather.operand.dtype.ctype,
-        tuple(sizes),
-        tuple(strides[1:]),
-        (),
-        (1,) * len(sizes),
-        0,
-        start * itemsize,
-    )
+    ctype, steps = gather.operand.dtype.ctype, (1,) * len(sizes)
+    tensor_map = TensorMap(argument, ctype, tuple(sizes), tuple(strides[1:]), (), steps, 0, start * itemsize)
     return MappedOperand(tensor_map, along_k, tuple(terms))
 
 
@@ -374,16 +367,6 @@ def _windows(
         if move:
             tap = [(f"t{d}", image.dilation[d])] if taps[d] > 1 else []
             offsets[d] = _placeholders([*tap, *((f"b{k}", step) for k, step in move)], -least[d])
-    tensor_map = TensorMap(
-        0,
-        gather.operand.dtype.ctype,
-        tuple(sizes),
-        tuple(strides),
-        (),
-        (1, *reversed(image.stride), 1),
-        0,
-        0,
-        tuple(reversed(lower)),
-        tuple(reversed(upper)),
-    )
+    ctype, steps, corners = gather.operand.dtype.ctype, (1, *reversed(image.stride), 1), (lower[::-1], upper[::-1])
+    tensor_map = TensorMap(0, ctype, tuple(sizes), tuple(strides), (), steps, 0, 0, *corners)
     return MappedOperand(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))

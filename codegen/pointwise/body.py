@@ -60,9 +60,12 @@ class Elements:
             self._registers[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._registers[n]
 
-    def results(self) -> list[str]:
-        """Returns names for the vectors of results, one a store."""
-        return [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
+    def results(self, vector: int) -> list[str]:
+        """Declares vectors of results, one a store; returns their names."""
+        names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
+        for store, name in zip(self.program.stores, names):
+            self.w.line(f"{vector_type(store.operand, vector)} {name};")
+        return names
 
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False

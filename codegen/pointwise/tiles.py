@@ -101,6 +101,15 @@ class Renderer:
         else:
             self.w.open("")
 
+    def _numbered(self, count: int, period: int, apart: int) -> tuple[str, str]:
+        """Writes the number of an access where passes of the loop differ in more than their rows or columns; returns it
+        and what is added in each pass otherwise.
+        """
+        if count > 1 and THREADS % period:
+            self.w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
+            return "k", ""
+        return "threadIdx.x", f" + u * {THREADS // apart}" if count > 1 else ""
+
     # ---- along the rows
 
     def _kept(self, n: int, stage: Stage) -> str:
@@ -126,12 +135,7 @@ class Renderer:
         per = lanes * groups  # accesses to `lanes` columns
         exact = self._tasks(stage) % THREADS == 0
         self._loop(count)
-        k, step = "threadIdx.x", ""
-        if count > 1 and THREADS % per:
-            w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
-            k = "k"
-        elif count > 1:
-            step = f" + u * {THREADS // groups}"
+        k, step = self._numbered(count, per, groups)
         row = f"{over(k, lanes)} % {groups}{times(stage.vector)}"
         col = [f"{k} % {lanes}"] if lanes > 1 else []
         if exact and per == self._tasks(stage):
@@ -253,12 +257,7 @@ class Renderer:
             point = self._point()
         else:
             across = s.cols // s.vector
-            k, down = "threadIdx.x", ""
-            if step and THREADS % across:
-                w.line(f"const uint32 k = threadIdx.x{step};")
-                k = "k"
-            elif step:
-                down = f" + u * {THREADS // across}"
+            k, down = self._numbered(self._count, across, across)
             col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
             w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
             if not exact:
@@ -376,9 +375,7 @@ class Renderer:
                 target = f"{self.store_tiles[n]}[{self._place(stage_)}]" if stage_ else ""
                 w.line(f"{target or f'{self.body.pointers.stores[n]}[{offsets[n]}]'} = {text};")
             return
-        results = self.body.results()
-        for store, name in zip(program.stores, results):
-            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        results = self.body.results(s.vector)
         with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
             if own and program.indices:
                 element_point = self._own_point()

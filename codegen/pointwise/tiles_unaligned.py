@@ -78,12 +78,7 @@ class _Renderer(Renderer):
         w, s, t = self.w, self.s, self.t
         self._loop(self._count)
         across = s.cols // s.vector
-        k, down = "threadIdx.x", ""
-        if self._count > 1 and THREADS % across:
-            w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
-            k = "k"
-        elif self._count > 1:
-            down = f" + u * {THREADS // across}"
+        k, down = self._numbered(self._count, across, across)
         col = f"{k} % {across}{times(s.vector)}"
         w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
         tests = []

@@ -187,9 +187,7 @@ class _Renderer:
                 w.line(f"const {vector_type(program.loads[n], s.vector)} {elements} = {name}.elements();")
                 name = elements
             loaded[n] = name if kind == "uniform" else f"{name}[e]"
-        results = self.body.results()
-        for store, name in zip(program.stores, results):
-            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        results = self.body.results(s.vector)
         with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
             indices = [place.element(strides) for strides in program.indices]
             for name, text in zip(results, self.body.element(loaded, indices)):

@@ -12,7 +12,7 @@ than a vector, its last element is in the second row if any is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from codegen.iteration import Coordinates, at_most, linear
@@ -61,7 +61,7 @@ class _Place:
                 end = f"{ahead} < size ? {ahead} : size - 1" if self.ragged else ahead
                 self._w.line(f"const {self._s.itype} last = {end};")
                 self._last = Coordinates(self._w, "last", self._shape, self._s.itype, "last")
-            terms = [(self._last[d], stride) for d, stride in enumerate(strides[:-1]) if stride]
+            terms = self._last.terms(strides[:-1])
         if not strides[-1]:
             return linear(terms)
         col = self._first[len(self._shape) - 1]
@@ -124,25 +124,12 @@ class _Renderer:
             w.line(f"constexpr {s.itype} size = {self.total};")
         thread = f"{block_number(s.itype)} * {THREADS * s.unroll} + threadIdx.x"
         position = thread if s.vector == 1 else f"({thread}) * {s.vector}"
-        if s.unroll == 1:
-            w.line(f"const {s.itype} i = {position};")
-            if not exact:
-                w.line("if (i >= size) return;")
-            self.body.scalars()
-            place = _Place(w, self.shape, s)
-            self._load(place, self.loads)
-            self._compute(place)
-            return -(-self.total // tile)
-        w.line(f"const {s.itype} first = {position};")
+        w.line(f"const {s.itype} {'first' if s.unroll > 1 else 'i'} = {position};")
+        if s.unroll == 1 and not exact:
+            w.line("if (i >= size) return;")
         self.body.scalars()
-        self._declare(self.loads)
-        self._unrolled(
-            "i",
-            f"first + u * {tile}",
-            None if exact else self.total - s.vector,
-            self.loads,
-            lambda: _Place(w, self.shape, s),
-        )
+        largest = None if exact else self.total - s.vector
+        self._vectors("i", f"first + u * {tile}", largest, lambda: _Place(w, self.shape, s))
         return -(-self.total // (tile * s.unroll))
 
     def _rows(self) -> int:
@@ -167,21 +154,8 @@ class _Renderer:
         self.body.scalars()
         repeated = [n for n in self.loads if self.program.loads[n].strides[-2] == 0]
         self._load(_RowPlace(w, self.shape, s, row, outer), repeated, one=True)
-        others = [n for n in self.loads if n not in repeated]
-        if s.unroll == 1:
-            place = _RowPlace(w, self.shape, s, "row", outer)
-            self._load(place, others)
-            self._compute(place, repeated)
-        else:
-            self._declare(others)
-            self._unrolled(
-                "row",
-                "row0 + u",
-                None if rows % s.unroll == 0 else rows - 1,
-                others,
-                lambda: _RowPlace(w, self.shape, s, "row", outer),
-                repeated,
-            )
+        largest = None if rows % s.unroll == 0 else rows - 1
+        self._vectors("row", "row0 + u", largest, lambda: _RowPlace(w, self.shape, s, "row", outer), repeated)
         return -(-threads // THREADS)
 
     def _cycles(self) -> int:
@@ -198,62 +172,49 @@ class _Renderer:
         w.line(f"const {s.itype} v = {block_number(s.itype)} * {THREADS} + threadIdx.x;")
         if threads % THREADS:
             w.line(f"if (v >= {threads}) return;")
-        w.line(
-            f"const {s.itype} at = v % {vectors}{f' * {s.vector}' if s.vector > 1 else ''};  // in a cycle of columns"
-        )
+        step = f" * {s.vector}" if s.vector > 1 else ""
+        w.line(f"const {s.itype} at = v % {vectors}{step};  // in a cycle of columns")
         first = "first" if s.unroll > 1 else "i"
         w.line(f"const {s.itype} {first} = v / {vectors} * {length * s.unroll} + at;")
         if s.unroll == 1 and not exact:
             w.line("if (i >= size) return;")
         self.body.scalars()
         repeated = [n for n in self.loads if repeats(self.program.loads[n])]
-        others = [n for n in self.loads if n not in repeated]
         cycle_shape = (length // self.shape[-1], self.shape[-1])
         self._load(_Place(w, cycle_shape, s, "at"), repeated, one=True)
-        if s.unroll == 1:
-            place = _Place(w, self.shape, s)
-            self._load(place, others)
-            self._compute(place, repeated)
-            return -(-threads // THREADS)
-        self._declare(others)
-        self._unrolled(
-            "i",
-            f"first + u * {length}",
-            None if exact else self.total - s.vector,
-            others,
-            lambda: _Place(w, self.shape, s),
-            repeated,
-        )
+        largest = None if exact else self.total - s.vector
+        self._vectors("i", f"first + u * {length}", largest, lambda: _Place(w, self.shape, s), repeated)
         return -(-threads // THREADS)
 
-    def _unrolled(
-        self,
-        name: str,
-        position: str,
-        largest: int | None,
-        loads: list[int],
-        place: Callable[[], _Place],
-        once: list[int] | None = None,
+    def _vectors(
+        self, name: str, position: str, largest: int | None, place: Callable[[], _Place], once: Sequence[int] = ()
     ) -> None:
-        """Writes all of the thread's loads, then its arithmetic, one vector after the other.
+        """Writes all of the thread's loads but those that are done ``once``, then its arithmetic, one vector after the
+        other.
 
         name and position are the variable that says where a vector is and its value; largest is its largest value, if
         not all of the thread's vectors need be inside the space.  Those outside read the last one, so that no load
         waits for a condition, unless that one is not whole.
         """
         w, s = self.w, self.schedule
+        loads = [n for n in self.loads if n not in once]
+        if s.unroll == 1:
+            only = place()
+            self._load(only, loads)
+            self._compute(only, once)
+            return
+        self._declare(loads)
+        within = "i < size" if name == "i" else f"{name} < {(largest or 0) + 1}"
         for loading in (True, False) if loads else (False,):
             inside = largest is None or (loading and not self._ragged)
             with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
                 clamped = loading and inside and largest is not None
                 w.line(f"const {s.itype} {name} = {at_most(position, largest or 0, s.itype) if clamped else position};")
-                with w.block(
-                    "if (i < size)" if name == "i" else f"if ({name} < {(largest or 0) + 1})", when=not inside
-                ):
+                with w.block(f"if ({within})", when=not inside):
                     if loading:
                         self._load(place(), loads)
                     else:
-                        self._compute(place(), once or [])
+                        self._compute(place(), once)
 
     @property
     def _ragged(self) -> bool:
@@ -322,12 +283,12 @@ class _Renderer:
 
     # ---- arithmetic
 
-    def _compute(self, place: _Place, once: list[int] | None = None) -> None:
+    def _compute(self, place: _Place, once: Sequence[int]) -> None:
         """Evaluates the program for one vector and writes it.  once: the loads that all iterations share."""
         w, s, program = self.w, self.schedule, self.program
         loaded = {}
         for n in self.loads:
-            at = "" if s.unroll == 1 or n in (once or []) else "[u]"
+            at = "" if s.unroll == 1 or n in once else "[u]"
             register = f"{self.body.register(n)}{at}"
             if self.kinds[n] == "pair":
                 loaded[n] = f"e < {place.left()} ? {register}[0] : {register}[1]"
@@ -348,9 +309,7 @@ class _Renderer:
         if done.reads:
             same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
             self.body.ahead(done, s.vector, same, [place.offset(strides) for strides in program.indices])
-        results = self.body.results()
-        for store, name in zip(program.stores, results):
-            w.line(f"{vector_type(store.operand, s.vector)} {name};")
+        results = self.body.results(s.vector)
         with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
             if "element" in kinds:
                 w.line(f"const {s.itype} o = {place.variable} + e;")

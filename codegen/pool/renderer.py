@@ -227,7 +227,8 @@ class PoolRenderer(Elements):
             part = self._part(self.parts[k])
             if reduction.at is not None:
                 largest = self._part(self.largest[k])
-                nan = f" || {value} != {value}" if _is_real(ctype_of(program, reduction.value)) else ""
+                real = ctype_of(program, reduction.value) in ("float", "double")
+                nan = f" || {value} != {value}" if real else ""
                 with w.block(f"if ({part} < 0 || {value} > {largest}{nan})"):
                     w.line(f"{largest} = {value};")
                     w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
@@ -296,9 +297,8 @@ class PoolRenderer(Elements):
             w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
         else:
             w.line(f"{kind} {name};")
-            w.unrolled_line(
-                f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{_sum(offset, linear([('e', step)]))}];"
-            )
+            at = _sum(offset, linear([("e", step)]))
+            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{at}];")
         return name
 
     def _element(self, n: int, text: str) -> str:
@@ -357,10 +357,6 @@ class PoolRenderer(Elements):
             elif name:
                 at = _sum(offset, linear([("e", store.operand.strides[last])]))
                 w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
-
-
-def _is_real(ctype: str) -> bool:
-    return ctype in ("float", "double")
 
 
 def _sum(a: str, b: str) -> str:

@@ -223,8 +223,7 @@ class RowsRenderer(ABC):
     def _offset(self, strides: tuple[int, ...]) -> str:
         """Returns the C expression of the offset of a vector's first element."""
         n = len(self.space.outer)
-        terms = [(self.rows[d], stride) for d, stride in enumerate(strides[:n]) if stride]
-        return linear([*terms, *((self.cols[d], stride) for d, stride in enumerate(strides[n:]) if stride)])
+        return linear([*self.rows.terms(strides[:n]), *self.cols.terms(strides[n:])])
 
     rows: Coordinates
     cols: Coordinates

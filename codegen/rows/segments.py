@@ -70,9 +70,8 @@ class SegmentRenderer(AlongRenderer):
             with w.block("if (lane % 32 == 0)"):
                 for store, k in stores:
                     operand = self.program.stores[store].operand
-                    over = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
-                    lead = enumerate(operand.strides[n : n + self.lead])
-                    offset = linear([*over, *((self.cols[d], stride) for d, stride in lead if stride)])
+                    over, within = self.rows.terms(operand.strides[:n]), operand.strides[n : n + self.lead]
+                    offset = linear([*over, *self.cols.terms(within)])
                     same = operand.dtype.ctype == self.program.reductions[k].ctype
                     value = self.columns[k] if same else f"convert<{operand.dtype.ctype}>({self.columns[k]})"
                     w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")

@@ -391,8 +391,7 @@ class WalkRenderer(AlongRenderer):
         for store, step in self.walk.sums:
             operand, k = self.program.stores[store].operand, self.space.sums[store]
             own, dtype = f"{self._own[k]}[{self._u}]", operand.dtype.ctype
-            cols = [(self.cols[d], stride) for d, stride in enumerate(operand.strides[n:]) if stride]
-            kept = [(self.rows[d], stride) for d, stride in enumerate(operand.strides[:n]) if stride]
+            kept, cols = self.rows.terms(operand.strides[:n]), self.cols.terms(operand.strides[n:])
             offset = linear([("part", step), *kept, *cols])
             same = dtype == self.program.reductions[k].ctype
             if s.vector == 1:
