@@ -17,7 +17,7 @@ from codegen.filled_tiles import as_it_lies
 from codegen.iteration import collapse
 from codegen.operands import PANEL, Brought, ComputedOperand, OperandTiles, ReductionPanels
 from codegen.packed import packed
-from codegen.spec import ContractionSpec, Gather, Image, Strides
+from codegen.spec import ContractionSpec, Gather, Image
 from codegen.tile_path import ELEMENTS, orders, product_types
 from codegen.tiles import check_element, im2col, tiled
 
@@ -135,7 +135,8 @@ def _brought(
         itemsize = op.dtype.itemsize
         check_element(at)
         if not any(at.outer):
-            taps = [(f"{{t{k}}}", size, step) for k, (size, step) in enumerate(_others(inner, at.inner, channel))]
+            others = [x for d, x in enumerate(zip(inner, at.inner)) if d != channel]
+            taps = [(f"{{t{k}}}", size, step) for k, (size, step) in enumerate(others)]
             side = tiled(at, n, batch, 1, inner, channel, [tap for tap in taps if tap[1] > 1 and tap[2]])
             if at.inner[channel] != 1 and inner[channel] > 1:
                 raise Declined(f"{op.name!r} is not contiguous along the reduction")
@@ -158,10 +159,6 @@ def _brought(
     if not any(not b.row for b in found):
         raise Declined(f"{gather.operand.name!r} is computed of rows and columns alone")
     return tuple(found)
-
-
-def _others(sizes: Sequence[int], steps: Strides, channel: int) -> list[tuple[int, int]]:
-    return [(size, step) for d, (size, step) in enumerate(zip(sizes, steps)) if d != channel]
 
 
 def _image(image: Image, at: Gather) -> Image:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand, Program
-from codegen.iteration import collapse, coordinate, extent, restrided, signed_index_type
+from codegen.iteration import collapse, coordinate, extent, restrided, signed_index_type, widest_vector
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import ContractionSpec, Limit
@@ -114,12 +114,12 @@ def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
     by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
     length = cols if by_rows else rows
     along = len(first) - 1 if by_rows else last_row
-    run = MOST_RUN
     sizes = (at.shape[along], (at.cols if by_rows else at.rows)[-1], length)
-    while run > 1 and (
-        any(size % run for size in sizes) or not any(_one_access(at, op, run, along) for op in at.stores)
-    ):
-        run //= 2
+
+    def suits(run: int) -> bool:
+        return not any(size % run for size in sizes) and any(_one_access(at, op, run, along) for op in at.stores)
+
+    run = widest_vector(MOST_RUN, suits)
     return Staging(by_rows, rows if by_rows else cols, length, run, products)
 
 

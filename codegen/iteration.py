@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -100,6 +100,11 @@ def aligned(operand: Operand, vector: int, along: int) -> bool:
     needed = min(16, vector * operand.dtype.itemsize)
     starts = (s for d, s in enumerate(operand.strides) if d != along)
     return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)
+
+
+def widest_vector(most: int, suits: Callable[[int], bool]) -> int:
+    """Returns the largest power of two that suits and is at most ``most``, which is 16 or less; 1 if none does."""
+    return next((vector for vector in (16, 8, 4, 2) if vector <= most and suits(vector)), 1)
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

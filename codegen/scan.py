@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer
+from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer, widest_vector
 from codegen.kernel import Pointers, block_number, constant, converted, headers, heading, signature
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
@@ -66,10 +66,9 @@ def normalize(spec: ScanSpec) -> ScanSpec:
 def _vector(spec: ScanSpec) -> int:
     """Returns the widest vector of neighbours along a row that suits all operands that are contiguous there."""
     contiguous = [op for op in spec.program.operands if op.strides[-1] == 1]
-    vector = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
-    while vector > 1 and (spec.length % vector or not all(aligned(op, vector, len(spec.outer)) for op in contiguous)):
-        vector //= 2
-    return vector
+    most = 16 // min((op.dtype.itemsize for op in contiguous), default=16)
+    n = len(spec.outer)
+    return widest_vector(most, lambda v: spec.length % v == 0 and all(aligned(op, v, n) for op in contiguous))
 
 
 def schedules(spec: ScanSpec, target: Target) -> Iterator[ScanSchedule]:

@@ -126,7 +126,7 @@ def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
     needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
-    if isinstance(s, ChannelsSchedule) and _column_bytes(spec, s) > COLUMN_BYTES:
+    if isinstance(s, ChannelsSchedule) and (spec.taps[1] + s.rows) * s.vector * spec.word > COLUMN_BYTES:
         return f"a column of {spec.taps[1]} taps does not fit a thread's registers"
     return None
 
@@ -330,11 +330,6 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     else:
         registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
     return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
-
-
-def _column_bytes(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> int:
-    """Returns bytes of a thread's registers for a column of weights and for its sums."""
-    return (spec.taps[1] + s.rows) * s.vector * spec.word
 
 
 def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:

@@ -15,7 +15,7 @@ from math import prod
 
 from codegen.expr import Operand, Program
 from codegen.family import Schedule
-from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
+from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
 from codegen.spec import PointwiseSpec
@@ -215,14 +215,12 @@ def row_vector(
     if operand.strides[turn] != 1:
         return 1
     steps = tuple(s for d, s in enumerate(operand.strides) if d != turn)
-    vector = 16 // operand.dtype.itemsize
-    while vector > 1 and (
-        rows % vector
-        or (several and shape[turn] % vector)
-        or not (anywhere or aligned(operand, vector * operand.dtype.itemsize, steps))
-    ):
-        vector //= 2
-    return vector
+
+    def suits(vector: int) -> bool:
+        whole = rows % vector == 0 and not (several and shape[turn] % vector)
+        return whole and (anywhere or aligned(operand, vector * operand.dtype.itemsize, steps))
+
+    return widest_vector(16 // operand.dtype.itemsize, suits)
 
 
 def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:

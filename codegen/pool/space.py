@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.expr import Load, Program, Value
-from codegen.iteration import aligned, extent, restrided
+from codegen.iteration import aligned, extent, restrided, widest_vector
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Covering, Sliding, Window
 
@@ -120,17 +120,12 @@ def widest(space: Space) -> int:
     taps = [space.program.loads[n] for n in space.taps]
     if not contiguous:
         return 1
-    vector = 16 // min(op.dtype.itemsize for op in contiguous)
-    while vector > 1:
-        whole = space.outer[last] % vector == 0
-        if (
-            whole
-            and all(vector * op.dtype.itemsize <= 16 for op in taps)
-            and all(aligned(op, vector, last) for op in contiguous)
-        ):
-            break
-        vector //= 2
-    return vector
+
+    def suits(vector: int) -> bool:
+        small = all(vector * op.dtype.itemsize <= 16 for op in taps)
+        return small and space.outer[last] % vector == 0 and all(aligned(op, vector, last) for op in contiguous)
+
+    return widest_vector(16 // min(op.dtype.itemsize for op in contiguous), suits)
 
 
 def index_type(space: Space) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.expr import Operand, Program, Reduced
-from codegen.iteration import aligned, collapse, extent, memory_order, restrided
+from codegen.iteration import aligned, collapse, extent, memory_order, restrided, widest_vector
 from codegen.spec import RowsSpec, Segments, Walk
 
 #: Widest vector of the widest operand, in bytes: two accesses.
@@ -129,13 +129,12 @@ def widest(space: Space, dim: int) -> int:
     if not contiguous or space.length == 0:
         return 1
     along = dim >= len(space.outer)
-    vector = 16 // min(op.dtype.itemsize for op in contiguous)
-    while vector > 1:
+    # Stores of results for each row are vectors, too, where the rows are side by side.
+    beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
+
+    def suits(vector: int) -> bool:
         small = all(vector * op.dtype.itemsize <= MAX_VECTOR_BYTES for op in varying)
         whole = size % vector == 0 and (not along or space.length % vector == 0)
-        # Stores of results for each row are vectors, too, where the rows are side by side.
-        beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
-        if small and whole and all(aligned(op, vector, dim) for op in beside):
-            break
-        vector //= 2
-    return vector
+        return small and whole and all(aligned(op, vector, dim) for op in beside)
+
+    return widest_vector(16 // min(op.dtype.itemsize for op in contiguous), suits)
