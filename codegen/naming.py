@@ -28,8 +28,8 @@ RESERVED = frozenset(
 _EDGE, _BETWEEN = "ʘ", "ǀ"
 #: What only means something within a struct.
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
-#: What is neither in a word nor between one and its members or those of its namespace becomes a space.
-_APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.:")})
+#: What is neither in a word nor between one and its members becomes a space.
+_APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
 _BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
 #: Identifiers that a name is a part of are not longer than this.
 _LONGEST = 128
@@ -97,7 +97,7 @@ def _words(lines: Sequence[str]) -> set[str]:
     plain = "".join(code.split(_EDGE)[::2])
     if "struct " in plain:
         plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
-    return {word.partition(".")[0].partition(":")[0] for word in set(plain.translate(_APART).split())}
+    return {word.partition(".")[0] for word in set(plain.replace("::", ".").translate(_APART).split())}
 
 
 def named(lines: Sequence[str]) -> str:

@@ -35,6 +35,23 @@ def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
     return takers[0] if len(takers) == 1 and tensor not in graph.outputs else None
 
 
+def made_of(
+    graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
+) -> dict[Node, Sequence[Tensor]]:
+    """Returns the nodes that a tensor is made by, each with its operands from which this is followed; to those
+    without any.
+    """
+    found: dict[Node, Sequence[Tensor]] = {}
+    stack = [tensor]
+    while stack:
+        node = graph.producer(stack.pop())
+        followed = None if node is None or node in found else operands(node)
+        if node is not None and followed is not None:
+            found[node] = followed
+            stack += followed
+    return found
+
+
 @dataclass(frozen=True)
 class Found:
     """The tensors that a pattern has names for, and the nodes that it went through, beginning with the last one."""

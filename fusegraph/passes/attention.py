@@ -22,12 +22,12 @@ from fusegraph.lowering.views import divided
 from fusegraph.ops.attention_nodes import ATTENTION, Score
 from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_pages import PAGES, TURNED_PAGES
-from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, made_of, weight_of
+from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import ATTENTION as PASS
-from fusegraph.pattern import Found, Pattern, only_consumer, op
+from fusegraph.pattern import Found, Pattern, made_of, only_consumer, op
 
 
 @dataclass(frozen=True)
@@ -285,11 +285,7 @@ def _node(graph: Graph, match: _Match) -> Node:
     wide = any(t.dtype == float64 for t in (*product.inputs, match.values, match.score))
     compute = float64 if wide else graph.compute_dtype
     part = Subgraph(graph, "score", compute)
-    for tensor in product.inputs:
-        if tensor.value is not None and tensor.size == 1:
-            raise Declined(f"{tensor.name!r} is a constant")
-        part.entered(tensor)
-    part.copied(product, tuple(part.made[t] for t in product.inputs))
+    part.begun(product)
     keys = PAGES if product.inputs[1] is match.values else TURNED_PAGES
     pages = [keys.match(graph, product.inputs[1]), PAGES.match(graph, match.values)]
     paged = None not in pages and product.output.rank in (4, 5)

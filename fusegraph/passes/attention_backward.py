@@ -186,11 +186,7 @@ class _Gradients(Matcher):
         results = (score, *(() if slope is None else (slope,)))
         members = frozenset(self.members)
         part = Subgraph(graph, "score", float64 if wide else graph.compute_dtype)
-        for tensor in product.inputs:
-            if tensor.value is not None and tensor.size == 1:
-                raise Declined(f"{tensor.name!r} is a constant")
-            part.entered(tensor)
-        part.copied(product, tuple(part.made[t] for t in product.inputs))
+        part.begun(product)
         nodes = {n for t in results for n in evaluated(graph, members, t, product)}
         part.add(nodes)
         part.own.outputs = [part.made[t] for t in results]

@@ -4,7 +4,7 @@ becomes of probabilities before they are multiplied with the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import Weight
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
-from fusegraph.pattern import Either, Found, Is, Made, Operand, Pattern, made_by, op, repeated
+from fusegraph.pattern import Either, Found, Is, Made, Operand, Pattern, made_by, made_of, op, repeated
 
 
 def cast(x: Operand = ...) -> Made:
@@ -56,23 +56,6 @@ def turned(x: Operand) -> Made:
     return op.transpose(x).when(exchanged)
 
 
-def made_of(
-    graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
-) -> dict[Node, Sequence[Tensor]]:
-    """Returns the nodes that a tensor is made by, each with its operands from which this is followed; to those
-    without any.
-    """
-    found: dict[Node, Sequence[Tensor]] = {}
-    stack = [tensor]
-    while stack:
-        node = graph.producer(stack.pop())
-        followed = None if node is None or node in found else operands(node)
-        if node is not None and followed is not None:
-            found[node] = followed
-            stack += followed
-    return found
-
-
 class Subgraph:
     """A graph of its own made of some of a graph's nodes.
 
@@ -103,6 +86,14 @@ class Subgraph:
         copy = Node(node.op, inputs, node.attributes, self.made[t])
         self.own.add_node(copy)
         return copy
+
+    def begun(self, product: Node) -> None:
+        """Adds the product of queries and keys.  Raises Declined if one of these is a constant."""
+        for tensor in product.inputs:
+            if tensor.value is not None and tensor.size == 1:
+                raise Declined(f"{tensor.name!r} is a constant")
+            self.entered(tensor)
+        self.copied(product, tuple(self.made[t] for t in product.inputs))
 
     def stand_in(self, t: Tensor) -> Tensor:
         """Returns a tensor of which only the shape matters."""

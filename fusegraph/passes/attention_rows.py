@@ -7,8 +7,8 @@ import numpy as np
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention_parts import casts, made_of
-from fusegraph.pattern import Found, op
+from fusegraph.passes.attention_parts import casts
+from fusegraph.pattern import Found, made_of, op
 
 #: Not for a whole row.
 _CHOSEN = op.binary_select().when(lambda _, node: node.inputs[2].shape[-1:] not in ((), (1,)))

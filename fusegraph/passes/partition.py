@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
@@ -71,6 +72,10 @@ class Partition:
     def materialized(self) -> frozenset[Tensor]:
         """Tensors that some group writes to memory."""
         return frozenset(t for group in self.groups for t in group.writes)
+
+    def nodes_of(self, kernels: Callable[[Any], bool]) -> set[str]:
+        """Returns the names of the nodes in kernels of whose specifications something holds."""
+        return {n.name for g in self.groups if kernels(g.lowered.spec) for n in g.nodes}
 
     def check(self) -> None:
         """Verifies the partition.

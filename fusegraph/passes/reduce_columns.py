@@ -7,8 +7,10 @@ others: those that are within a row (the channels of a group) are reduced with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 
 import networkx as nx
 
@@ -22,21 +24,20 @@ from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewritten, same
 from fusegraph.passes.split_reductions import (
     Split,
-    can_be_split,
+    candidates,
     chunk,
     half_of,
-    mean_of_variance,
     of_whole,
-    returns,
     split,
 )
+from fusegraph.pattern import made_of
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
 _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 #: Axes of the rows, what they are made of.
 _Alike = tuple[tuple[int, ...], frozenset[Tensor]]
-
-
+#: The tensors that a tensor is made of.
+_Leaves = Callable[[Tensor], frozenset[Tensor]]
 #: The name of the pass.
 NAME = "reductions of columns"
 
@@ -46,17 +47,12 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
 
     They are declined, together with all that have the same in common, if not all of these are made with rows.
     """
-    means = {mean_of_variance(graph, node) for node in graph.nodes}
     kinds: dict[_Kind, list[str]] = {}
     chunks: dict[Node, Split] = {}
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
-    leaves = _Leaves(graph)
+    leaves = cache(partial(_leaves, graph))
     whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
-    for node in whole:
-        # A variance and its mean are made in one look at what is in memory.
-        alone = node not in means and mean_of_variance(graph, node) is None
-        if not alone or (NAME, node.name) in options.left_out or not can_be_split(node) or returns(graph, node):
-            continue
+    for node in (n for n in candidates(graph, NAME, options) if n.attributes["axes"]):
         shape = node.inputs[0].shape
         if shape not in rows:
             rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target.planned)
@@ -72,11 +68,10 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     halves = {node.name: half_of(made, node).name for node in chunks}
 
     def declined(partition: Partition) -> dict[str, str]:
-        taken: set[str] = set()
-        for group in partition.groups:
-            spec = group.lowered.spec
-            if isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None):
-                taken |= {node.name for node in group.nodes}
+        def takes(spec: Any) -> bool:
+            return isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None)
+
+        taken = partition.nodes_of(takes)
         reason = "not all of those like it are reduced by the kernel of the rows"
         together = (names for names in kinds.values() if any(halves[n] not in taken for n in names))
         return {name: reason for names in together for name in names}
@@ -91,7 +86,7 @@ def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) 
     found: dict[_Alike, list[Node]] = {}
     for node in nodes:
         if chunk(graph, node, target) is None:
-            found.setdefault((node.attributes["axes"], leaves.of(node)), []).append(node)
+            found.setdefault((node.attributes["axes"], leaves(node.inputs[0])), []).append(node)
     return found
 
 
@@ -102,7 +97,7 @@ def _split(
     had better make the parts of it.
     """
     x, axes = node.inputs[0], node.attributes["axes"]
-    if set(axes) >= set(along) or not leaves.of(node) & read:
+    if set(axes) >= set(along) or not leaves(x) & read:
         return None
     inner = tuple(d for d in axes if d in along)
     if not inner:
@@ -113,31 +108,13 @@ def _split(
     return inner, None
 
 
-class _Leaves:
-    """The tensors of the size of what is reduced that it follows from, element by element, and that are in memory."""
+def _leaves(graph: Graph, x: Tensor) -> frozenset[Tensor]:
+    """Returns the tensors of the size of what is reduced that it follows from, element by element, and that are in
+    memory.
+    """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._known: dict[Tensor, frozenset[Tensor]] = {}
+    def as_large(node: Node) -> list[Tensor] | None:
+        return [t for t in node.inputs if t.size == x.size] if node.kind is Kind.POINTWISE else None
 
-    def of(self, node: Node) -> frozenset[Tensor]:
-        (x,) = node.inputs
-        if x not in self._known:
-            self._known[x] = frozenset(self._find(x))
-        return self._known[x]
-
-    def _find(self, x: Tensor) -> set[Tensor]:
-        found: set[Tensor] = set()
-        seen: set[Tensor] = set()
-        stack = [x]
-        while stack:
-            tensor = stack.pop()
-            if tensor in seen or tensor.size != x.size:
-                continue
-            seen.add(tensor)
-            producer = self._graph.producer(tensor)
-            if producer is not None and producer.kind is Kind.POINTWISE:
-                stack += producer.inputs
-            else:
-                found.add(tensor)
-        return found
+    nodes = made_of(graph, x, as_large)
+    return frozenset({x}.union(*nodes.values()).difference(*(node.outputs for node in nodes)))

@@ -7,6 +7,7 @@ What is left to do is a reduction of those parts, which are a small share of the
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from codegen.contraction import keeps_form
 from codegen.spec import ContractionSpec
@@ -19,10 +20,8 @@ from fusegraph.passes.rewrite import Rewritten, same
 from fusegraph.passes.split_reductions import (
     SHORT_BYTES,
     Split,
-    can_be_split,
+    candidates,
     half_of,
-    mean_of_variance,
-    returns,
     split,
 )
 
@@ -35,25 +34,18 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
 
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
-    chunks: dict[Node, Split] = {}
-    means = {mean_of_variance(graph, node) for node in graph.nodes}
-    for node in graph.nodes:
-        # A variance and its mean are made in one look at what is in memory.
-        alone = node not in means and mean_of_variance(graph, node) is None
-        found = _split(graph, node) if alone and (NAME, node.name) not in options.left_out else None
-        if found is not None:
-            chunks[node] = found
+    found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
+    chunks = {node: how for node, how in found.items() if how is not None}
     if not chunks:
         return same(graph)
     made = split(graph, chunks)
     halves = {node.name: half_of(made, node).name for node in chunks}
 
     def declined(partition: Partition) -> dict[str, str]:
-        taken: set[str] = set()
-        for group in partition.groups:
-            spec = group.lowered.spec
-            if isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target)):
-                taken |= {node.name for node in group.nodes}
+        def takes(spec: Any) -> bool:
+            return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
+
+        taken = partition.nodes_of(takes)
         reason = "its parts are not made in the kernel of the contraction, or would slow it down"
         return {whole: reason for whole, part in halves.items() if part not in taken}
 
@@ -64,8 +56,6 @@ def _split(graph: Graph, node: Node) -> Split | None:
     """Returns how to split a reduction for the contraction that it follows from; None if it is none or stays as it
     is.
     """
-    if not can_be_split(node) or returns(graph, node):
-        return None
     anchor, x, axes = _anchor(graph, node), node.inputs[0], node.attributes["axes"]
     found = partials.parts(contraction.product(anchor), anchor, axes) if anchor is not None else None
     if found is not None and found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:

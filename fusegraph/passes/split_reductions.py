@@ -124,6 +124,17 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
     return any(t.size >= x.size for _, n in nx.bfs_edges(graph.network, node) for t in n.outputs)
 
 
+def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
+    """Returns the reductions that the pass of a name may split so that another kernel makes the parts.
+
+    A variance and its mean are none: they are made in one look at what is in memory.
+    """
+    means = {node: mean_of_variance(graph, node) for node in graph.nodes}
+    paired = {node for node, mean in means.items() if mean is not None}.union(means.values())
+    left = (n for n in graph.nodes if n not in paired and (name, n.name) not in options.left_out)
+    return [n for n in left if can_be_split(n) and not returns(graph, n)]
+
+
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """Returns the mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner
     one.
@@ -207,15 +218,8 @@ class _Writer:
             node, "between", TABLE["mul"], self._add(node, "apart 2", TABLE["mul"], apart, apart), count
         )
         both = self._add(node, "deviations", TABLE["add"], own, between)
-        how = {"mode": "add", "axes": (0,), "keepdims": False, "dtype": sums.dtype}
-        if mode_of(node).after is None:
-            attributes = {**TABLE["reduction"].attributes, **how, "dtype": result.dtype}
-            self._graph.add_node(Node(TABLE["reduction"], (both,), attributes, result))
-            return
-        total = self._add(node, "total", TABLE["reduction"], both, **how)
-        self._graph.add_node(
-            Node(TABLE["div"], (total, self._constant(np.array(float(length)), sums.dtype)), {}, result)
-        )
+        combine = {"mode": "add", "axes": (0,), "keepdims": False}
+        self._combine(node, x, result, both, combine, mode_of(node).after)
 
     def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
         """Returns the parts of a reduction, or the same ones of another."""
