@@ -15,9 +15,9 @@ import fusegraph as fg
 from codegen.rows.schedule import RowsSchedule
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE, Kind
 from fusegraph.passes.decompose import decompose
-from fusegraph.passes.reshapes import divided
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs, run
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision, Partition
+from fusegraph.pattern import Found, Pattern
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Rewrite:
         return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))
 
 
+#: A pattern, and what writes in the new graph what replaces a node that it matches.
+Rule: TypeAlias = tuple[Pattern, Callable[[Rewrite, Node, Found], None]]
+
+
 def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Node], None]) -> Rewritten:
     """Returns a graph in which some nodes are written otherwise: by ``write``, which adds to the new graph."""
     rewrite = Rewrite(graph)
@@ -90,6 +96,21 @@ def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Nod
         else:
             rewrite.take_over(node)
     return rewrite.done()
+
+
+def replaced_by(graph: Graph, rules: Iterable[Rule]) -> Rewritten:
+    """Returns a graph in which each node that a pattern matches is written by its rule, the first that applies."""
+    found = {
+        node: (write, match)
+        for node in graph.nodes
+        for write, match in islice(((w, m) for pattern, w in rules for m in pattern.of(Found(graph), node)), 1)
+    }
+
+    def write(rewrite: Rewrite, node: Node) -> None:
+        by, match = found[node]
+        by(rewrite, node, match)
+
+    return replaced(graph, found, write) if found else same(graph)
 
 
 def named(tensor: Tensor, after: str, part: str) -> Tensor:

@@ -1,6 +1,6 @@
 """Parts of a product's result that meet again are made by products of parts: SwiGLU with one weight is one kernel.
 
-The columns of ``x @ w`` from i to j are ``x @ w[:, i:j]``, and of a convolution's result channels are filters.
+The columns of ``a @ b`` from i to j are ``a @ b[:, i:j]``, and of a convolution's result channels are filters.
 Products that share operand A and meet in a pointwise node are one kernel (`lowering.contraction`), which needs
 no room for the whole result; slices of operand B are views of it.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
-from fusegraph.pattern import op
+from fusegraph.passes.rewrite import Rewrite, Rewritten, Rule, named, replaced_by
+from fusegraph.pattern import Found, op
 
 #: Parts that a kernel multiplies with one tile of operand A at most.
 MOST_PARTS = 4
@@ -27,38 +27,37 @@ _AXES = {TABLE["matmul"]: (-1, -1), TABLE["conv_fprop"]: (1, 0)}
 
 def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Makes slices of a product that meet again of products with slices of the second operand."""
-    cut = {node: parts for node in graph.nodes if (parts := _parts(graph, node))}
-    if not cut:
-        return same(graph)
-    whole = {part: node for node, parts in cut.items() for part in parts}
-    rewrite = Rewrite(graph)
-    for node in graph.nodes:
-        if node in whole:
-            product = whole[node]
-            first, second = rewrite.inputs(product)
-            inputs = first, _part(rewrite.graph, second, product, node)
-            rewrite.take_over(Node(product.op, product.inputs, product.attributes, node.output), inputs)
-            rewrite.new.setdefault(product.output, rewrite.new[node.output])
-        elif node not in cut:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced_by(graph, RULES)
 
 
-def _parts(graph: Graph, node: Node) -> Sequence[Node]:
-    """Returns the slices that are all that is taken of a product, if products of parts are better."""
-    axes = _AXES.get(node.op)
-    if axes is None or node.attributes.get("groups", 1) != 1 or node.output in graph.outputs:
-        return ()
-    tensor, axis = node.output, axes[0] % node.output.rank
-    parts = graph.consumers(tensor)
+def _multiply_by_part(rewrite: Rewrite, part: Node, found: Found) -> None:
+    """Writes the product with the part of operand B that a slice of the whole product follows from."""
+    product = found.nodes[-1]
+    a, b = rewrite.inputs(product)
+    axis, own = (x % t.rank for x, t in zip(_AXES[product.op], (product.output, b)))
+    starts: list[int | None] = [None] * b.rank
+    stops: list[int | None] = [None] * b.rank
+    starts[own] = part.attributes["starts"][axis]
+    stops[own] = part.attributes["starts"][axis] + part.output.shape[axis]
+    cut = rewrite.graph.apply(TABLE["slice"], (b,), {"starts": starts, "stops": stops})
+    cut = named(cut, b.name[:130], f"for {part.name[:40]}")
+    rewrite.take_over(Node(product.op, product.inputs, product.attributes, part.output), (a, cut))
+
+
+def _meets_in_parts(found: Found, node: Node) -> bool:
+    """Returns true if slices are all that is taken of a product, and products of parts are better."""
+    graph, axis = found.graph, _AXES[node.op][0] % node.output.rank
+    if node.attributes.get("groups", 1) != 1 or node.output in graph.outputs:
+        return False
+    parts = graph.consumers(node.output)
     slices = all(op.slice().fits(graph, n) and n.output not in graph.outputs for n in parts)
     if not slices or not 2 <= len(parts) <= MOST_PARTS:
-        return ()
+        return False
     width = parts[0].output.shape[axis]
     starts = sorted(n.attributes["starts"][axis] for n in parts)
     alike = all(_cuts(n, axis, width) for n in parts) and all(b - a >= width for a, b in pairwise(starts))
     aligned = all(x * node.inputs[1].dtype.itemsize % PART_BYTES == 0 for x in (width, *starts))
-    return parts if width and alike and aligned and meet(graph, parts) else ()
+    return bool(width) and alike and aligned and meet(graph, parts)
 
 
 def _cuts(node: Node, axis: int, width: int) -> bool:
@@ -85,12 +84,8 @@ def meet(graph: Graph, parts: Sequence[Node]) -> bool:
     return bool(set.intersection(*found))
 
 
-def _part(graph: Graph, tensor: Tensor, product: Node, cut: Node) -> Tensor:
-    """Returns the part of an operand B that a slice of the product follows from."""
-    axis, own = (a % t.rank for a, t in zip(_AXES[product.op], (product.output, tensor)))
-    starts: list[int | None] = [None] * tensor.rank
-    stops: list[int | None] = [None] * tensor.rank
-    starts[own] = cut.attributes["starts"][axis]
-    stops[own] = cut.attributes["starts"][axis] + cut.output.shape[axis]
-    made = graph.apply(TABLE["slice"], (tensor,), {"starts": starts, "stops": stops})
-    return named(made, tensor.name[:130], f"for {cut.name[:40]}")
+#: Slices of products are products with slices.
+RULES: tuple[Rule, ...] = (
+    (op.slice(op.matmul().when(_meets_in_parts)), _multiply_by_part),
+    (op.slice(op.conv_fprop().when(_meets_in_parts)), _multiply_by_part),
+)
