@@ -9,50 +9,90 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
+from codegen.buffers import Buffer, Buffers
 from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
-from codegen.naming import Names, Writer, comment
-from codegen.spec import KernelSource
+from codegen.naming import INCLUDES, Names, Writer, comment, named
+from codegen.spec import KernelSource, TensorMap
 
 
-def heading(w: Writer, title: str, program: Program, headers: Sequence[str], details: Iterable[str] = ()) -> None:
-    """Writes the comment that names the kernel and its nodes, and the includes."""
-    w.line(comment(title))
-    for note in program.notes:
-        w.line(comment(f"    {note}"))
-    for detail in details:
-        w.line(comment(detail))
-    if program.approximate:
-        w.line("#define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer")
-    for header in headers:
-        w.line(f'#include "{header}"')
-    w.line()
+class Kernel(Writer):
+    """A kernel in the making: the lines of its body, and what its heading, signature and launch follow from.
 
+    name        its C identifier.
+    names       gives the names of its parameters and variables (`codegen.naming.Names`).
+    parameters  declarations, in order.
+    buffers     what lies in shared memory.
+    macros      what defines functions of the device library for this kernel, in front of it.
+    """
 
-def title(name: str, program: Program) -> str:
-    """Returns what a heading says of a kernel of one node or several."""
-    count = len(program.notes)
-    return f"{name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.depth = name, 1
+        self.names = Names()
+        self.parameters: list[str] = []
+        self.buffers = Buffers()
+        self.macros: dict[str, None] = {}
 
+    def share(self, buffers: Iterable[Buffer]) -> None:
+        """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
+        self.buffers = Buffers(buffers)
+        with self.block("struct Shared", "};"):
+            for buffer in self.buffers:
+                self.line(buffer.declaration)
+        self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
+        self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
-def headers(program: Program, *more: str, programs: Sequence[Program | None] = ()) -> list[str]:
-    """Returns the device headers a program needs, and others of the same kernel, in order."""
-    every = (program, *(p for p in programs if p is not None))
-    templates = [i.template for p in every for i in p.instructions]
-    random = any("philox::" in text for text in templates)
-    scattered = any("scatter::" in text for text in templates)
-    needed = ["types.cuh", *(["math.cuh"] if templates else []), *(["philox.cuh"] if random else [])]
-    needed += [*(["scatter.cuh"] if scattered else []), *more]
-    return list(dict.fromkeys(needed))
+    def source(
+        self,
+        program: Program,
+        details: Iterable[str] = (),
+        *,
+        blocks: int,
+        threads: int,
+        barriers: bool = False,
+        blocks_per_sm: int | None = None,
+        shared_bytes: int | None = None,
+        arguments: Sequence[int | TensorMap] | None = None,
+        cluster: int = 1,
+        zeroed: tuple[tuple[int, int], ...] = (),
+    ) -> KernelSource:
+        """Returns the kernel, whose body is complete.
 
-
-def signature(w: Writer, name: str, threads: int, parameters: Sequence[str], blocks_per_sm: int | None = None) -> None:
-    """Writes the kernel's first lines, up to its opening brace."""
-    bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
-    w.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(')
-    for number, parameter in enumerate(parameters):
-        w.line(f"    {parameter}{',' if number < len(parameters) - 1 else ')'}")
-    w.open("")
+        details        lines of its heading, behind its title and the nodes of the program.
+        blocks         of its grid; threads those of a block.
+        barriers       whether threads of a block depend on each other.
+        blocks_per_sm  the least that are to fit a multiprocessor.
+        shared_bytes   of dynamic shared memory, where it is not for the buffers alone.
+        arguments      of its parameters (`KernelSource.parameters`).
+        cluster        blocks of a cluster; zeroed as `KernelSource` has it.
+        """
+        head = Writer()
+        count = len(program.notes)
+        title = f"{self.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
+        for text in (title, *(f"    {note}" for note in program.notes), *details):
+            head.line(comment(text))
+        if program.approximate:
+            head.line("#define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer")
+        head.line(INCLUDES)
+        for macro in self.macros:
+            head.line(macro)
+        head.line()
+        bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
+        head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
+        for number, text in enumerate(self.parameters):
+            head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
+        return KernelSource(
+            self.name,
+            named([*head.lines, "{", *self.lines, "}"]),
+            (blocks, 1, 1),
+            (threads, 1, 1),
+            self.buffers.bytes if shared_bytes is None else shared_bytes,
+            uses_barriers=barriers,
+            parameters=None if arguments is None else tuple(arguments),
+            cluster=(cluster, 1, 1),
+            zeroed=zeroed,
+        )
 
 
 @contextmanager

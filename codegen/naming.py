@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
+
+from codegen.device_library import headers, macros
 
 #: Words that are no identifiers in C++, macros of the C library for the CPU, and what is put into kernels as they are
 #: launched one after the other (`codegen.kernel`).
@@ -26,6 +26,8 @@ RESERVED = frozenset(
 )
 #: Around a name that is not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
 _EDGE, _BETWEEN = "ʘ", "ǀ"
+#: The line in whose place the device library's headers are included.
+INCLUDES = "#include"
 #: What only means something within a struct.
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
 #: What is neither in a word nor between one and its members becomes a space.
@@ -83,25 +85,20 @@ class Names:
         return f"{_EDGE}{stem}{_BETWEEN}{suffix}{_BETWEEN}{next(self._numbers)}{_EDGE}"
 
 
-@cache
-def _macros() -> frozenset[str]:
-    """Returns the macros of the device library and of what stands for CUDA on a CPU."""
-    here = Path(__file__).parent
-    files = [*here.glob("device/*.cuh"), *here.glob("cpu/*.h")]
-    return frozenset(re.findall(r"^\s*#\s*define (\w+)", "\n".join(f.read_text("utf-8") for f in files), re.MULTILINE))
-
-
 def _words(lines: Sequence[str]) -> set[str]:
-    """Returns the words of lines of C that a name must not be."""
+    """Returns the words of lines of C, with what they are members of; those of a namespace are ``namespace.name``."""
     code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
     plain = "".join(code.split(_EDGE)[::2])
     if "struct " in plain:
         plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
-    return {word.partition(".")[0] for word in set(plain.replace("::", ".").translate(_APART).split())}
+    return set(plain.replace("::", ".").translate(_APART).split())
 
 
 def named(lines: Sequence[str]) -> str:
-    """Returns lines of C with an identifier in place of every mark: one that is no other word of them."""
+    """Returns lines of C with an identifier in place of every mark: one that is no other word of them.
+
+    The headers of what they use of the device library take the place of the line `INCLUDES`.
+    """
     pieces = "\n".join(lines).split(_EDGE)
     around: dict[str, set[tuple[str, str]]] = {}
     for k in range(1, len(pieces) - 1, 2):
@@ -109,7 +106,8 @@ def named(lines: Sequence[str]) -> str:
         assert before is not None
         assert behind is not None
         around.setdefault(pieces[k], set()).add((before[0], behind[0]))
-    taken = RESERVED | _macros() | _words(lines) if around else set()
+    words = _words(lines)
+    taken = RESERVED | macros() | {word.partition(".")[0] for word in words} if around else set()
     chosen: dict[str, str] = {}
     for mark in sorted(around, key=lambda mark: int(mark.rpartition(_BETWEEN)[2])):
         stem, suffix, _ = mark.split(_BETWEEN)
@@ -120,7 +118,8 @@ def named(lines: Sequence[str]) -> str:
         taken |= every
         chosen[mark] = name
     pieces[1::2] = [chosen.get(piece, piece) for piece in pieces[1::2]]
-    return "".join(pieces) + "\n"
+    includes = "\n".join(f'#include "{header}"' for header in headers(words))
+    return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
 
 
 def comment(text: str, limit: int = 110) -> str:

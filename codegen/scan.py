@@ -14,8 +14,7 @@ from math import prod
 from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer, widest_vector
-from codegen.kernel import Pointers, block_number, constant, converted, headers, heading, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, Pointers, block_number, constant, converted
 from codegen.pointwise.body import plus, vector_type
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -102,10 +101,10 @@ class _Renderer:
         self.spec, self.s = normalize(spec), schedule
         self.program = self.spec.program
         (self.sum,) = self.program.reductions
-        self.names = Names()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
-        self.w = Writer()
         self.terms: dict[Value, str] = {}
         self.before = self.program.needed([self.sum.value])
         self.after = self.program.needed([store.value for store in self.program.stores])
@@ -115,23 +114,18 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.program
         count, rows = prod(spec.outer), s.rows
-        many = f"{len(program.notes)} nodes in one kernel" if len(program.notes) != 1 else "node"
         threads = "threads" if s.lanes > 1 else "thread"
         backwards = " from their ends" if spec.reverse else ""
         details = [f"{count} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
-        more = [] if self.sum.operator else ["reduce.cuh"]
-        more += ["memory.cuh", "scan.cuh"] if s.lanes > 1 else ["memory.cuh"]
-        heading(w, f"{spec.name}: {many}", program, headers(program, *more), details)
-        signature(w, spec.name, s.lanes * rows, self.pointers.parameters())
+        w.parameters += self.pointers.parameters()
         self._place(count, rows)
         self._row_values()
         if s.lanes == 1:
             self._alone()
         else:
             self._together()
-        w.close()
         blocks = -(-count // rows)
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.lanes * rows, 1, 1), 0, s.lanes > 1)
+        return w.source(program, details, blocks=blocks, threads=s.lanes * rows, barriers=s.lanes > 1)
 
     def _place(self, count: int, rows: int) -> None:
         w, s = self.w, self.s

@@ -15,7 +15,7 @@ from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, leader, linear, memory_order, rebase
-from codegen.kernel import block_number, headers, heading, signature
+from codegen.kernel import block_number
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -82,11 +82,8 @@ class _Renderer:
         w, spec, threads = self.w, self.spec, self.s.threads
         outer = [d for d in range(len(spec.shape)) if d not in spec.axes]
         count = prod(spec.shape[d] for d in outer)
-        many = f"{len(self.program.notes)} nodes in one kernel" if len(self.program.notes) != 1 else "node"
         details = f"{prod(spec.shape)} updates of {spec.size} places" + (", walked by a thread" if self.walks else "")
-        headings = headers(self.program, "reduce.cuh" if self.walks else "scatter.cuh")
-        heading(w, f"{spec.name}: {many}", self.program, headings, [details])
-        signature(w, spec.name, threads, self.body.pointers.parameters()[:-1])
+        del w.parameters[-1]  # what is updated is both read and written
         block = block_number(self.s.itype)
         w.line(f"const {self.s.itype} i = {block} * {threads} + threadIdx.x;")
         if count % threads:
@@ -96,11 +93,10 @@ class _Renderer:
             self._walk(outer)
         else:
             self._update({**dict(enumerate(self._split("i", spec.shape)))})
-        w.close()
         operands = len(self.program.loads) + len(self.program.tables)
         blocks = -(-count // threads)
         zeroed = () if self.walks else ((operands, spec.elements * self._stored.dtype.itemsize),)
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (threads, 1, 1), zeroed=zeroed)
+        return w.source(self.program, [details], blocks=blocks, threads=threads, zeroed=zeroed)
 
     @property
     def _stored(self) -> Operand:

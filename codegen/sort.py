@@ -15,8 +15,7 @@ from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
-from codegen.kernel import Pointers, block_number, constant, headers, heading, locate, parameter, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, Pointers, block_number, constant, locate, parameter
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
@@ -128,13 +127,13 @@ class _Renderer:
         self.program = self.spec.program
         #: what rows are sorted by
         self.key = self.program.reductions[0].value
-        self.names = Names()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         self.order = None if spec.order is None else self.names.unique(spec.order.name)
         self.emitter = Emitter(self.program, self.names)
         #: writes what a sorted element is made of, beside what else is made there
         self.again = Emitter(self.program, self.names)
-        self.w = Writer()
         self.before = self.program.needed([self.key])
         self.after = self.program.needed([store.value for store in self.program.stores])
         self.word = "sort::Wide" if word_bytes(ctype_of(self.program, self.key)) == 16 else "uint64"
@@ -144,15 +143,11 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.program
         rows, threads = prod(spec.outer), s.lanes if spec.merged else s.lanes * s.rows
-        many = f"{len(program.notes)} nodes in one kernel" if len(program.notes) != 1 else "node"
-        title = f"{spec.name}: {many}"
-        heading(w, title, program, headers(program, "memory.cuh", "sort.cuh"), [self._detail(rows)])
-        signature(w, spec.name, threads, self._parameters())
+        w.parameters += self._parameters()
         blocks = self._merged(rows) if spec.merged else self._sorted(rows)
-        w.close()
         if not spec.keep:
             blocks = 0
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (threads, 1, 1), 0, s.lanes > 1)
+        return w.source(program, [self._detail(rows)], blocks=blocks, threads=threads, barriers=s.lanes > 1)
 
     def _detail(self, rows: int) -> str:
         spec, s = self.spec, self.s

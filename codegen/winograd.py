@@ -14,8 +14,7 @@ from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
-from codegen.kernel import headers, heading, parameter, signature, title
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -79,8 +78,8 @@ FAMILY = Family("winograd", WinogradSpec, (Form("winograd", WinogradSchedule, sc
 
 class _Renderer:
     def __init__(self, spec: WinogradSpec, schedule: WinogradSchedule) -> None:
-        self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Writer()
-        self.names = Names()
+        self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Kernel(spec.name)
+        self.names = self.w.names
         self.source = self.names.unique(spec.source.name)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, "float", "float")
         self.subscript = "[e]" if schedule.width > 1 else ""
@@ -94,20 +93,15 @@ class _Renderer:
             f"Winograd F({spec.tile}x{spec.tile},3x3), {spec.transform} transform: {before} x {before} -> "
             f"{after} x {after}, {each} a thread"
         ]
-        strip = ["strip.cuh"] if s.width > 1 and spec.window else []
-        needed = headers(program, "memory.cuh", "winograd.cuh", *strip)
-        heading(w, title(spec.name, program), program, needed, details)
-        parameters = [parameter(spec.source, self.source), *self.epilogue.pointers.parameters()]
-        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
-        signature(w, spec.name, s.threads, parameters, 1)
+        w.parameters += [parameter(spec.source, self.source), *self.epilogue.pointers.parameters()]
         position = self._locate()
         self.epilogue.scalars()
         self._read(position)
         self._transform()
         self._write(position)
-        w.close()
         blocks = -(-self._threads() // s.threads)
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1))
+        # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
+        return w.source(program, details, blocks=blocks, threads=s.threads, blocks_per_sm=1)
 
     def _threads(self) -> int:
         return prod(self.spec.space[:4]) // self.s.width

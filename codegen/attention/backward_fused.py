@@ -111,8 +111,6 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule
 
 
 class _Fused(Renderer):
-    more_headers = ("turns.cuh",)
-
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule) -> None:
         cols, stages, apart = schedule.cols, schedule.stages, schedule.apart
         super().__init__(spec, AttentionBackwardWgmmaSchedule(GROUPS, cols, stages, apart=apart))

@@ -13,16 +13,16 @@ from math import prod
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.fragments import check_types, random_headers
+from codegen.attention.fragments import check_types
 from codegen.attention.mma import PAD, STAGES, WARP_ROWS, add_products, copied_together, copy, multiply
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import columns as padded
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, shared_memory, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -45,9 +45,16 @@ class AttentionBackwardMmaSchedule(Schedule):
         return WARP_ROWS * self.warps
 
 
-def _bytes(spec: AttentionBackwardSpec, s: AttentionBackwardMmaSchedule) -> int:
-    row = 2 * (padded(spec.attention.depth) + padded(spec.attention.width) + 2 * PAD)
-    return row * (s.height + STAGES * s.cols) + (0 if spec.queries else 8 * STAGES * s.cols)
+def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardMmaSchedule, element: str = "float16") -> Buffers:
+    """Returns what a block has in shared memory, of elements of 16 bits."""
+    depth, width = padded(spec.attention.depth), padded(spec.attention.width)
+    held, brought = (("queries", "losses"), ("keys", "values"))[:: 1 if spec.queries else -1]
+    rows = [Buffer(name, element, (s.height, n), pad=PAD, align=VECTORS) for name, n in zip(held, (depth, width))]
+    rows += [
+        Buffer(name, element, (s.cols, n), STAGES, pad=PAD, align=VECTORS) for name, n in zip(brought, (depth, width))
+    ]
+    numbers = () if spec.queries else ("lse", "row_dot")
+    return Buffers((*rows, *(Buffer(name, "float", (s.cols,), STAGES, align=VECTORS) for name in numbers)))
 
 
 def _registers(spec: AttentionBackwardSpec, cols: int) -> int:
@@ -80,7 +87,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     found = []
     for warps, cols in preferred:
         s = AttentionBackwardMmaSchedule(warps, min(cols, padded(spec.cols)), heads)
-        if _registers(spec, s.cols) <= HELD and _bytes(spec, s) <= target.arch.shared_bytes_per_block:
+        if _registers(spec, s.cols) <= HELD and buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
             found.append(s)
     if not found:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
@@ -107,7 +114,8 @@ class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
         a = self.a
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.arguments = [self.names.unique(op.name) for op in spec.arguments]
         self.lse, self.row_dot = self.arguments[4:]
         top = linear([("r0", 1), ("warp", WARP_ROWS)])
@@ -137,20 +145,10 @@ class _Renderer:
             f"for {s.height} {spec.over} a block, {WARP_ROWS} a warp, tiles of {s.cols} of the others in "
             f"{STAGES} stages (cp.async)",
         ]
-        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
-        needed = headers(program, *more, *random_headers(a), programs=[a.weight])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
-        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
-        parameters += self.scores.parameters()
-        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
-        signature(w, spec.name, self.threads, parameters)
-        with shared_memory(w):
-            for what, rows in self.held:
-                w.line(f"alignas(16) {self.element} {what}[{s.height}][{rows.padded + PAD}];")
-            for what, rows in self.brought:
-                w.line(f"alignas(16) {self.element} {what}[{STAGES}][{s.cols}][{rows.padded + PAD}];")
-            if not spec.queries:
-                w.line(f"alignas(16) float lse[{STAGES}][{s.cols}], row_dot[{STAGES}][{s.cols}];")
+        w.parameters += [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        w.parameters += self.scores.parameters()
+        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        w.share(buffers(spec, s, self.element))
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -175,16 +173,13 @@ class _Renderer:
         ):
             if op is not None:
                 self.scores.store(sums, op, next(names), elements, width, factor)
-        w.close()
-        passed = len(spec.arguments) + len(a.loads) + len(spec.written)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (self.tiles * self.batches, 1, 1),
-            (self.threads, 1, 1),
-            _bytes(spec, s),
-            uses_barriers=True,
-            parameters=tuple(range(passed)),
+        return w.source(
+            program,
+            details,
+            blocks=self.tiles * self.batches,
+            threads=self.threads,
+            barriers=True,
+            arguments=range(len(w.parameters)),
         )
 
     def _copy(self, rows: _Rows, what: str, first: str, size: int) -> None:

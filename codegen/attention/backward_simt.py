@@ -12,11 +12,11 @@ from math import e, log2, prod
 from codegen.attention.backward_scores import BackwardScores, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.scores import guard, kernel_details, stored
+from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
-from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, converted, parameter
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -36,10 +36,17 @@ class AttentionBackwardSimtSchedule(Schedule):
         return WARPS * self.rows
 
 
-def _bytes(spec: AttentionBackwardSpec, rows: int) -> int:
-    size = 8 if spec.program.real == "double" else 4
-    elements = spec.attention.depth + spec.attention.width
-    return size * (WARPS * rows * elements + LANES * (elements + 2))
+def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardSimtSchedule) -> Buffers:
+    """Returns what a block has in shared memory."""
+    real, deep, wide = spec.program.real, spec.attention.depth, spec.attention.width
+    return Buffers(
+        (
+            Buffer("held_first", real, (s.height, deep)),
+            Buffer("held_second", real, (s.height, wide)),
+            Buffer("other_first", real, (LANES, deep), pad=1, note="a column is spread over all banks"),
+            Buffer("other_second", real, (LANES, wide), pad=1),
+        )
+    )
 
 
 def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tuple[AttentionBackwardSimtSchedule, ...]:
@@ -49,7 +56,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target | None = None) -> tupl
     a = spec.attention
     each = -(-a.depth // LANES) * (spec.first is not None) + -(-a.width // LANES) * (spec.second is not None)
     found = [AttentionBackwardSimtSchedule(n) for n in (4, 2, 1) if n * each <= MOST_ELEMENTS]
-    found = [s for s in found if _bytes(spec, s.rows) <= MOST_SHARED]
+    found = [s for s in found if buffers(spec, s).bytes <= MOST_SHARED]
     if not found:
         raise Declined(f"32 keys of {a.depth} and values of {a.width} elements do not fit shared memory")
     return tuple(found)
@@ -63,7 +70,8 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule)
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
         self.spec, self.s, self.a = spec, schedule, spec.attention
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         q, k, v, loss, self.lse, self.row_dot = (self.names.unique(op.name) for op in spec.arguments)
         self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
         self.scores = BackwardScores(self.w, spec, self.names, schedule.height, LANES)
@@ -79,16 +87,10 @@ class _Renderer:
             *kernel_details(a),
             f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
         ]
-        needed = headers(program, "math.cuh", "memory.cuh", "shared.cuh", "attention.cuh", programs=[a.weight])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
-        parameters = [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
-        parameters += self.scores.parameters()
-        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
-        signature(w, spec.name, WARPS * LANES, parameters)
-        with shared_memory(w):
-            w.line(f"{real} held_first[{s.height}][{a.depth}], held_second[{s.height}][{a.width}];")
-            w.line(f"{real} other_first[{LANES}][{a.depth + 1}];  // a column is spread over all banks")
-            w.line(f"{real} other_second[{LANES}][{a.width + 1}];")
+        w.parameters += [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
+        w.parameters += self.scores.parameters()
+        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
         w.line(f"const {real} unit = {literal(a.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.height)
@@ -117,16 +119,13 @@ class _Renderer:
                 w.line("__syncthreads();")
                 self._tile()
         self._results()
-        w.close()
-        passed = len(spec.arguments) + len(a.loads) + len(spec.written)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (tiles * prod(spec.batch), 1, 1),
-            (WARPS * LANES, 1, 1),
-            _bytes(spec, s.rows),
-            uses_barriers=True,
-            parameters=tuple(range(passed)),
+        return w.source(
+            program,
+            details,
+            blocks=tiles * prod(spec.batch),
+            threads=WARPS * LANES,
+            barriers=True,
+            arguments=range(len(w.parameters)),
         )
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:

@@ -16,14 +16,12 @@ from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_producer import NUMBERS, Producer
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, registers, shared_bytes
-from codegen.attention.fragments import random_headers
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates, panels
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter
 from codegen.spec import KernelSource, TensorMap
 
 
@@ -52,7 +50,8 @@ class Renderer(Producer):
         self.spec, self.s, self.a = spec, schedule, spec.attention
         self.registers = registers(spec, schedule)
         a = self.a
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.maps_of = [self.names.unique(op.name, "_map") for op in spec.arguments[:4]]
         self.lse, self.row_dot = (self.names.unique(op.name) for op in spec.arguments[4:])
         top = linear([("r0", 1), ("group", ROWS if schedule.groups > 1 else 0)])
@@ -94,18 +93,12 @@ class Renderer(Producer):
     def render(self) -> KernelSource:
         w, s, spec, a = self.w, self.s, self.spec, self.a
         program = a.program
-        shapes = dict.fromkeys(self._shapes())
         details = [
             *kernel_details(a),
             f"for {s.height} {spec.over} a block, tiles of {s.cols} of the others in {s.stages} stages filled by TMA, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}",
         ]
-        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        needed = headers(program, *more, *self.more_headers, "attention.cuh", *random_headers(a), programs=[a.weight])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes", program, needed, details)
-        for n in shapes:
-            w.line(f"FUSEGRAPH_WGMMA({n})")
-        w.line()
+        w.macros |= dict.fromkeys(f"FUSEGRAPH_WGMMA({n})" for n in self._shapes())
         constant = "const __grid_constant__ TensorMap "
         parameters = [constant + name for name in self.maps_of]
         parameters += [parameter(op, name) for op, name in zip(spec.arguments[4:], (self.lse, self.row_dot))]
@@ -114,32 +107,30 @@ class Renderer(Producer):
         if spec.by_scores is not None:
             parameters.append(parameter(spec.by_scores, self.by_scores, written=True))
         parameters += self._more_parameters()
-        signature(w, spec.name, s.threads, parameters, 1)
+        w.parameters += parameters
         self._shared()
         w.open("if (group < 0)")
         self._producer()
         w.otherwise()
         self._consumer()
         w.close()
-        w.close()
         count = len(spec.arguments) + len(a.loads)
         passed: list[int | TensorMap] = [*self.maps, *range(4, count)]
         passed += [r.map or count + n for n, r in enumerate(self.results)]
         if spec.by_scores is not None:
             passed.append(count + len(self.results))
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (min(self.tiles * self.batches, s.blocks), 1, 1),
-            (s.threads, 1, 1),
-            shared_bytes(spec, s),
-            uses_barriers=True,
-            parameters=tuple(passed),
+        return w.source(
+            program,
+            details,
+            blocks=min(self.tiles * self.batches, s.blocks),
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=1,
+            shared_bytes=shared_bytes(spec, s),
+            arguments=passed,
         )
 
     # ---- what a kernel has that does more (`codegen.attention.backward_fused`)
-
-    more_headers: tuple[str, ...] = ()
 
     def _shapes(self) -> list[int]:
         """Returns columns of products."""

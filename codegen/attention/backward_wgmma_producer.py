@@ -11,8 +11,7 @@ from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
 from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
-from codegen.kernel import shared_memory
-from codegen.naming import Writer
+from codegen.kernel import Kernel, shared_memory
 from codegen.spec import AttentionSpec
 
 NUMBERS = 4  #: Named barriers of warpgroups and of who brings them numbers of queries begin here, others at 1.
@@ -32,7 +31,7 @@ class Producer:
     head        the batch dimension over which results of keys are summed up; or empty.
     """
 
-    w: Writer
+    w: Kernel
     spec: AttentionBackwardSpec
     s: AttentionBackwardWgmmaSchedule
     a: AttentionSpec

@@ -39,12 +39,6 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
 SCORE = "s[j + f * 2 + e]"
 
 
-def random_headers(spec: AttentionSpec) -> list[str]:
-    """Returns the device headers for random numbers, if a spec has such as can be made sixteen at a time."""
-    random = None if spec.weight is None else random_words(spec.weight)
-    return ["attention_random.cuh"] if random is not None and random.together else []
-
-
 def factored(program: Program) -> int | None:
     """Returns the instruction that multiplies every product, before anything else is done with it, with the same
     number.

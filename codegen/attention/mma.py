@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.attention.computed import Rows, RowsPrologue
-from codegen.attention.fragments import ScoreFragments, check_types, random_headers
+from codegen.attention.fragments import ScoreFragments, check_types
 from codegen.attention.scores import (
     all_arguments,
     approximated,
@@ -21,12 +21,13 @@ from codegen.attention.scores import (
     kernel_details,
     merged,
 )
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, shared_memory, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter
+from codegen.naming import Writer
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
 
@@ -63,9 +64,16 @@ def _padded(elements: int) -> int:
     return -(-elements // 16) * 16
 
 
-def _bytes(spec: AttentionSpec, s: AttentionMmaSchedule) -> int:
-    deep, wide = (_padded(n) + PAD for n in (spec.depth, spec.width))
-    return 2 * (s.rows * deep + STAGES * s.keys * (deep + wide))
+def buffers(spec: AttentionSpec, s: AttentionMmaSchedule, element: str = "float16") -> Buffers:
+    """Returns what a block has in shared memory, of elements of 16 bits."""
+    deep, wide = _padded(spec.depth), _padded(spec.width)
+    return Buffers(
+        (
+            Buffer("queries", element, (s.rows, deep), pad=PAD, align=VECTORS),
+            Buffer("keys", element, (s.keys, deep), STAGES, pad=PAD, align=VECTORS),
+            Buffer("values", element, (s.keys, wide), STAGES, pad=PAD, align=VECTORS),
+        )
+    )
 
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule, ...]:
@@ -91,7 +99,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
     for warps, keys in preferred:
         s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, producer_warps)
         held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
-        if held <= HELD and _bytes(spec, s) <= target.arch.shared_bytes_per_block:
+        if held <= HELD and buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
             found.append(s)
     if not found:
         raise Declined(f"the sums of {tall} elements do not fit the registers of a warp")
@@ -106,7 +114,8 @@ def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionMmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.arguments = argument_names(spec, self.names)
         top = linear([("m0", 1), ("warp", WARP_ROWS if schedule.warps > 1 else 0)])
         self.scores = ScoreFragments(self.w, spec, self.names, schedule.keys, top, WARP_ROWS, schedule.rows)
@@ -128,18 +137,11 @@ class _Renderer:
             *kernel_details(spec),
             f"{s.rows} queries a block, {WARP_ROWS} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
         ]
-        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "fragments.cuh", "pipeline.cuh", "attention.cuh"]
-        needed = headers(program, *more, *random_headers(spec), programs=[spec.weight, spec.epilogue])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
-        parameters = argument_parameters(spec, self.arguments)
-        parameters += self.scores.parameters()
-        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
-        signature(w, spec.name, self.threads, parameters)
+        w.parameters += argument_parameters(spec, self.arguments)
+        w.parameters += self.scores.parameters()
+        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
         t = self.element
-        with shared_memory(w):
-            w.line(f"alignas(16) {t} queries[{s.rows}][{self.deep + PAD}];")
-            w.line(f"alignas(16) {t} keys[{STAGES}][{s.keys}][{self.deep + PAD}];")
-            w.line(f"alignas(16) {t} values[{STAGES}][{s.keys}][{self.wide + PAD}];")
+        w.share(buffers(spec, s, t))
         w.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
         first_row = linear([("warp", WARP_ROWS), ("lane / 4", 1)])
         w.line(f"const int row = {first_row};  // of a thread's first result in the tile")
@@ -195,16 +197,13 @@ class _Renderer:
             w.line(f"if (warp >= {s.warps}) return;")
         self.scores.finish(self.written[-1] if spec.stats is not None else "")
         self.scores.store(self.written[0], self.wide)
-        w.close()
-        passed = len(spec.read) + len(spec.loads) + len(spec.written)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (self.tiles * self.batches, 1, 1),
-            (self.threads, 1, 1),
-            _bytes(spec, s),
-            uses_barriers=True,
-            parameters=tuple(range(passed)),
+        return w.source(
+            program,
+            details,
+            blocks=self.tiles * self.batches,
+            threads=self.threads,
+            barriers=True,
+            arguments=range(len(w.parameters)),
         )
 
     def _fill(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import e, log2, prod
 
 from codegen.attention.computed import Rows, RowsPrologue
-from codegen.attention.ranges import Ranges
 from codegen.attention.scores import (
     Scores,
     all_arguments,
@@ -21,12 +20,12 @@ from codegen.attention.scores import (
     sink_value,
     stored,
 )
+from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
 from codegen.iteration import linear
-from codegen.kernel import converted, headers, heading, parameter, shared_memory, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, converted, parameter
 from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
 
@@ -46,15 +45,22 @@ class AttentionSimtSchedule(Schedule):
         return WARPS * self.queries
 
 
-def _bytes(spec: AttentionSpec, queries: int) -> int:
-    size = 8 if spec.program.real == "double" else 4
-    return size * (WARPS * queries * spec.depth + LANES * (spec.depth + 1 + spec.width))
+def buffers(spec: AttentionSpec, s: AttentionSimtSchedule) -> Buffers:
+    """Returns what a block has in shared memory."""
+    real = spec.program.real
+    return Buffers(
+        (
+            Buffer("queries", real, (s.rows, spec.depth)),
+            Buffer("keys", real, (LANES, spec.depth), pad=1, note="a column is spread over all banks"),
+            Buffer("values", real, (LANES, spec.width)),
+        )
+    )
 
 
 def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
     """Returns schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
     found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
-    found = [s for s in found if _bytes(spec, s.queries) <= MOST_SHARED]
+    found = [s for s in found if buffers(spec, s).bytes <= MOST_SHARED]
     if not found:
         raise Declined(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
     return tuple(found)
@@ -68,7 +74,8 @@ def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.arguments = argument_names(spec, self.names)
         self.scores = Scores(self.w, spec, self.names, LANES)
         for epilogue in (self.scores.edge, self.scores.inner):
@@ -83,18 +90,10 @@ class _Renderer:
         w, s, spec, real = self.w, self.s, self.spec, self.real
         program = approximated(spec)
         details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
-        more = ["math.cuh", "memory.cuh", "shared.cuh", "reduce.cuh"]
-        more += ["extent.cuh"] if Ranges.intervals(spec) else []
-        needed = headers(program, *more, programs=[spec.weight, spec.epilogue])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
-        parameters = argument_parameters(spec, self.arguments)
-        parameters += self.scores.parameters()
-        parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
-        signature(w, spec.name, WARPS * LANES, parameters)
-        with shared_memory(w):
-            w.line(f"{real} queries[{s.rows}][{spec.depth}];")
-            w.line(f"{real} keys[{LANES}][{spec.depth + 1}];  // a column is spread over all banks")
-            w.line(f"{real} values[{LANES}][{spec.width}];")
+        w.parameters += argument_parameters(spec, self.arguments)
+        w.parameters += self.scores.parameters()
+        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
         w.line(f"const {real} unit = {literal(spec.scale * log2(e), real)};  // of a score, to base 2")
         tiles = -(-spec.rows // s.rows)
@@ -114,16 +113,13 @@ class _Renderer:
             w.line("__syncthreads();")
             self._tile()
         self._results()
-        w.close()
-        passed = len(spec.read) + len(spec.loads) + len(spec.written)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (tiles * prod(spec.batch), 1, 1),
-            (WARPS * LANES, 1, 1),
-            _bytes(spec, s.queries),
-            uses_barriers=True,
-            parameters=tuple(range(passed)),
+        return w.source(
+            program,
+            details,
+            blocks=tiles * prod(spec.batch),
+            threads=WARPS * LANES,
+            barriers=True,
+            arguments=range(len(w.parameters)),
         )
 
     def _fill(

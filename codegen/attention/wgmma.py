@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from codegen.attention.computed import Rows, RowsPrologue
-from codegen.attention.fragments import ScoreFragments, random_headers
+from codegen.attention.fragments import ScoreFragments
 from codegen.attention.listing import Listing
 from codegen.attention.scores import approximated, argument_names, kernel_details, merged
 from codegen.attention.wgmma_results import AttentionResults
@@ -34,8 +34,7 @@ from codegen.attention.wgmma_schedule import (
 )
 from codegen.declined import Declined
 from codegen.iteration import linear
-from codegen.kernel import headers, heading, parameter, signature
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter
 from codegen.spec import AttentionSpec, KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
@@ -50,7 +49,8 @@ def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSourc
 class _Renderer(AttentionResults):
     def __init__(self, spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         arguments = argument_names(spec, self.names)
         self.q, self.k, self.v = (name and self.names.unique(name, "_map") for name in arguments[:3])
         self.sink = arguments[-1] if spec.sink is not None else ""
@@ -108,13 +108,7 @@ class _Renderer(AttentionResults):
             f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA, {s.groups} consumer "
             f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k{self.step}, m64n{self.width}k{self.step})",
         ]
-        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        more += ["turns.cuh"] * bool(self.order)
-        needed = headers(program, *more, "attention.cuh", *random_headers(spec), programs=[spec.weight, spec.epilogue])
-        heading(w, f"{spec.name}: {len(program.notes)} nodes in one kernel", program, needed, details)
-        for n in dict.fromkeys((s.keys, self.width)):
-            w.line(f"FUSEGRAPH_WGMMA({n})")
-        w.line()
+        w.macros |= dict.fromkeys(f"FUSEGRAPH_WGMMA({n})" for n in (s.keys, self.width))
         constant = "const __grid_constant__ TensorMap "
         parameters = [constant + name for name in (self.q, self.k, self.v) if name]
         parameters += [parameter(op, name) for op, name in zip(spec.arguments[3:], self.pointers)]
@@ -124,14 +118,13 @@ class _Renderer(AttentionResults):
         if self.order:
             assert spec.order is not None
             parameters.append(parameter(spec.order, self.order, written=True))
-        signature(w, spec.name, s.threads, parameters, 1)
+        w.parameters += parameters
         self._shared()
         self._barriers()
         w.open("if (group < 0)")
         self._producer()
         w.otherwise()
         self._consumer()
-        w.close()
         w.close()
         out = len(spec.read) + len(spec.loads)
         passed: list[int | TensorMap] = [*self.maps, *range(len(self.maps), out)]
@@ -141,14 +134,15 @@ class _Renderer(AttentionResults):
         if self.order:
             passed.append(out + len(spec.written))
             zeroed = ((out + len(spec.written), 4),)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (min(work, s.blocks), 1, 1),
-            (s.threads, 1, 1),
-            shared_bytes(spec, s),
-            uses_barriers=True,
-            parameters=tuple(passed),
+        return w.source(
+            program,
+            details,
+            blocks=min(work, s.blocks),
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=1,
+            shared_bytes=shared_bytes(spec, s),
+            arguments=passed,
             zeroed=zeroed,
         )
 

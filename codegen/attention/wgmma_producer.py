@@ -11,8 +11,7 @@ from codegen.attention.fragments import ScoreFragments
 from codegen.attention.listing import Listing
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
-from codegen.kernel import shared_memory
-from codegen.naming import Writer
+from codegen.kernel import Kernel, shared_memory
 from codegen.spec import AttentionSpec, TensorMap
 
 #: So many tiles of keys are met in less time than it takes to look at further queries.
@@ -37,7 +36,7 @@ class Producer:
     prologue       what computes queries, which the consumers do then; or None.
     """
 
-    w: Writer
+    w: Kernel
     spec: AttentionSpec
     s: AttentionWgmmaSchedule
     scores: ScoreFragments

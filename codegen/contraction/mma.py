@@ -14,8 +14,7 @@ from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_byt
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import linear, signed_index_type
-from codegen.kernel import headers, heading, shared_memory, signature, title
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, shared_memory
 from codegen.partials import PartialNames, Partials, Sink
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
@@ -37,8 +36,8 @@ class _Renderer:
         parts = self.parts
         if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
             raise Declined(f"{s.threads} threads cannot fill tiles of {s.tile_m} rows and {s.tile_n} columns")
-        self.w, self.t = Writer(), self._index_type()
-        self.names = Names()
+        self.w, self.t = Kernel(spec.name), self._index_type()
+        self.names = self.w.names
         common = (parts.depth, s.tile_k, s.threads)
         a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
         b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
@@ -85,14 +84,8 @@ class _Renderer:
         ]
         if s.split_k > 1:
             details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
-        more = ["memory.cuh", "shared.cuh", "async_copy.cuh", "mma.cuh", "pipeline.cuh", "fragments.cuh"]
-        more += ["cluster.cuh"] if s.split_k > 1 else []
-        more += ["reduce.cuh"] if self.partials else []
-        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, title(spec.name, program), program, needed, details)
-        parameters = [text for side in self.sides for text in side.prologue.parameters()]
-        parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
-        signature(w, spec.name, s.threads, parameters, 1)
+        w.parameters += [text for side in self.sides for text in side.prologue.parameters()]
+        w.parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
         self._shared()
         self._place()
         for side in self.sides:
@@ -104,16 +97,15 @@ class _Renderer:
         if s.split_k > 1:
             self._exchange()
         self._results()
-        w.close()
-        dynamic = shared_bytes(self.parts, s)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (self.blocks * s.split_k, 1, 1),
-            (s.threads, 1, 1),
-            dynamic if self.staging or s.split_k > 1 else ring_bytes(self.parts, s),
-            uses_barriers=True,
-            cluster=(s.split_k, 1, 1),
+        return w.source(
+            program,
+            details,
+            blocks=self.blocks * s.split_k,
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=1,
+            shared_bytes=(shared_bytes if self.staging or s.split_k > 1 else ring_bytes)(self.parts, s),
+            cluster=s.split_k,
         )
 
     def _shared(self) -> None:

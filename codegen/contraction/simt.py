@@ -15,8 +15,7 @@ from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, schedules
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.iteration import coordinates, linear
-from codegen.kernel import headers, heading, locate, signature, title
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, locate
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 
@@ -30,7 +29,8 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: SimtSchedule) -> None:
         self.spec, self.s, self.t = merged(spec), schedule, schedule.itype
         given, spec = spec, self.spec
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         a = Prologue(self.w, spec.a, self.names, "a")
         b = Prologue(self.w, spec.b, self.names, "b", spec.others)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, spec.accumulate, spec.result)
@@ -52,12 +52,8 @@ class _Renderer:
             f"{sizes}{self.m} x {self.n} sums of {self.k} products in {spec.accumulate}; "
             f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
-        more = ["memory.cuh", *(["reduce.cuh"] if self.partials else [])]
-        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, title(spec.name, program), program, needed, details)
-        parameters = [text for side in (self.a, self.b) for text in side.prologue.parameters()]
-        parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
-        signature(w, spec.name, s.threads, parameters, s.blocks)
+        w.parameters += [text for side in (self.a, self.b) for text in side.prologue.parameters()]
+        w.parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
         blocks = locate(
             w,
             self.t,
@@ -80,9 +76,8 @@ class _Renderer:
             with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
                 self._mainloop()
         self._results()
-        w.close()
         barriers = self.k > 0 or bool(self.partials)
-        return KernelSource(spec.name, w.text(), (blocks, 1, 1), (s.threads, 1, 1), uses_barriers=barriers)
+        return w.source(program, details, blocks=blocks, threads=s.threads, barriers=barriers, blocks_per_sm=s.blocks)
 
     # ---- multiply
 

@@ -31,8 +31,7 @@ from codegen.contraction.wgmma_results import ContractionResults
 from codegen.contraction.wgmma_schedule import adds_up_stages, element_bytes, operand_types
 from codegen.epilogue import Epilogue
 from codegen.iteration import extent, linear, signed_index_type
-from codegen.kernel import headers, heading, parameter, shared_memory, signature, title
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, parameter, shared_memory
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
@@ -53,7 +52,8 @@ class _Renderer(Producer, ContractionResults):
         #: whether the sums of each stage are added up in float32
         self.adds_up = adds_up_stages(spec, self.types)
         self.layout = Layout(spec, self.parts, schedule)
-        self.names, self.w = Names(), Writer()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.itemsize = element_bytes(self.types)
         self.t = self._index_type()
         a, b = (
@@ -137,21 +137,7 @@ class _Renderer(Producer, ContractionResults):
             details.append("ping-pong consumers: each computes every second tile of the block")
         if s.split_k > 1:
             details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
-        more = ["memory.cuh", "shared.cuh", "mbarrier.cuh", "tma.cuh", "warpgroup.cuh", "wgmma.cuh", "pipeline.cuh"]
-        if s.split_k > 1:
-            more.append("cluster.cuh")
-        if s.gather:
-            more.insert(-1, "async_copy.cuh")
-        if self.carries_anywhere:
-            more.append("carry.cuh")
-        if self.computed is not None:
-            more.append("computed.cuh")
-        if self.partials:
-            more.append("reduce.cuh")
-        needed = headers(program, *more, programs=(spec.a.program, spec.b.program))
-        heading(w, title(spec.name, program), program, needed, details)
-        w.line(f"FUSEGRAPH_WGMMA({self.columns})")
-        w.line()
+        w.macros[f"FUSEGRAPH_WGMMA({self.columns})"] = None
         names, maps = self.epilogue.pointers, layout.maps
         store_maps = [self.names.unique(op.name, "_map") for op in layout.stores]
         a_map, *b_maps = (self.names.unique(name, "_map") for name in (self.a, *self.seconds))
@@ -177,8 +163,7 @@ class _Renderer(Producer, ContractionResults):
             parameters += [GRID_CONSTANT + name for name in store_maps]
         parameters += self.partials.parameters()
         self.a_map, self.b_maps, self.store_maps = a_map, b_maps, store_maps
-        self.parameters = parameters
-        signature(w, spec.name, s.threads, parameters, 1)
+        w.parameters += parameters
         self._shared()
         self._barriers()
         w.open("if (group < 0)")
@@ -195,7 +180,6 @@ class _Renderer(Producer, ContractionResults):
         w.close()
         if s.split_k > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
-        w.close()
         numbers = iter(range(len(spec.arguments)))
         arguments: list[int | TensorMap] = []
         for side, operands, size in (
@@ -216,15 +200,16 @@ class _Renderer(Producer, ContractionResults):
         written: tuple[int | TensorMap, ...] = maps or tuple(outputs)
         written += tuple(range(outputs.stop, outputs.stop + len(spec.partials)))
         blocks = self.work * s.split_k if s.split_k > 1 else min(self.work, s.blocks)
-        return KernelSource(
-            spec.name,
-            w.text(),
-            (blocks, 1, 1),
-            (s.threads, 1, 1),
-            self._shared_bytes(),
-            uses_barriers=True,
-            parameters=(*arguments, *read, *written),
-            cluster=(s.split_k, 1, 1),
+        return w.source(
+            program,
+            details,
+            blocks=blocks,
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=1,
+            shared_bytes=self._shared_bytes(),
+            arguments=(*arguments, *read, *written),
+            cluster=s.split_k,
         )
 
     def _bringers(self) -> str:
@@ -309,7 +294,7 @@ class _Renderer(Producer, ContractionResults):
     def _barriers(self) -> None:
         w, s = self.w, self.s
         with w.block("if (threadIdx.x == 0)"):
-            for described in (p.removeprefix(GRID_CONSTANT) for p in self.parameters if p.startswith(GRID_CONSTANT)):
+            for described in (p.removeprefix(GRID_CONSTANT) for p in w.parameters if p.startswith(GRID_CONSTANT)):
                 w.line(f"tma_prefetch({described});")
             with w.block(f"for (int i = 0; i < {s.stages}; ++i)"):
                 copied = int(

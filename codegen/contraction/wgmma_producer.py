@@ -7,7 +7,7 @@ from math import prod
 from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
 from codegen.epilogue import Epilogue
 from codegen.iteration import coordinate, coordinates, linear, long
-from codegen.naming import Writer
+from codegen.kernel import Kernel
 from codegen.operands import ROW_BYTES, Brought, Gathered, MappedOperand, OperandTiles
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
@@ -22,7 +22,7 @@ class Producer:
     spec: ContractionSpec
     s: WgmmaSchedule
     parts: OperandTiles
-    w: Writer
+    w: Kernel
     #: C names of operand A, and of the tensor maps of the first and the operands B
     a: str
     a_map: str

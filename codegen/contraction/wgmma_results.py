@@ -12,7 +12,8 @@ from codegen.contraction.wgmma_producer import tidy
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
 from codegen.iteration import coordinates, extent, linear, long, unsigned
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel
+from codegen.naming import Names
 from codegen.operands import OperandTiles
 from codegen.spec import ContractionSpec
 
@@ -26,7 +27,7 @@ class ContractionResults:
     spec: ContractionSpec
     s: WgmmaSchedule
     parts: OperandTiles
-    w: Writer
+    w: Kernel
     names: Names
     layout: Layout
     epilogue: Epilogue

@@ -9,26 +9,22 @@ from codegen.direct_convolution.schedule import DirectConvolutionSchedule
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue
 from codegen.iteration import linear, unsigned
-from codegen.kernel import headers, heading, locate, parameter, signature, title
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, locate, parameter
 from codegen.spec import KernelSource
-
-#: C names that the kernels use themselves.
 
 
 class Renderer(ABC):
     """What all forms share: the heading, where a block is, which taps meet which rows."""
 
-    headers: tuple[str, ...] = ("memory.cuh",)
     barriers = True
     dynamic_shared_bytes = 0
 
     def __init__(self, spec: DirectConvolutionSpec, schedule: DirectConvolutionSchedule) -> None:
-        self.spec, self.t, self.w = spec, schedule.itype, Writer()
+        self.spec, self.t, self.w = spec, schedule.itype, Kernel(spec.name)
         #: type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
         self.threads, self.patch_rows = schedule.threads, schedule.rows
-        self.names = Names()
+        self.names = self.w.names
         self.x = self.names.unique(spec.x.name)
         self.weights = self.names.unique(spec.w.name)
         space = (spec.images, spec.groups, spec.filters, *spec.out)
@@ -41,18 +37,16 @@ class Renderer(ABC):
         program = spec.program
         taps = " x ".join(str(n) for n in spec.taps if n > 1 or prod(spec.taps) == 1)
         details = [f"direct convolution, {taps} taps; {self.describe()}"]
-        heading(w, title(spec.name, program), program, headers(program, *self.headers), details)
-        parameters = [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
-        signature(w, spec.name, self.threads, parameters + self.epilogue.pointers.parameters(), self.blocks_per_sm())
-        blocks = self.body()
-        w.close()
-        return KernelSource(
-            spec.name,
-            w.text(),
-            grid=(blocks, 1, 1),
-            block=(self.threads, 1, 1),
-            dynamic_shared_bytes=self.dynamic_shared_bytes,
-            uses_barriers=self.barriers,
+        w.parameters += [parameter(spec.x, self.x), parameter(spec.w, self.weights)]
+        w.parameters += self.epilogue.pointers.parameters()
+        return w.source(
+            program,
+            details,
+            blocks=self.body(),
+            threads=self.threads,
+            barriers=self.barriers,
+            blocks_per_sm=self.blocks_per_sm(),
+            shared_bytes=self.dynamic_shared_bytes,
         )
 
     def blocks_per_sm(self) -> int | None:

@@ -20,8 +20,6 @@ from codegen.iteration import coordinate, linear, unsigned
 
 
 class Ring(Renderer):
-    headers = ("memory.cuh", "async_copy.cuh", "shared.cuh")
-
     def __init__(self, spec: DirectConvolutionSpec, schedule: RingSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule

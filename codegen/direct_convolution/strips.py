@@ -17,7 +17,6 @@ from codegen.iteration import coordinate, linear, unsigned
 
 
 class Strips(Renderer):
-    headers = ("strip.cuh",)
     barriers = False
 
     def __init__(self, spec: DirectConvolutionSpec, schedule: StripsSchedule) -> None:

@@ -18,7 +18,7 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.kernel import Pointers, constant, converted, headers, heading, signature, title, uses
+from codegen.kernel import Kernel, Pointers, constant, converted, uses
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
 
@@ -120,16 +120,14 @@ class Elements:
 
 
 class Body(Elements):
-    """Writes a kernel's head, too."""
+    """Has a kernel of its own, with the program's operands as parameters."""
+
+    w: Kernel
 
     def __init__(self, name: str, program: Program) -> None:
-        super().__init__(Writer(), program, Names())
-        self.name = name
-
-    def head(self, details: Sequence[str], threads: int, header: str = "memory.cuh") -> None:
-        """Writes everything up to the opening brace."""
-        heading(self.w, title(self.name, self.program), self.program, headers(self.program, header), details)
-        signature(self.w, self.name, threads, self.pointers.parameters())
+        kernel = Kernel(name)
+        super().__init__(kernel, program, kernel.names)
+        kernel.parameters += self.pointers.parameters()
 
 
 def vector_type(operand: Operand, count: int) -> str:

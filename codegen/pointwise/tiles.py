@@ -25,8 +25,6 @@ def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
 class Renderer:
     """Writes a kernel in tiles."""
 
-    header = "memory.cuh"
-
     def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
         self.t, self.s = tiling, tiling.schedule
         self.program = tiling.program
@@ -58,7 +56,6 @@ class Renderer:
 
     def render(self) -> KernelSource:
         s, t, w = self.s, self.t, self.w
-        self.body.head(self._notes(), THREADS, self.header)
         operands = self.program.operands
         for n, name in [
             *self.load_tiles.items(),
@@ -87,8 +84,8 @@ class Renderer:
             w.line("__syncthreads();")
         for n, stage in self.turned_stores.items():
             self._turning(n, stage, self._gather)
-        w.close()
-        return KernelSource(self.body.name, w.text(), (blocks if all(t.shape) else 0, 1, 1), (THREADS, 1, 1), 0, True)
+        blocks = blocks if all(t.shape) else 0
+        return w.source(self.program, self._notes(), blocks=blocks, threads=THREADS, barriers=True)
 
     @staticmethod
     def _array(count: int) -> str:

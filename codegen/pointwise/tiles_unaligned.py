@@ -24,8 +24,6 @@ def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
 
 
 class _Renderer(Renderer):
-    header = alignment.HEADER
-
     def _notes(self) -> list[str]:
         return [*super()._notes(), f"rows begin anywhere: vectors are aligned in {self.t.lead.name}"]
 

@@ -90,14 +90,10 @@ class _Renderer:
         s, w = self.s, self.w
         dims = " x ".join(str(size) for size in self.shape)
         plural = "vectors" if s.unroll > 1 else "vector"
-        self.body.head(
-            [
-                f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread",
-                f"rows begin anywhere: vectors are aligned in {self.lead.name}",
-            ],
-            THREADS,
-            alignment.HEADER,
-        )
+        details = [
+            f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread",
+            f"rows begin anywhere: vectors are aligned in {self.lead.name}",
+        ]
         total = prod(self.shape[:-1]) * self.vectors
         block = block_number(s.itype)
         tile = THREADS * s.unroll
@@ -129,9 +125,8 @@ class _Renderer:
                         self._compute(place)
                         if not exact:
                             w.close()
-        w.close()
         blocks = -(-total // tile) if prod(self.shape) else 0
-        return KernelSource(self.body.name, w.text(), (blocks, 1, 1), (THREADS, 1, 1))
+        return w.source(self.program, details, blocks=blocks, threads=THREADS)
 
     def _place(self) -> _Place:
         """Writes where vector ``v`` is."""

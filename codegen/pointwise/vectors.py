@@ -111,10 +111,9 @@ class _Renderer:
         s = self.schedule
         dims = " x ".join(str(size) for size in self.shape)
         plural = "vectors" if s.unroll > 1 else "vector"
-        self.body.head([f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread"], THREADS)
+        details = [f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread"]
         blocks = {"flat": self._flat, "rows": self._rows, "cycles": self._cycles}[s.form]()
-        self.w.close()
-        return KernelSource(self.spec.name, self.w.text(), (blocks if self.total else 0, 1, 1), (THREADS, 1, 1))
+        return self.w.source(self.program, details, blocks=blocks if self.total else 0, threads=THREADS)
 
     def _flat(self) -> int:
         w, s = self.w, self.schedule

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from math import prod
 
 from codegen.iteration import linear, unsigned
-from codegen.kernel import Pointers
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, Pointers
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.schedule import PoolSchedule, is_strip, patch
 from codegen.pool.space import normalize, width
@@ -38,9 +37,9 @@ class Elements:
         self.t = schedule.itype
         #: type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
-        self.names = Names()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
-        self.w = Writer()
         #: constants of elements that are in scope, and how deep
         self._scope: dict[str, int] = {}
         #: C variables: the position of the thread's first window along each outer dimension

@@ -5,8 +5,7 @@ columns, which threads side by side read in vectors and whose folds go to shared
 from __future__ import annotations
 
 from codegen.iteration import unsigned
-from codegen.kernel import block_number
-from codegen.naming import Writer
+from codegen.kernel import Kernel, block_number
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule
 from codegen.pool.space import index_type, normalize
@@ -28,7 +27,6 @@ class PlanesRenderer:
         blocks = -(-count // planes)
         sizes = " x ".join(str(window.count) for _, window in whole.windows)
         many = f"{planes} planes" if planes > 1 else "a plane"
-        whole.begin(f"windows of {sizes}; a block folds {many}, columns first")
         block = block_number(self.s.itype)
         operands = zip(program.operands, (*pointers.loads, *pointers.stores))
         for operand, pointer in operands:
@@ -51,14 +49,14 @@ class PlanesRenderer:
         rows.pointers.loads, rows.pointers.stores = [*pointers.loads, *folds], pointers.stores
         rows.holds = False
         rows.step()
-        w.close()
-        return KernelSource(self.spec.name, w.text(), (blocks, 1, 1), (THREADS, 1, 1), uses_barriers=True)
+        details = f"windows of {sizes}; a block folds {many}, columns first"
+        return whole.source(details, blocks, barriers=True)
 
 
 class _Step(PoolRenderer):
     """A step of a block: its threads take all windows in turn."""
 
-    def __init__(self, spec: PoolSpec, vector: int, w: Writer, ragged: bool) -> None:
+    def __init__(self, spec: PoolSpec, vector: int, w: Kernel, ragged: bool) -> None:
         super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))))
         self.w, self.ragged = w, ragged
 

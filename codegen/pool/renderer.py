@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import aligned, coordinate, linear, unsigned
-from codegen.kernel import block_number, constant, converted, headers, heading, signature, title
+from codegen.kernel import block_number, constant, converted
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
@@ -41,16 +41,13 @@ class PoolRenderer(Elements):
     # ---- structure
 
     def render(self) -> KernelSource:
-        self.begin(self._details())
         threads = self.body()
-        self.w.close()
-        return KernelSource(self.spec.name, self.w.text(), (-(-threads // THREADS), 1, 1), (THREADS, 1, 1))
+        return self.source(self._details(), -(-threads // THREADS))
 
-    def begin(self, details: str) -> None:
-        """Writes everything up to the opening brace."""
-        w, program = self.w, self.program
-        heading(w, title(self.spec.name, program), program, headers(program, "math.cuh", "strip.cuh"), [details])
-        signature(w, self.spec.name, THREADS, self.pointers.parameters())
+    def source(self, details: str, blocks: int, *, barriers: bool = False) -> KernelSource:
+        """Returns the kernel, whose body is complete."""
+        self.w.parameters += self.pointers.parameters()
+        return self.w.source(self.program, [details], blocks=blocks, threads=THREADS, barriers=barriers)
 
     def body(self) -> int:
         """Writes what the threads do; returns how many of them there are."""

@@ -44,11 +44,6 @@ class AlongRenderer(RowsRenderer):
         #: loads in registers that a loop has read
         self._converted: set[int] = set()
 
-    def _headers(self) -> list[str]:
-        s = self.s
-        shared = ["async_copy.cuh" if self._asynchronous() else "shared.cuh"] if s.form == "shared" else []
-        return [*shared, *(["cluster.cuh", "reduce_cluster.cuh"] if s.cluster > 1 else [])]
-
     def _place(self) -> None:
         w, s = self.w, self.s
         block = block_number(s.itype)

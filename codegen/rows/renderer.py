@@ -9,9 +9,8 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
 from codegen.iteration import Coordinates, at_most, linear
-from codegen.kernel import Pointers, constant, converted, headers, heading, signature, title
+from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.l2_policy import streams
-from codegen.naming import Names, Writer
 from codegen.pointwise.body import plus, vector_type
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
@@ -39,10 +38,10 @@ class RowsRenderer(ABC):
         across = schedule.across
         self.stages = Stages(self.space) if across else stages_along(self.space, schedule.form, schedule.vector)
         self.count, self.length = prod(self.space.outer), self.space.length
-        self.names = Names()
+        self.w = Kernel(spec.name)
+        self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         self.emitter = Emitter(self.program, self.names)
-        self.w = Writer()
         #: the C expressions of values with one value a row
         self.terms: dict[Value, str] = {}
         self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
@@ -60,14 +59,18 @@ class RowsRenderer(ABC):
 
     def render(self) -> KernelSource:
         w, s, program = self.w, self.s, self.program
-        needed = headers(program, "memory.cuh", "reduce.cuh", *self._headers())
-        heading(w, title(self.spec.name, program), program, needed, self._details())
-        signature(w, self.spec.name, s.threads, self.pointers.parameters(), s.resident or None)
+        w.parameters += self.pointers.parameters()
         shared = self._body()
-        w.close()
-        grid, cluster = (self._blocks() * s.cluster, 1, 1), (s.cluster, 1, 1)
-        barriers = s.threads > 1 if self.space.walk is not None else s.lanes * s.cluster > 1
-        return KernelSource(self.spec.name, w.text(), grid, (s.threads, 1, 1), shared, barriers, cluster=cluster)
+        return w.source(
+            program,
+            self._details(),
+            blocks=self._blocks() * s.cluster,
+            threads=s.threads,
+            barriers=s.threads > 1 if self.space.walk is not None else s.lanes * s.cluster > 1,
+            blocks_per_sm=s.resident or None,
+            shared_bytes=shared,
+            cluster=s.cluster,
+        )
 
     def _body(self) -> int:
         """Returns the statements of the kernel.  Returns the bytes of its dynamic shared memory."""
@@ -96,10 +99,6 @@ class RowsRenderer(ABC):
         if s.cluster > 1:
             threads += f" in each of {s.cluster} blocks"
         return [f"{self.count} {rows} of {self.length} elements, {stays[s.form]}; {threads}"]
-
-    def _headers(self) -> list[str]:
-        """Returns more device headers."""
-        return []
 
     @abstractmethod
     def _place(self) -> None:

@@ -73,11 +73,6 @@ class WalkRenderer(AlongRenderer):
     def _blocks(self) -> int:
         return self.count // max(self.walked, 1) * self.parts
 
-    def _headers(self) -> list[str]:
-        ring = ["async_copy.cuh"] if self.ahead else []
-        barriers = ["warpgroup.cuh"] if self.s.lanes > 32 and self.s.rows > 1 else []
-        return [*ring, *barriers]
-
     def _details(self) -> list[str]:
         most = -(-self.walked // max(1, self.parts))
         walked = f"A block walks {most} rows, {self.parts} apart, combining their columns meanwhile"

@@ -1,9 +1,9 @@
 // adaptive_avgpool_kernel: 1 node
 //     y = adaptive_avg_pool(x, size=(13, 13))
 // windows of 4 x 4; a block folds 2 planes, columns first
-#include "types.cuh"
-#include "math.cuh"
+#include "memory.cuh"
 #include "strip.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) adaptive_avgpool_kernel(
     const float* __restrict__ x,

@@ -2,9 +2,8 @@
 //     y = add(a, b)
 // 8192 x 8192 elements in tiles of 64 x 64, 4 a vector
 // b: across the tiles in memory, turned in shared memory
-#include "types.cuh"
-#include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) add_transposed_kernel(
     const float* __restrict__ a,

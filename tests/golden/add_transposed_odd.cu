@@ -4,8 +4,8 @@
 // b: across the tiles in memory, turned in shared memory
 // rows begin anywhere: vectors are aligned in y
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
+#include "memory.cuh"
 #include "types.cuh"
-#include "math.cuh"
 #include "unaligned.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) add_transposed_odd_kernel(

@@ -21,14 +21,13 @@
 // 16 x 2048 queries and 2048 keys of 128 elements, values of 128, bfloat16
 // 64 queries a block, 16 a warp, tiles of 64 keys in 2 stages (cp.async)
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
-#include "math.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
 #include "async_copy.cuh"
-#include "fragments.cuh"
-#include "pipeline.cuh"
 #include "attention.cuh"
+#include "fragments.cuh"
+#include "memory.cuh"
+#include "pipeline.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) causal_attention_o_kernel(
     const bfloat16* __restrict__ o_queries,

@@ -1,4 +1,4 @@
-// gradients_dQ_by_queries_sums_kernel: 23 nodes
+// gradients_dQ_by_queries_sums_kernel: 23 nodes in one kernel
 //     dQ products = matmul(dQ queries, dQ keys turned, dtype=float32)
 //     dQ scaled = mul(dQ products, 0.125)
 //     dQ row = gen_index(dQ scaled, axis=3)
@@ -24,19 +24,18 @@
 //     dQ rounded by values = narrow(dQ by values of groups, dtype=bfloat16)
 // 4 x 1024 queries and 1024 keys of 64 elements, values of 64, bfloat16
 // for 128 keys a block, tiles of 96 of the others in 2 stages filled by TMA, 2 consumer warpgroups
-#include "types.cuh"
+#include "attention.cuh"
 #include "math.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
 #include "mbarrier.cuh"
+#include "memory.cuh"
+#include "pipeline.cuh"
+#include "shared.cuh"
 #include "tma.cuh"
+#include "turns.cuh"
+#include "types.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
-#include "pipeline.cuh"
-#include "turns.cuh"
-#include "attention.cuh"
 #include "order.cuh"
-
 FUSEGRAPH_WGMMA(96)
 FUSEGRAPH_WGMMA(64)
 FUSEGRAPH_WGMMA(48)
@@ -45,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
     const __grid_constant__ TensorMap dQ_queries_map,
     const __grid_constant__ TensorMap dQ_keys_turned_map,
     const __grid_constant__ TensorMap dQ_values_map,
-    const __grid_constant__ TensorMap dO_divided_map,
+    const __grid_constant__ TensorMap dQ_gradient_of_result_map,
     const float* dQ_log_sums,
     const float* dQ_row_dot,
     const __grid_constant__ TensorMap dQ_rounded_by_keys_map,
@@ -104,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                     barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
                     barrier_expect(shared.full[stage.index], 24576);
                     tma_load(shared.queries[stage.index][0], dQ_queries_map, shared.full[stage.index], 0, tile * 96, b1, b2);
-                    tma_load(shared.losses[stage.index][0], dO_divided_map, shared.full[stage.index], 0, tile * 96, b1, b2);
+                    tma_load(shared.losses[stage.index][0], dQ_gradient_of_result_map, shared.full[stage.index], 0, tile * 96, b1, b2);
                 }
             }
         } else if (threadIdx.x / 32 == 1) {

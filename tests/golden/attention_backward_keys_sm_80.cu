@@ -1,4 +1,4 @@
-// gradients_dQ_rounded_by_values_kernel: 23 nodes
+// gradients_dQ_rounded_by_values_kernel: 23 nodes in one kernel
 //     dQ products = matmul(dQ queries, dQ keys turned, dtype=float32)
 //     dQ scaled = mul(dQ products, 0.125)
 //     dQ row = gen_index(dQ scaled, axis=3)
@@ -24,21 +24,21 @@
 //     dQ rounded by values = narrow(dQ by values of groups, dtype=bfloat16)
 // 4 x 1024 queries and 1024 keys of 64 elements, values of 64, bfloat16
 // for 64 keys a block, 16 a warp, tiles of 32 of the others in 2 stages (cp.async)
-#include "types.cuh"
+#include "async_copy.cuh"
+#include "attention.cuh"
+#include "fragments.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "shared.cuh"
-#include "async_copy.cuh"
-#include "fragments.cuh"
 #include "pipeline.cuh"
-#include "attention.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values_kernel(
     const bfloat16* dQ_queries,
     const bfloat16* dQ_keys_turned,
     const bfloat16* dQ_values,
-    const bfloat16* dO_divided,
+    const bfloat16* dQ_gradient_of_result,
     const float* dQ_log_sums,
     const float* dQ_row_dot,
     bfloat16* __restrict__ dQ_rounded_by_keys,
@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
         alignas(16) bfloat16 values[64][72];
         alignas(16) bfloat16 queries[2][32][72];
         alignas(16) bfloat16 losses[2][32][72];
-        alignas(16) float lse[2][32], row_dot[2][32];
+        alignas(16) float lse[2][32];
+        alignas(16) float row_dot[2][32];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
             }
             for (int i = t; i < 256; i += 128) {
                 const int r = i / 8, x = i % 8 * 8;
-                copy_async<16>(&shared.losses[stage][r][x], dO_divided + b1 * 131072 + b2 * 65536 + (int32(c0 + r)) * 64 + x);
+                copy_async<16>(&shared.losses[stage][r][x], dQ_gradient_of_result + b1 * 131072 + b2 * 65536 + (int32(c0 + r)) * 64 + x);
             }
             for (int i = t; i < 32; i += 128) {
                 const int32 x = c0 + i;

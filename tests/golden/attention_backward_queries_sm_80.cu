@@ -1,4 +1,4 @@
-// gradients_dQ_by_queries_kernel: 23 nodes
+// gradients_dQ_by_queries_kernel: 23 nodes in one kernel
 //     dQ products = matmul(dQ queries, dQ keys turned, dtype=float32)
 //     dQ scaled = mul(dQ products, 0.125)
 //     dQ row = gen_index(dQ scaled, axis=3)
@@ -24,21 +24,21 @@
 //     dQ rounded by values = narrow(dQ by values of groups, dtype=bfloat16)
 // 4 x 1024 queries and 1024 keys of 64 elements, values of 64, bfloat16
 // for 64 queries a block, 16 a warp, tiles of 64 of the others in 2 stages (cp.async)
-#include "types.cuh"
+#include "async_copy.cuh"
+#include "attention.cuh"
+#include "fragments.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "shared.cuh"
-#include "async_copy.cuh"
-#include "fragments.cuh"
 #include "pipeline.cuh"
-#include "attention.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel(
     const bfloat16* dQ_queries,
     const bfloat16* dQ_keys_turned,
     const bfloat16* dQ_values,
-    const bfloat16* dO_divided,
+    const bfloat16* dQ_gradient_of_result,
     const float* dQ_log_sums,
     const float* dQ_row_dot,
     bfloat16* __restrict__ dQ_by_queries)
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
     }
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
-        copy_async<16>(&shared.losses[r][x], dO_divided + b1 * 131072 + b2 * 65536 + (int32(r0 + r)) * 64 + x);
+        copy_async<16>(&shared.losses[r][x], dQ_gradient_of_result + b1 * 131072 + b2 * 65536 + (int32(r0 + r)) * 64 + x);
     }
     const int first = 0, last = min(16, max(0, (r0 + 63) + 64) / 64);  // tiles of keys that the queries may meet
     const auto scores = [&](int tile) {

@@ -1,4 +1,4 @@
-// gradients_dQ_by_queries_kernel: 29 nodes
+// gradients_dQ_by_queries_kernel: 29 nodes in one kernel
 //     dQ products = matmul(dQ queries, dQ keys turned, dtype=float32)
 //     dQ scaled = mul(dQ products, 0.125)
 //     dQ share = mul(dQ scaled, 0.03333333507180214)
@@ -30,18 +30,17 @@
 //     dQ rounded by values = narrow(dQ by values of groups, dtype=bfloat16)
 // 4 x 1024 queries and 1024 keys of 64 elements, values of 64, bfloat16
 // for 128 queries a block, tiles of 96 of the others in 3 stages filled by TMA, 2 consumer warpgroups
-#include "types.cuh"
+#include "attention.cuh"
 #include "math.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
 #include "mbarrier.cuh"
+#include "memory.cuh"
+#include "pipeline.cuh"
+#include "shared.cuh"
 #include "tma.cuh"
+#include "types.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
-#include "pipeline.cuh"
-#include "attention.cuh"
 #include "order.cuh"
-
 FUSEGRAPH_WGMMA(96)
 FUSEGRAPH_WGMMA(64)
 
@@ -49,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
     const __grid_constant__ TensorMap dQ_queries_map,
     const __grid_constant__ TensorMap dQ_keys_turned_map,
     const __grid_constant__ TensorMap dQ_values_map,
-    const __grid_constant__ TensorMap dO_divided_map,
+    const __grid_constant__ TensorMap dQ_gradient_of_result_map,
     const float* dQ_log_sums,
     const float* dQ_row_dot,
     const __grid_constant__ TensorMap dQ_by_queries_map)
@@ -91,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
                 barrier_wait(shared.held_empty[held.index], held.parity ^ 1);
                 barrier_expect(shared.held_full[held.index], 32768);
                 tma_load(shared.queries[held.index][0], dQ_queries_map, shared.held_full[held.index], 0, r0, b1, b2);
-                tma_load(shared.losses[held.index][0], dO_divided_map, shared.held_full[held.index], 0, r0, b1, b2);
+                tma_load(shared.losses[held.index][0], dQ_gradient_of_result_map, shared.held_full[held.index], 0, r0, b1, b2);
                 const int first = 0, last = min(11, max(0, (r0 + 127) + 96) / 96);  // tiles of keys that the queries may meet
                 for (int tile = first; tile < last; ++tile, ++stage) {
                     barrier_wait(shared.empty[stage.index], stage.parity ^ 1);

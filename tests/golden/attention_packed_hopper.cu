@@ -26,19 +26,17 @@
 // 16 x 16384 queries and 16384 keys of 128 elements, values of 128, bfloat16
 // 128 queries a block, tiles of 128 keys in 2 stages filled by TMA, 2 consumer warpgroups (m64n128k16, m64n12...
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
-#include "math.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
+#include "attention.cuh"
 #include "mbarrier.cuh"
+#include "memory.cuh"
+#include "pipeline.cuh"
+#include "shared.cuh"
 #include "tma.cuh"
+#include "turns.cuh"
+#include "types.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
-#include "pipeline.cuh"
-#include "turns.cuh"
-#include "attention.cuh"
 #include "order.cuh"
-
 FUSEGRAPH_WGMMA(128)
 
 extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(

@@ -2,9 +2,9 @@
 //     y = avg_pool_backward(loss, size=(56, 56), window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), coun...
 // windows of 2 x 2; a thread takes 4 windows of 8 neighbours
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
-#include "math.cuh"
+#include "memory.cuh"
 #include "strip.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) avgpool_backward_kernel(
     const bfloat16* __restrict__ loss,

@@ -1,10 +1,9 @@
 // column_mean_kernel: 1 node
 //     y = reduction(x, mode='avg', axes=(0,), keepdims=False)
 // 512 rows of 4096 elements, read once a stage; 512 threads a row
-#include "types.cuh"
-#include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024, 1) column_mean_kernel(
     const float* __restrict__ x,

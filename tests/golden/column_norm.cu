@@ -3,10 +3,10 @@
 //     y = div(x, reduction)
 // 4096 rows of 4096 elements, read once a stage; 256 threads a row
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 2) column_norm_kernel(
     const bfloat16* __restrict__ x,

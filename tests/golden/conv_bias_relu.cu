@@ -6,14 +6,13 @@
 // 25088 x 64 sums of 576 products of bfloat16
 // tile 128 x 64 x 64 a block, 3 stages; 2 x 2 warps, each 64 x 32
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
+#include "async_copy.cuh"
+#include "fragments.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "shared.cuh"
-#include "async_copy.cuh"
-#include "mma.cuh"
 #include "pipeline.cuh"
-#include "fragments.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
     const bfloat16* __restrict__ x,

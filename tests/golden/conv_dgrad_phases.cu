@@ -3,15 +3,14 @@
 // 4 x 50176 x 256 sums of 2048 products of bfloat16
 // tile 128 x 256 x 64 a block, 4 stages filled by TMA, 2 consumer warpgroups (m64n256k16)
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
 #include "mbarrier.cuh"
+#include "memory.cuh"
+#include "pipeline.cuh"
+#include "shared.cuh"
 #include "tma.cuh"
+#include "types.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
-#include "pipeline.cuh"
-
 FUSEGRAPH_WGMMA(256)
 
 extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(

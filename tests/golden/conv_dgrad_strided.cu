@@ -3,9 +3,9 @@
 //     add = add(upsampled, bias)
 //     y = relu(add)
 // 4 x 392 x 24 sums of 64 products in float; tile 32 x 32 x 16 a block, 4 x 4 a thread
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(64, 1) conv_dgrad_strided_kernel(
     const float* __restrict__ loss,

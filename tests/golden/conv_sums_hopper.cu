@@ -6,18 +6,17 @@
 // 200704 x 64 sums of 576 products of bfloat16
 // tile 128 x 64 x 64 a block, 8 stages filled by TMA, 2 consumer warpgroups (m64n64k16)
 // ping-pong consumers: each computes every second tile of the block
-#include "types.cuh"
 #include "math.cuh"
-#include "memory.cuh"
-#include "shared.cuh"
 #include "mbarrier.cuh"
-#include "tma.cuh"
-#include "warpgroup.cuh"
-#include "wgmma.cuh"
+#include "memory.cuh"
 #include "pipeline.cuh"
 #include "reduce.cuh"
+#include "shared.cuh"
+#include "tma.cuh"
+#include "types.cuh"
+#include "warpgroup.cuh"
+#include "wgmma.cuh"
 #include "order.cuh"
-
 FUSEGRAPH_WGMMA(64)
 
 extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel(

@@ -1,10 +1,11 @@
-// cumsum_64_10000_1_bfloat16_kernel: node
+// cumsum_64_10000_1_bfloat16_kernel: 1 node
 //     y = cumsum(x)
 // 64 rows of 10000 elements; 256 threads a row
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "memory.cuh"
+#include "reduce.cuh"
 #include "scan.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) cumsum_64_10000_1_bfloat16_kernel(
     const bfloat16* __restrict__ x,

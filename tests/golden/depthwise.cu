@@ -4,11 +4,11 @@
 //     y = swish(add)
 // direct convolution, 3 x 3 taps; a block walks down by 4 x 8 outputs of 128 channels, a thread 4 x 2 of 4
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
+#include "async_copy.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "async_copy.cuh"
 #include "shared.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
     const bfloat16* __restrict__ x,

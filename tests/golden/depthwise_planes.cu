@@ -2,9 +2,9 @@
 //     conv = conv_fprop(x, w, padding=((1, 1), (1, 1)))
 //     y = relu(conv, upper_clip=6.0)
 // direct convolution, 3 x 3 taps; a block 16 planes of 16 x 16 outputs, a thread 4 x 4
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) depthwise_planes_kernel(
     const float* __restrict__ x,

@@ -3,9 +3,8 @@
 //     y = mul(gather, 22.625)
 // 2048 x 512 elements, 8 a vector, 1 vector in flight a thread
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
-#include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) embedding_kernel(
     const int32* __restrict__ tokens,

@@ -2,9 +2,10 @@
 //     filtered = conv_fprop(photo, weights, padding=((1, 1), (1, 1)), mode='convolution')
 //     y = clamp(filtered, min=0.0, max=1.0)
 // direct convolution, 3 x 3 taps; a thread 4 x 4 outputs
-#include "types.cuh"
 #include "math.cuh"
+#include "memory.cuh"
 #include "strip.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) filter3x3_kernel(
     const float* __restrict__ photo,

@@ -5,9 +5,9 @@
 //     y = mul(swish, slice_2)
 // 512 x 1024 elements, 8 a vector, 1 vector in flight a thread
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gated_kernel(
     const bfloat16* __restrict__ slice,

@@ -4,9 +4,9 @@
 //     y = relu(add, upper_clip=6.0)
 //     mask = cmp_gt(y, 0.0)
 // 6272 x 64 elements, 16 a vector, 1 vector in flight a thread
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) images_kernel(
     const float16* __restrict__ x,

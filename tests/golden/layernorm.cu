@@ -9,10 +9,10 @@
 //     y scaled = mul(y normal, scale)
 //     y = add(y scaled, bias)
 // 16384 rows of 1000 elements, kept in registers; 32 threads a row
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 6) layernorm_kernel(
     const float* __restrict__ x,

@@ -18,11 +18,11 @@
 //     dx = narrow(dx value, dtype=bfloat16)
 // 16384 rows of 4096 elements, kept in registers; 256 threads a row
 // A block walks 125 rows, 132 apart, combining their columns meanwhile, 2 side by side, 4 of them on their way.
-#include "types.cuh"
-#include "math.cuh"
+#include "async_copy.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
-#include "async_copy.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 #include "warpgroup.cuh"
 #include "order.cuh"
 

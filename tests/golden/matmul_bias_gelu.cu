@@ -5,14 +5,13 @@
 // 2048 x 4096 sums of 1024 products of bfloat16
 // tile 128 x 128 x 64 a block, 2 stages; 2 x 2 warps, each 64 x 64
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
+#include "async_copy.cuh"
+#include "fragments.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "shared.cuh"
-#include "async_copy.cuh"
-#include "mma.cuh"
 #include "pipeline.cuh"
-#include "fragments.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 1) matmul_bias_gelu_kernel(
     const bfloat16* __restrict__ a,

@@ -3,9 +3,9 @@
 //     add = add(product, bias)
 //     y = gelu(add)
 // 3 x 65 x 127 sums of 33 products in float; tile 32 x 32 x 16 a block, 4 x 4 a thread
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(64, 1) matmul_bias_gelu_ragged_kernel(
     const float* __restrict__ a,

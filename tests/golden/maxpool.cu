@@ -2,9 +2,10 @@
 //     y = max_pool(x, window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)))
 // windows of 3 x 3; a thread takes 2 windows of 8 neighbours
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "math.cuh"
+#include "memory.cuh"
 #include "strip.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) maxpool_kernel(
     const bfloat16* __restrict__ x,

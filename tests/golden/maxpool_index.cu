@@ -3,9 +3,10 @@
 //     y = max_pool(relu, window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)))
 //     index = max_pool_index(relu, window=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)))
 // windows of 3 x 3; a thread takes 4 x 2 windows
-#include "types.cuh"
 #include "math.cuh"
+#include "memory.cuh"
 #include "strip.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) maxpool_index_kernel(
     const float* __restrict__ x,

@@ -1,9 +1,8 @@
-// sort_64_10000_1_float32_values_order_4_kernel: node
+// sort_64_10000_1_float32_values_order_4_kernel: 1 node
 //     values order_4 = merged_runs(x, values order, axis=1, descending=False, run=8192, keep=8192)
 // 64 rows of 10000 elements, merged in runs of 8192, the smallest first; 8 elements a thread
-#include "types.cuh"
-#include "memory.cuh"
 #include "sort.cuh"
+#include "types.cuh"
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) sort_64_10000_1_float32_values_order_4_kernel(

@@ -3,8 +3,8 @@
 // 64 x 3136 x 256 elements in tiles of 64 x 128, 8 a vector
 // x: across the tiles in memory, turned in shared memory
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) nchw_to_nhwc_kernel(
     const bfloat16* __restrict__ x,

@@ -2,8 +2,9 @@
 //     y = add(a, b)
 // 4096 x 4095 elements, 16 a vector, 1 vector in flight a thread
 // rows begin anywhere: vectors are aligned in y
-#include "types.cuh"
 #include "math.cuh"
+#include "memory.cuh"
+#include "types.cuh"
 #include "unaligned.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) odd_rows_kernel(

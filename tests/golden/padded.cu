@@ -2,9 +2,8 @@
 //     relu = relu(x)
 //     y = pad(relu, padding=((0, 0), (1, 1), (1, 1)))
 // 64 x 32 x 32 elements, 1 a vector, 1 vector in flight a thread
-#include "types.cuh"
 #include "math.cuh"
-#include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) padded_kernel(
     const float* __restrict__ x,

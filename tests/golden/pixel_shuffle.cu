@@ -5,9 +5,9 @@
 //     y = reshape(transpose, shape=(8, 16, 64, 64))
 // 128 x 32 x 2 x 32 x 2 elements in tiles of 1024 x 2, 4 a vector
 // x: across the tiles in memory, turned in shared memory
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) pixel_shuffle_kernel(
     const float* __restrict__ x,

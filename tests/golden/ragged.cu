@@ -3,9 +3,9 @@
 //     add = add(mul, b)
 //     y = relu(add)
 // 1023 x 1021 elements, 4 a vector, 1 vector in flight a thread
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) ragged_kernel(
     const float* __restrict__ a,

@@ -3,9 +3,8 @@
 //     planes = div(sub, 255.0)
 // 16 x 3 x 50625 elements in tiles of 48 x 64, 1 a vector
 // pixels: across the tiles in memory, turned in shared memory
-#include "types.cuh"
 #include "math.cuh"
-#include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) rgb_planes_kernel(
     const uint8* __restrict__ pixels,

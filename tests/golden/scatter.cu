@@ -2,9 +2,8 @@
 //     y exponent = exponent(updates)
 //     y scale = accumulate(index, y exponent, size=100, axis=0, combine='most')
 // 64000 updates of 100 places
-#include "types.cuh"
-#include "math.cuh"
 #include "scatter.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_scale_kernel(
     const int64* __restrict__ index,
@@ -28,9 +27,8 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_scale_ke
 //     y fixed sum = fixed(updates, y own scale, places=52)
 //     y sum = accumulate(index, y fixed sum, size=100, axis=0, combine='add')
 // 64000 updates of 100 places
-#include "types.cuh"
-#include "math.cuh"
 #include "scatter.cuh"
+#include "types.cuh"
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_sum_kernel(
@@ -57,10 +55,9 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_sum_kern
 // scatter_add_float32_y_kernel: 1 node
 //     y = floating(x, y scale, y sum, places=52)
 // 6400 elements, 4 a vector, 1 vector in flight a thread
-#include "types.cuh"
-#include "math.cuh"
-#include "scatter.cuh"
 #include "memory.cuh"
+#include "scatter.cuh"
+#include "types.cuh"
 #include "order.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_kernel(

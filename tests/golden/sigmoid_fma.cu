@@ -3,9 +3,9 @@
 //     add = add(a, mul)
 //     y = sigmoid(add)
 // 1048576 elements, 4 a vector, 1 vector in flight a thread
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) sigmoid_fma_kernel(
     const float* __restrict__ a,

@@ -9,10 +9,10 @@
 //     y = narrow(y value, dtype=bfloat16)
 // 8192 rows of 8192 elements, kept in registers; 128 threads a row
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) softmax_kernel(
     const bfloat16* __restrict__ x,

@@ -6,13 +6,14 @@
 //     y scale = reciprocal(y sum)
 //     y = mul(y exp, y scale)
 // 2048 rows of 65536 elements, kept in shared memory; 512 threads a row in each of 4 blocks
-#include "types.cuh"
+#include "async_copy.cuh"
+#include "cluster.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
-#include "async_copy.cuh"
-#include "cluster.cuh"
 #include "reduce_cluster.cuh"
+#include "shared.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) softmax_long_kernel(
     const float* __restrict__ x,

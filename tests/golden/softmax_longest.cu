@@ -6,10 +6,10 @@
 //     y scale = reciprocal(y sum)
 //     y = mul(y exp, y scale)
 // 64 rows of 1048576 elements, read once a stage; 512 threads a row
-#include "types.cuh"
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) softmax_longest_kernel(
     const float* __restrict__ x,

@@ -2,9 +2,8 @@
 //     values = topk(x, k=10)
 //     index = topk_index(x, k=10)
 // 64 rows of 1000 elements, sorted, the 10 largest of each kept; 8 elements a thread
-#include "types.cuh"
-#include "memory.cuh"
 #include "sort.cuh"
+#include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) topk_64_1000_10_1_bfloat16_kernel(
     const bfloat16* __restrict__ x,

@@ -2,7 +2,6 @@
 //     conv filter = winograd_filter(w, tile=4, flip=False, exchange=False)
 // Winograd F(4x4,3x3), filter transform: 3 x 3 -> 6 x 6, a tile of a channel a thread
 #include "types.cuh"
-#include "memory.cuh"
 #include "winograd.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 1) winograd_conv_filter_kernel(

@@ -2,7 +2,6 @@
 //     conv input = winograd_input(x, tile=4, before=(1, 1), results=(56, 56))
 // Winograd F(4x4,3x3), input transform: 6 x 6 -> 6 x 6, a tile of a channel a thread
 #include "types.cuh"
-#include "memory.cuh"
 #include "winograd.cuh"
 #include "order.cuh"
 

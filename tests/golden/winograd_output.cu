@@ -3,9 +3,8 @@
 //     add = add(conv, bias)
 //     y = relu(add)
 // Winograd F(4x4,3x3), output transform: 6 x 6 -> 4 x 4, a tile of a channel a thread
-#include "types.cuh"
 #include "math.cuh"
-#include "memory.cuh"
+#include "types.cuh"
 #include "winograd.cuh"
 #include "order.cuh"
 

@@ -1,0 +1,113 @@
+"""Arrays of a kernel: what lies in shared memory, from which its declaration and its bytes follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from codegen.dtypes import BY_NAME, SIZE_OF
+
+#: Bytes of a C type: those of the dtypes, and of `codegen/device`'s structs.
+SIZES = {
+    **{dtype.ctype: dtype.itemsize for dtype in BY_NAME.values()},
+    **SIZE_OF,
+    "int": 4,
+    "unsigned char": 1,
+    "Barrier": 8,
+    "attention::Span": 12,
+}
+#: TMA and wgmma swizzle 1024 bytes at a time; ldmatrix and vectors take 16.
+SWIZZLED, VECTORS = 1024, 16
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array, or a ring of them.
+
+    name, ctype  of the array in C.
+    shape        its dimensions; the last one's elements are neighbours.
+    stages       arrays of the ring; 0: there is one array, and no dimension for them.
+    pad          elements behind each row, so that the rows of a column are in different banks.
+    align        bytes of which its address is a multiple: `SWIZZLED`, `VECTORS`, or 0 for the type's own.
+    note         what its declaration says of it.
+    """
+
+    name: str
+    ctype: str
+    shape: tuple[int, ...] = ()
+    stages: int = 0
+    pad: int = 0
+    align: int = 0
+    note: str = ""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """All dimensions, as declared."""
+        padded = (*self.shape[:-1], self.shape[-1] + self.pad) if self.shape else ()
+        return (self.stages, *padded) if self.stages else padded
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stages."""
+        return SIZES[self.ctype] * prod(self.dims)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        return self.bytes // max(self.stages, 1)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which its address is a multiple."""
+        return max(self.align, 4 if "::" in self.ctype else SIZES[self.ctype])
+
+    @property
+    def declaration(self) -> str:
+        """The C declaration, with its note."""
+        aligned = f"alignas({self.align}) " if self.align else ""
+        dims = "".join(f"[{n}]" for n in self.dims)
+        return f"{aligned}{self.ctype} {self.name}{dims};{f'  // {self.note}' if self.note else ''}"
+
+
+class Buffers(tuple[Buffer, ...]):
+    """What a block has in shared memory, in its order: schedules count its bytes, kernels declare it."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from the first buffer's begin to the last one's end, as C lays out a struct of them."""
+        end = 0
+        for buffer in self:
+            end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
+        return end
+
+    def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
+        return next(b for b in self if b.name == name)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """So many positions in tiles of so many: the last tile may be partly empty."""
+
+    total: int
+    size: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.total // self.size)
+
+    @property
+    def ragged(self) -> bool:
+        return self.total % self.size != 0
+
+    def inside(self, position: str) -> str:
+        """Returns the C condition that a position exists; empty if all do."""
+        return f"{position} < {self.total}" if self.ragged else ""
+
+    def held(self, position: str) -> str:
+        """Returns a position that exists: the last one for those beyond it."""
+        return f"min({position}, {self.total - 1})" if self.ragged else position
+
+
+def every(*conditions: str) -> str:
+    """Returns the C condition that all of some hold, of which empty ones always do; empty if there is none."""
+    return " && ".join(c for c in conditions if c)
