@@ -13,6 +13,7 @@ from codegen.buffers import Buffer, Buffers
 from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Writer, comment, named
+from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
 
 
@@ -24,6 +25,7 @@ class Kernel(Writer):
     parameters  declarations, in order.
     buffers     what lies in shared memory.
     macros      what defines functions of the device library for this kernel, in front of it.
+    trace       what its roles do with pipelines and asynchronous products, checked when it is complete.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,6 +35,7 @@ class Kernel(Writer):
         self.parameters: list[str] = []
         self.buffers = Buffers()
         self.macros: dict[str, None] = {}
+        self.trace = Trace()
 
     def share(self, buffers: Iterable[Buffer]) -> None:
         """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
@@ -42,6 +45,31 @@ class Kernel(Writer):
                 self.line(buffer.declaration)
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+
+    @contextmanager
+    def role(self, name: str, condition: str = "") -> Iterator[None]:
+        """Writes what some warps do, under the condition that tells them apart."""
+        before, self.trace.role = self.trace.role, name
+        with self.block(f"if ({condition})", when=bool(condition)):
+            yield
+        self.trace.role = before
+
+    @contextmanager
+    def loop(self, text: str) -> Iterator[None]:
+        """Writes a loop, which the trace follows."""
+        self.trace.add("loop")
+        with self.block(text):
+            yield
+        self.trace.add("end")
+
+    def moved(self, stage: str, to: str) -> None:
+        """Notes that a stage is called otherwise from now on, by what has been written."""
+        self.trace.add("rename", stage, to)
+
+    def reads(self, *sums: str) -> None:
+        """Notes that what is written next reads the results of asynchronous products."""
+        for name in sums:
+            self.trace.add("read", name)
 
     def source(
         self,
@@ -57,7 +85,7 @@ class Kernel(Writer):
         cluster: int = 1,
         zeroed: tuple[tuple[int, int], ...] = (),
     ) -> KernelSource:
-        """Returns the kernel, whose body is complete.
+        """Returns the kernel, whose body is complete.  Raises PipelineError if its trace shows a mistake.
 
         details        lines of its heading, behind its title and the nodes of the program.
         blocks         of its grid; threads those of a block.
@@ -67,6 +95,7 @@ class Kernel(Writer):
         arguments      of its parameters (`KernelSource.parameters`).
         cluster        blocks of a cluster; zeroed as `KernelSource` has it.
         """
+        self.trace.check()
         head = Writer()
         count = len(program.notes)
         title = f"{self.name}: {count} {'nodes in one kernel' if count != 1 else 'node'}"
