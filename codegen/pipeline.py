@@ -148,7 +148,7 @@ class _Products:
             for e in self._pending:
                 if (event.name, event.stage) in e.reads:
                     raise PipelineError(
-                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which products to {e.name!r} read"
+                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which {e.name!r} still needs"
                     )
 
 
