@@ -100,7 +100,7 @@ TARGETS: dict[str, Target] = {
         _H200,
         replace(_H200, name="h100", title="NVIDIA H100", l2_bytes=50 * MIB, memory_rate=3.35e6, measured=(),
                 assumed=("clock", "mma", "launch_us", "clusters")),
-        Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 8e6, 1965, mma=1024,
+        Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 7.7e6, 1965, mma=1024,
                assumed=("mma", "launch_us")),
         Target("rtx5090", "NVIDIA GeForce RTX 5090", archs.arch("sm_120a"), 170, 96 * MIB, 1.792e6, 2407, mma=256),
     )
