@@ -1,8 +1,10 @@
 """What an ``sm_XX`` has: the limits schedules must respect and the instructions renderers may use.
 
-Limits are those of the CUDA programming guide's table of technical specifications per compute capability; instruction
-availability follows the PTX ISA's target notes.  An ``a`` suffix names an architecture-specific target: its cubin runs
-on that compute capability only, and it alone has the instructions that NVIDIA does not carry forward (wgmma, tcgen05).
+Limits are those of the CUDA C++ Programming Guide (CUDA 13), table 27, "Technical Specifications per Compute
+Capability"; of 10.3 and 12.1, which it does not list, those of ``cuda/__device/arch_traits.h`` in NVIDIA's CCCL.  How
+registers and shared memory are given out is in ``cuda_occupancy.h`` of the CUDA toolkit.  Instruction availability
+follows the PTX ISA's target notes.  An ``a`` suffix names an architecture-specific target: its cubin runs on that
+compute capability only, and it alone has the instructions that NVIDIA does not carry forward (wgmma, tcgen05).
 """
 
 from __future__ import annotations

@@ -24,14 +24,15 @@ class Target:
     sms          multiprocessors.
     l2_bytes     size of the L2 cache.
     memory_rate  bytes that device memory moves in a microsecond, by its data sheet.
-    clock        cycles of a multiprocessor in a microsecond.
+    clock        cycles of a multiprocessor in a microsecond; of the boost clock, unless measured or assumed.
     mma          multiply-adds of 16-bit elements that a multiprocessor does in a cycle by ``mma.sync``, added up in
                  float32; with ``wgmma`` those of warpgroups, 0 where there are none; with ``fma`` those of threads in
-                 float32.
+                 float32.  Published are operations a second without sparsity: 2 * mma * sms * boost clock.
     launch_us    microseconds that one more kernel takes.
     clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; without it as many as there are
                  multiprocessors for, though those of a cluster are neighbours.
-    measured     the figures that were measured on such a machine; all others are its data sheet's.
+    measured     the figures that were measured on such a machine; all others are published, in what is named where the
+                 machine is listed.
     assumed      the figures that are another machine's, the nearest of which they are known.
     planned_as   the target that graphs are planned for, if not this one: it decides on schedules alone.
     """
@@ -70,7 +71,7 @@ class Target:
     def origins(self) -> str:
         """Where its figures are from."""
         known = (("measured", self.measured), ("of another machine", self.assumed))
-        return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "data sheet: all else"))
+        return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "published: all else"))
 
     def l2_share(self, share: float) -> int:
         """Returns bytes of that share of the L2 cache."""
@@ -84,24 +85,40 @@ class Target:
         return self.name
 
 
+# NVIDIA H200 data sheet: rate of memory, 1979 TFLOPS with sparsity.  OpenXLA's target_config/specs/h200.txtpb, read
+# from a driver: multiprocessors.  What they do in a cycle, and the clock of those TFLOPS, 1830 MHz, are as on the H100.
 _H200 = Target(
     "h200", "NVIDIA H200", archs.arch("sm_90a"), 132, 60 * MIB, 4.8e6, 1755, mma=1300, wgmma=2048,
     clusters=(132, 66, 39, 30, 22, 17, 15, 15), measured=("l2_bytes", "clock", "mma", "launch_us", "clusters"),
     assumed=(),
 )  # fmt: skip
 _FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
-#: The machines whose figures are known, by name; of one architecture the first stands for it.
+#: The machines whose figures are known, by name; of one architecture the first stands for it.  Above each is where its
+#: figures are published.
 TARGETS: dict[str, Target] = {
     known.name: known
     for known in (
+        # NVIDIA A100 data sheet, 80GB SXM: rate of memory, 312 TFLOPS.  NVIDIA A100 Tensor Core GPU Architecture
+        # whitepaper: all else.
         Target("a100", "NVIDIA A100", archs.arch("sm_80"), 108, 40 * MIB, 2.039e6, 1410, mma=1024, fma=64),
+        # NVIDIA L40S data sheet: rate of memory, cores, 733 TFLOPS with sparsity in bfloat16, whose sums are float32
+        # (the 362.05 that it gives without are those of 2490 MHz).  CUDA's deviceQuery on an L40S: L2 cache, clock.
         Target("l40s", "NVIDIA L40S", archs.arch("sm_89"), 142, 96 * MIB, 0.864e6, 2520, mma=512),
+        # NVIDIA Ada GPU Architecture whitepaper (v2.1), appendix A, table 2: all figures; 165.2 TFLOPS with sums in
+        # float32, half of those with sums in float16.
         Target("rtx4090", "NVIDIA GeForce RTX 4090", archs.arch("sm_89"), 128, 72 * MIB, 1.008e6, 2520, mma=256),
         _H200,
+        # NVIDIA H100 data sheet, SXM: rate of memory.  NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5:
+        # multiprocessors, L2 cache, fma, 989.4 TFLOPS at 1830 MHz.
         replace(_H200, name="h100", title="NVIDIA H100", l2_bytes=50 * MIB, memory_rate=3.35e6, measured=(),
                 assumed=("clock", "mma", "launch_us", "clusters")),
-        Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 8e6, 1965, mma=1024,
+        # NVIDIA Blackwell Architecture Technical Brief (V2.1), table 3, HGX B200: rate of memory (8 TB/s is a GB200's),
+        # 75 TFLOPS in float32.  NVIDIA Blackwell Tuning Guide: L2 cache.  OpenXLA's target_config/specs/b200.txtpb,
+        # read from a driver: multiprocessors, clock.  TFLOPS published for 16 bits are of tcgen05, not of mma.sync.
+        Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 7.7e6, 1965, mma=1024,
                assumed=("mma", "launch_us")),
+        # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3: 209.5 TFLOPS with sums in float32, half of those
+        # with sums in float16, and all else but the L2 cache, which is as CUDA's deviceQuery tells on an RTX 5090.
         Target("rtx5090", "NVIDIA GeForce RTX 5090", archs.arch("sm_120a"), 170, 96 * MIB, 1.792e6, 2407, mma=256),
     )
 }  # fmt: skip

@@ -106,6 +106,16 @@ def test_figures_are_said_to_be_measured_or_assumed() -> None:
     assert PORTABLE.planned is TARGETS["h200"]
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor_tflops", "float32_tflops"),  # as published, without sparsity, of tensor cores with sums in float32
+    [("a100", 312, 19.5), ("l40s", 366.5, 91.6), ("rtx4090", 165.2, 82.6), ("rtx5090", 209.5, 104.8)],
+)
+def test_figures_come_to_the_published_peaks(name: str, tensor_tflops: float, float32_tflops: float) -> None:
+    t = TARGETS[name]
+    assert 2 * t.mma * t.sms * t.clock / 1e6 == pytest.approx(tensor_tflops, rel=1e-3)
+    assert 2 * t.fma * t.sms * t.clock / 1e6 == pytest.approx(float32_tflops, rel=1e-3)
+
+
 def test_plans_follow_the_target() -> None:
     graph = fg.Graph("product", io_dtype="bfloat16")
     graph.output(graph.matmul(graph.tensor("a", (128, 65536)), graph.tensor("b", (65536, 128))))
