@@ -75,8 +75,8 @@ class Arch:
     def blocks_per_sm(self, threads: int, registers: int, shared_bytes: int = 0) -> int:
         """Returns how many blocks are resident on one SM, 0 where not even one fits.
 
-        ``threads`` and ``shared_bytes`` (static and dynamic) are those of a block, ``registers`` those of a thread. The
-        rule is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four
+        ``threads`` and ``shared_bytes`` (static and dynamic) are those of a block, ``registers`` those of a thread.
+        The rule is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four
         partitions, shared memory to blocks in units of 128 bytes.  Raises ValueError for negative counts or no threads.
         """
         if threads < 1 or registers < 0 or shared_bytes < 0:

@@ -3,8 +3,9 @@
 The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
 values.  Each consumer, a warpgroup, has 64 queries.  It gives two products at a time to the tensor cores, that of its
 queries with the next tile of keys and that of the probabilities of a tile, which lie in registers, with its values.
-Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers: they ping-pong.
-Blocks are persistent: behind the last product of a tile of queries, a block starts the first product of its next tile.
+Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers: they
+ping-pong.  Blocks are persistent: behind the last product of a tile of queries, a block starts the first product of its
+next tile.
 """
 
 from __future__ import annotations
