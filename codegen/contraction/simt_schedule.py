@@ -23,9 +23,9 @@ CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: 
 class SimtSchedule(Schedule):
     """Tile of a block (tile_m, tile_n, tile_k) and sums of a thread (thread_rows x thread_cols).
 
-    ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the
-    operands' next tiles are on their way one after the other, which takes fewer of them.  Raises ValueError unless the
-    threads divide both tiles evenly and the sums come in chunks of four.
+    ``blocks`` is the least number of blocks that a multiprocessor is to hold, which limits the registers of a thread.
+    With ``apart``, the operands' next tiles are in flight one after the other, which takes fewer registers.  Raises
+    ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
     """
 
     tile_m: int

@@ -154,8 +154,8 @@ class Tiling:
     def direct(self, operand: Operand) -> str:
         """Returns how a thread reads or writes a vector of a direct operand.
 
-        "scalar" or "uniform" (one value), "vector", "unaligned" (words that are shifted into place), "strided" (one access
-        per element, at even distances) or "element" (one access per element, each with coordinates of its own).
+        "scalar" or "uniform" (one value), "vector", "unaligned" (words that are shifted into place), "strided" (one
+        access per element, at even distances) or "element" (one access per element, each with coordinates of its own).
         """
         strides, vector = operand.strides, self.schedule.vector
         if self.schedule.unaligned:
