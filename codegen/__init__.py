@@ -45,7 +45,9 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = 
 
 
 def coarse_products(spec: KernelSpec, schedule: Schedule) -> int | None:
-    """Returns how many fp8 products a kernel lets tensor cores add up in fewer bits than float32: see
-    `codegen.family.Form`.
+    """Returns how many fp8 products a kernel lets tensor cores add up in fewer bits than float32; None if it adds none
+    so.
+
+    See `codegen.family.Form`.
     """
     return form_of(schedule).coarse_products(spec, schedule)

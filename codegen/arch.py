@@ -75,11 +75,11 @@ class Arch:
         return self.max_threads_per_sm // WARP
 
     def blocks_per_sm(self, threads: int, registers: int, shared_bytes: int = 0) -> int:
-        """Returns blocks resident on one SM, 0 where not even one fits.
+        """Returns how many blocks are resident on one SM, 0 where not even one fits.
 
-        ``threads`` of a block, ``registers`` of a thread, ``shared_bytes`` of a block (static and dynamic).  The rule
-        is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four partitions,
-        shared memory to blocks in units of 128 bytes.  Raises ValueError for negative counts or no threads.
+        ``threads`` and ``shared_bytes`` (static and dynamic) are those of a block, ``registers`` those of a thread.
+        The rule is the CUDA occupancy calculator's: registers are given to warps in units of 256 from one of four
+        partitions, shared memory to blocks in units of 128 bytes.  Raises ValueError for negative counts or no threads.
         """
         if threads < 1 or registers < 0 or shared_bytes < 0:
             raise ValueError(f"no such block: {threads} threads, {registers} registers, {shared_bytes} shared bytes")
@@ -99,11 +99,11 @@ class Arch:
         )
 
     def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
-        """Returns registers of a block that may move between its warpgroups (setmaxnreg), if so many blocks share an
+        """Returns how many registers of a block its warpgroups may pass on (setmaxnreg) if ``blocks`` blocks share an
         SM.
 
-        The compiler gives every thread as many as fit, a multiple of 8, and there are never more than that: a warpgroup
-        that asks for more than others have given away waits for ever.
+        The compiler gives every thread as many as fit, a multiple of 8.  There are never more: a warpgroup that asks
+        for more than the others have given up waits for ever.
         """
         return threads * min(self.registers_per_sm // (threads * blocks) // 8 * 8, 256)
 
@@ -140,7 +140,8 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core:
     )
 
 
-#: The oldest architecture that kernels are written for, as compute capability times ten: the first of CUDA 13.
+#: The oldest architecture that kernels are written for, as compute capability times ten: the oldest that CUDA 13
+#: supports.
 OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known

@@ -11,15 +11,15 @@ from codegen.expr import Operand
 
 Spec = TypeVar("Spec")
 
-#: What names are, and comments made of them, in specifications and their parts.
+#: What the fields for names and comments become in specifications and their parts.
 _SAID = {"name": "", "notes": ()}
 
 
 def canonical(spec: Spec) -> Spec:
     """Returns a specification in which tensors are numbered as they are first mentioned, and nothing else has a name.
 
-    Kernels whose specifications have the same `repr` then are one: a tensor that is several of its arguments is so in
-    all of them.  (Equality is not enough: 0.0 and -0.0 are equal.)
+    Specifications that then have the same `repr` share one kernel: a tensor that stands for several arguments does so
+    in all of them.  (Equality is not enough: 0.0 and -0.0 are equal.)
     """
     made: Spec = _without_names(spec, {})
     return made

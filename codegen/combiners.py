@@ -9,17 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Combiner:
-    """An associative and commutative way to make one value of two.
+    """An associative and commutative way to combine two values into one.
 
     ufunc     NumPy's function of two values.
-    neutral   what changes nothing when it is combined; infinity stands for the type's largest number.
-    word      what such a value is called beside the elements that it is made of.
-    function  the C++ function of two values of one type; "" if kernels combine in memory alone.
+    neutral   the neutral value, which changes nothing when combined; infinity stands for the type's largest number.
+    word      what a combined value is called beside the elements that it is made of.
+    function  the C++ function of two values of one type; "" if kernels only combine in memory.
     functor   the type of ``codegen/device/reduce.cuh`` whose ``of`` is that function.
     sign      the C operator for floats.  Integers then are combined in 32 or 64 bits, and wrap around.
     atomic    the function of ``codegen/device/scatter.cuh`` that combines integers in memory in any order; "" if there
               is none.
-    floats    whether it is of floats alone.
+    floats    whether it combines floats only.
     selects   whether the result is one of the values: nothing is rounded, and of no values there is none.
     """
 
@@ -58,7 +58,7 @@ MIN = Combiner("min", np.minimum, np.inf, "min", "math::minimum", "reduce::Min",
 LOGADDEXP = Combiner(
     "logaddexp", np.logaddexp, -np.inf, "log", "reduce::Logaddexp::of", "reduce::Logaddexp", floats=True
 )
-#: The largest of integers that are taken for unsigned ones.
+#: The largest of integers that are taken as unsigned ones.
 MOST = Combiner("most", np.maximum, 0.0, "most", atomic="scatter::most", selects=True)
 
 COMBINERS = {combiner.name: combiner for combiner in (ADD, MUL, MAX, MIN, LOGADDEXP, MOST)}

@@ -1,7 +1,7 @@
 """Operands A that the consumers of the Hopper kernels compute in registers.
 
-TMA brings tiles of what an operand is computed of, as they lie in memory.  A consumer reads its fragments of
-them, evaluates the program and multiplies the fragment that it made from its registers, for which `wgmma` has a form.
+TMA brings tiles of the tensors that an operand is computed from, as they lie in memory.  A consumer reads its fragments
+of them, evaluates the program, and multiplies the resulting fragment from its registers, for which `wgmma` has a form.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from codegen.spec import ContractionSpec, Gather, Image
 from codegen.tile_path import ELEMENTS, orders, product_types
 from codegen.tiles import check_element, im2col, tiled
 
-#: Bytes of an element that a tile is brought of.
+#: Bytes of an element of the tensors whose tiles TMA may bring.
 SIZES = (1, 2, 4)
 
 
 def computed(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction whose first is computed in registers.  Raises Declined where it cannot
+    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined where it cannot
     be.
     """
     types = product_types(spec, widen=False)
@@ -53,11 +53,11 @@ def computed(spec: ContractionSpec) -> OperandTiles:
 
 
 def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) -> OperandTiles:
-    """Returns the operands, the reduction being walked in an order."""
+    """Returns the operands, with the reduction dimensions in the given order."""
     gather, second = _with_program(spec.a, product), spec.b
     windows = bool(gather.limits)
     if not windows:
-        # Dimensions that all tensors step over alike are one.
+        # Dimensions that all tensors step over alike are merged.
         over = gather.steps()
         rows, over_rows = collapse(spec.m, over[1], range(len(spec.m)))
         inner, over_inner = collapse(spec.k, [*over[2], second.inner], order)
@@ -73,7 +73,7 @@ def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) ->
     else:
         gather = gather.stepped(over[0], over_rows, over_inner[:-1])
         second, batch, channel = replace(second, inner=over_inner[-1]), spec.batch, len(inner) - 1
-        if len(rows) > 1:  # the first of them as batches: operand B repeats
+        if len(rows) > 1:  # the first dimension of rows as a batch dimension: operand B repeats
             if any(second.batch) and batch:
                 raise Declined("rows of a batched product that do not lie at equal distances")
             lead = len(rows) - 1
@@ -99,7 +99,7 @@ def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) ->
 
 
 def _with_program(gather: Gather, product: str) -> Gather:
-    """Returns an operand that is only converted as one that is computed."""
+    """Returns an operand with a program: one that is only converted gets a program that does this."""
     if gather.program is not None:
         return gather
     ctype = ELEMENTS[product][0]
@@ -125,7 +125,7 @@ def _brought(
     channel: int,
     windows: bool,
 ) -> tuple[Brought, ...]:
-    """Returns what TMA brings of the tensors that an operand is computed of."""
+    """Returns the tiles that TMA brings of the tensors which an operand is computed from."""
     found = []
     over_batch, over_rows, over_inner = gather.steps()
     for n, (op, start) in enumerate(zip(program_of(gather).loads, gather.starts)):
@@ -162,7 +162,10 @@ def _brought(
 
 
 def _image(image: Image, at: Gather) -> Image:
-    """Returns what a convolution's windows are in a tensor with other strides than the operand's."""
+    """Returns a convolution's windows in a tensor with other strides than the operand's.
+
+    Raises Declined if there are none.
+    """
     steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
     if at.start != -sum(before * step for before, step in zip(image.before, steps)):
         raise Declined(f"{at.operand.name!r} does not begin where the image does")

@@ -17,11 +17,11 @@ import numpy as np
 class DType:
     """One scalar type.
 
-    ``name`` is the public name, ``ctype`` the storage type in CUDA C (``codegen/device/types.cuh``), ``compute`` the
-    C type values have in registers, ``kind`` one of ``"float"``, ``"int"``, ``"bool"``.
+    ``name`` is the public name, ``ctype`` the storage type in CUDA C (``codegen/device/types.cuh``), ``compute`` the C
+    type values have in registers, ``kind`` one of ``"float"``, ``"int"``, ``"bool"``.
 
     Elements of fewer than 8 ``bits`` are packed: element o is bits o * bits and up of the memory, the lowest first
-    (NumPy's arrays of them have a byte an element).  Kernels know none of these: values are held in a ``carrier``.
+    (NumPy's arrays of them have one byte per element).  Kernels know none of these: values are held in a ``carrier``.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DType:
         return self.packed_bits > 0
 
     def nbytes(self, count: int) -> int:
-        """Returns bytes of so many elements, one after another."""
+        """Returns how many bytes ``count`` contiguous elements take."""
         return -(-count * self.bits // 8)
 
     @property
@@ -74,7 +74,7 @@ class DType:
         return self.is_float and bool(np.signbit(np.asarray(-0.0).astype(self.numpy).astype(np.float64)))
 
     def holds(self, other: DType) -> bool:
-        """Returns true if every value of another dtype is one of this one's; a zero's sign and NaN aside."""
+        """Tells whether every value of another dtype is one of this one's; a zero's sign and NaN aside."""
         if not self.is_float:
             return not other.is_float and self.min <= other.min and other.max <= self.max
         if not other.is_float:
@@ -90,7 +90,7 @@ class DType:
 
     @property
     def saturates(self) -> bool:
-        """Whether what is too large is rounded to the largest number: so in floats of 8 bits and fewer."""
+        """Whether what is too large is rounded to the largest finite number, as in floats of 8 bits and fewer."""
         return self.is_float and self.bits <= 8
 
     @property
@@ -136,7 +136,7 @@ bool_ = DType("bool", "bool", "bool", "bool", np.dtype(np.bool_))
 
 _FLOATS = (float64, float32, float16, bfloat16, float8_e4m3, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz)
 _INTEGERS = (int8, uint8, int16, uint16, int32, uint32, int64, uint64)
-#: Types of which an element has bytes of its own.
+#: Types whose elements have bytes of their own.
 ALL: tuple[DType, ...] = (*_FLOATS, *_INTEGERS, bool_)
 
 
@@ -154,5 +154,5 @@ float4_e2m1 = _packed("float4_e2m1", 4, ml_dtypes.float4_e2m1fn, float8_e4m3)
 PACKED: tuple[DType, ...] = (int4, uint4, int2, uint2, float4_e2m1)
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in (*ALL, *PACKED)}
 BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in (*ALL, *PACKED)}
-#: Bytes of a C type in which reductions are made.
+#: Bytes of each C type in which reductions are computed.
 SIZE_OF = {"float": 4, "double": 8} | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}

@@ -1,4 +1,4 @@
-"""The program on the results of a main loop: what the contraction and window families do with every sum they made.
+"""The program on the results of a main loop: what the contraction and window families do with every sum.
 
 An anchor's sums lie in registers.  A thread runs the program on them one at a time, or on several that are neighbours
 in memory: those are read and written with accesses of up to 16 bytes.
@@ -18,15 +18,16 @@ from codegen.spec import Limit
 
 
 def operand_value(operand: Operand, text: str, accumulate: str) -> str:
-    """Returns an element of an operand, as stored, in the accumulator's type (integers modulo 2^32 or 2^64)."""
+    """Returns the C expression of an operand's element in the accumulator's type (integers modulo 2^32 or 2^64)."""
     if operand.dtype.ctype == accumulate:
         return text
     return f"{accumulate}({text})" if accumulate.startswith("uint") else f"convert<{accumulate}>({text})"
 
 
 def sum_value(text: str, accumulate: str, result: str) -> str:
-    """Returns a sum in the type in which the program sees it.  Sums modulo 2^32 or 2^64 are the signed numbers of
-    that size.
+    """Returns the C expression of a sum in the type in which the program sees it.
+
+    Sums modulo 2^32 or 2^64 become the signed numbers of that size.
     """
     if accumulate.startswith("uint"):
         accumulate = accumulate.removeprefix("u")
@@ -41,10 +42,10 @@ def placed(
     batch: Sequence[tuple[str, int]],
     rows: Sequence[tuple[str, int]],
 ) -> tuple[list[str], list[str]]:
-    """Writes the program's row coordinates of a contraction whose ``results`` say where they are.
+    """Writes the program's row coordinates of a contraction whose ``results`` say where its results lie.
 
-    batch and rows are (C expression, size) of their coordinates.  Returns the row coordinates as C expressions and the
-    conditions under which there is no result.
+    ``batch`` and ``rows`` are (C expression, size) of their coordinates.  Returns the row coordinates as C expressions,
+    and the conditions under which there is no result.
     """
     found, outside = [], []
     for d, x in enumerate(results):
@@ -78,7 +79,7 @@ class Run:
 
 
 class Epilogue:
-    """Writes the program of an anchor's kernel; ``space`` has one size a stride of the program's operands."""
+    """Writes the program of an anchor's kernel; ``space`` has one size for each stride of the program's operands."""
 
     def __init__(
         self, w: Writer, program: Program, names: Names, space: Sequence[int], accumulate: str, result: str
@@ -88,12 +89,12 @@ class Epilogue:
         self.pointers = Pointers(program, names)
         self._emitter = Emitter(program, names)
         self._terms: dict[Value, str] = {}
-        #: C expressions of instructions that the caller has computed otherwise
+        #: C expressions of instructions whose results the caller has computed
         self.known: dict[Value, str] = {}
         self._varies: list[bool] = []
 
     def scalars(self) -> None:
-        """Writes operands with one value and what depends on them alone; to be called first, outside of all loops."""
+        """Writes operands with one value, and what depends on them alone; call it first, outside of all loops."""
         program = self.program
         for n, operand in enumerate(program.loads):
             if not any(operand.strides):
@@ -102,11 +103,11 @@ class Epilogue:
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
     def constant(self, value: Value) -> str:
-        """Returns the C expression of a value that is the same for all results; to be asked for after `scalars`."""
+        """Returns the C expression of a value that is the same for all results; call it after `scalars`."""
         return self._emitter.term(value, self._terms)
 
     def wide(self, operand: Operand, count: int, along: int) -> bool:
-        """Returns true if ``count`` neighbours along a dimension can be one access, starting at any multiple of
+        """Tells whether ``count`` neighbours along a dimension can be one access, starting at any multiple of
         ``count``.
         """
         if count == 1 or operand.strides[along] != 1:
@@ -124,12 +125,12 @@ class Epilogue:
         sinks: Sequence[Sink] = (),
         given: Mapping[int, str] | None = None,
     ) -> None:
-        """Writes the program for the result at ``position`` (a C expression a dimension), whose sums, one a product,
-        are ``sums``.
+        """Writes the program for the result at ``position``, one C expression per dimension, given its ``sums``, one
+        per product.
 
         With a run, ``position`` is that of its first result, and ``sums`` may use its element.  ``staged`` are C
-        variables, a vector for each output, that take the run's results instead of memory.  ``sinks`` combine values
-        of the program.  ``given`` are C variables, vectors of the run's elements, of loads by their numbers.
+        variables, a vector for each output, that take the run's results instead of memory.  ``sinks`` combine values of
+        the program.  ``given`` are C variables, vectors of the run's elements, of loads by their numbers.
         """
         w, program = self.w, self.program
         run = run if run is not None and run.count > 1 else None
@@ -198,5 +199,5 @@ class Epilogue:
             w.line(f"store({self.pointers.stores[n]} + {first(program.stores[n].operand.strides)}, {name});")
 
     def _constant(self, n: int, source: str, suffix: str) -> str:
-        """Writes the n-th load's value as a constant; returns its name."""
+        """Writes the n-th load's value as a constant; returns its C name."""
         return constant(self.w, self.names, self.program, n, source, suffix)

@@ -22,8 +22,8 @@ from codegen.naming import Names, Writer
 class Operand:
     """A tensor that a kernel reads or writes.
 
-    strides count elements, one an iteration dimension; 0 repeats the element along it.  alignment is what the base
-    pointer is known to be a multiple of, in bytes.
+    strides count elements, one for each iteration dimension; 0 repeats the element along it.  alignment is what the
+    base pointer is known to be a multiple of, in bytes.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The value the kernel's main loop computed for this element, in the anchor's compute type: the n-th of those."""
+    """The n-th value that the kernel's main loop computed for this element, in the anchor's compute type."""
 
     number: int = 0
 
 
 @dataclass(frozen=True)
 class Index:
-    """A position that depends on the element's coordinates: the n-th of the program's ``indices``."""
+    """A position that depends on the element's coordinates: the value of the program's n-th ``indices``."""
 
     index: int
 
@@ -87,7 +87,7 @@ Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced | Pointer
 
 @dataclass(frozen=True)
 class Instruction:
-    """``ctype name = template(args)``: template has placeholders {0}, {1}, ... for the arguments' C expressions.
+    """``ctype name = template(args)``; template has placeholders {0}, {1}, ... for the arguments' C expressions.
 
     thresholds are those numbers which the arguments are compared with to be less or not, if nothing else is done with
     them.
@@ -102,12 +102,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class TableRead(Instruction):
-    """Reads an element of a table: args are its pointer, what the position is computed of and, if guarded, whether the
-    element exists.
+    """Reads an element of a table.
 
-    position    the template of the position.
-    indexed     whether the second argument is an index that is a term of it; the others are terms times a number.
-    multiples   these numbers, and the constant term.
+    args are the table's pointer, the values from which the position is computed and, if guarded, whether the element
+    exists.
+
+    position   the template of the position.
+    indexed    whether the second argument is an index that is a term of the position; the others are factors of terms.
+    multiples  the numbers by which these are multiplied, and the constant term.
     """
 
     position: str = ""
@@ -128,8 +130,9 @@ class Store:
 class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
-    With ``at`` it is that of the first of the largest elements, or of the last that is NaN; -1 of none.  The sort
-    family, whose reductions choose elements by their places, does not ask for the combiner (`codegen.spec.SortSpec`).
+    With ``at`` it is the place of the first of the largest elements, or of the last that is NaN; -1 if there is none.
+    The sort family, whose reductions choose elements by their places, does not ask for the combiner
+    (`codegen.spec.SortSpec`).
     """
 
     name: str
@@ -140,7 +143,7 @@ class Reduction:
 
     @property
     def start(self) -> str:
-        """The C literal of the result of no elements."""
+        """The C literal of the result over no elements."""
         return "-1" if self.at is not None else literal(self.combiner.start(self.ctype), self.ctype)
 
     @property
@@ -149,7 +152,7 @@ class Reduction:
         return self.combiner.sign if self.ctype in ("float", "double") else ""
 
     def into(self, total: str, value: str) -> str:
-        """Returns the C statement that combines an element with what there is."""
+        """Returns the C statement that combines an element with the total so far."""
         if self.operator:
             return f"{total} {self.operator}= {value};"
         value = f"{self.ctype}({value})" if self.combiner.widens else value
@@ -193,11 +196,11 @@ class Program:
 
     @property
     def strides(self) -> list[tuple[int, ...]]:
-        """Those of loads, stores and indices, in this order."""
+        """The strides of loads, stores and indices, in this order."""
         return [*(op.strides for op in self.operands), *self.indices]
 
     def needed(self, ends: Iterable[Value]) -> set[Value]:
-        """Returns what values are made of by instructions, themselves among it."""
+        """Returns the values that are needed to compute ``ends``, themselves among them."""
         found: set[Value] = set()
         stack = list(ends)
         while stack:
@@ -210,7 +213,7 @@ class Program:
 
 
 def literal(value: Any, ctype: str) -> str:
-    """Returns a number as a C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), exact, with NaN and
+    """Returns a number as an exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), with NaN and
     infinity.
     """
     if ctype == "bool":
@@ -248,7 +251,7 @@ _SIMPLE = re.compile(r"[\w.]+(?:\[[\w +*/%()-]+\])*|-?\d[\w.]*|[\w:]+(<\w+>)?\([
 
 
 def fill(template: str, arguments: list[str]) -> str:
-    """Returns the template with its placeholders replaced; an argument that is not a simple term is parenthesised."""
+    """Returns the template with its placeholders replaced; arguments that are no simple terms are parenthesized."""
 
     def argument(match: re.Match[str]) -> str:
         text = arguments[int(match[1])]
@@ -277,8 +280,9 @@ class Emitter:
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
-        """Returns the C expression of a value; ``terms`` gives those of loads, indices and the anchor, and of
-        results that have other names than their own.
+        """Returns the C expression of a value.
+
+        ``terms`` gives those of loads, indices and the anchor, and of results that have other names than their own.
         """
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
@@ -287,8 +291,9 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """Returns the C expression of a vector of a table, for that of its first element; ``packed``: as `Packed`
-        words.
+        """Returns the C expression of a vector of a table, given the terms of its first element.
+
+        With ``packed``, it is read as `Packed` words.
         """
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
@@ -335,7 +340,9 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
 
 
 def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:
-    """For every instruction, whether it depends on a value that varies (along a dimension the caller unrolls)."""
+    """Returns, for every instruction, whether it depends on a value that varies (along a dimension the caller
+    unrolls).
+    """
     result: list[bool] = []
     for instruction in program.instructions:
         result.append(

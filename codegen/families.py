@@ -1,4 +1,4 @@
-"""The registry: every kernel family.  A new one is a folder, or a file, and a line here."""
+"""The registry: every kernel family.  To add one, add a folder or a file, and a line here."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def family_of(spec: KernelSpec) -> Family[Any]:
 
 
 def form_of(schedule: Schedule) -> Form[Any, Any]:
-    """Returns the form of kernels that a schedule is of."""
+    """Returns the form of kernels that a schedule belongs to."""
     return FORMS[type(schedule)]

@@ -1,6 +1,6 @@
-"""What a kernel family is: forms of kernels for one class of specifications, and which of them a specification has.
+"""What a kernel family is: forms of kernels for one class of specifications, and how a specification's form is chosen.
 
-A form is one way to write such kernels, and a schedule how one of them is tiled and mapped to threads.
+A form is one way to write such kernels; a schedule says how one of them is tiled and mapped to threads.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from codegen.declined import Declined
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
-#: How much faster than a form in front of it one must be estimated to be taken, and the cycles it must save: the
-#: estimates are as good as that.
+#: To be preferred to a form in front of it, a form must be estimated to be so many times as fast and to save so many
+#: cycles: the estimates are no better than that.
 CLEARLY, LEAST_SAVED = 1.15, 3000.0
-#: Schedules of the form that is taken, and of each other one, that come first; the last form is another only where it
-#: is estimated to take at most so many times as long.
+#: How many schedules of the preferred form, and of each other one, come first.  The last form counts among the others
+#: only where it is estimated to take at most so many times as long.
 FIRST, OTHERS, HOPELESS = 8, 2, 2.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Numbers, flags and names: they change how fast a kernel is and in which order it sums up, never what it computes.
-
-    Each form has a class of its own.
-    """
+    """Numbers, flags and names that change a kernel's speed and the order of its sums, but never what it computes."""
 
 
 SpecT = TypeVar("SpecT", bound=KernelSpec)
@@ -59,7 +56,7 @@ class Form(Generic[SpecT, ScheduleT]):
 
 @dataclass(eq=False)
 class Family(Generic[SpecT]):
-    """A class of specifications and the forms for them, in order of preference: a spec has the first that takes it.
+    """A class of specifications and its forms, in order of preference: a spec gets the first form that takes it.
 
     tries_all  whether schedules of the forms behind that one are worth trying, too.
     """
@@ -70,8 +67,9 @@ class Family(Generic[SpecT]):
     tries_all: bool = False
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
-        """Yields the schedules worth trying, best guess first.  Raises Declined, with the last reason, if no form
-        takes it.
+        """Yields the schedules worth trying, best guess first.
+
+        Raises Declined, with the last reason, if no form takes the spec.
         """
         found, last = False, Declined(f"no form of {self.name} is meant for {spec.name}")
         for form in self.forms:
@@ -87,7 +85,7 @@ class Family(Generic[SpecT]):
             raise last
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
-        """Returns why the forms in front of the one that a spec has do not take it, by name."""
+        """Returns by name why the forms in front of the one that a spec gets do not take it."""
         reasons: dict[str, str] = {}
         for form in self.forms:
             try:
@@ -100,9 +98,9 @@ class Family(Generic[SpecT]):
 
 @dataclass(eq=False)
 class EstimatedFamily(Family[SpecT]):
-    """A family that knows how long its forms take: a clearly faster one is preferred to those in front of it.
+    """A family that estimates how long its forms take: a clearly faster one is preferred to those in front of it.
 
-    The last form takes every spec, and is had by those that no other takes.
+    The last form takes every spec, and is used for those that no other form takes.
     """
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
@@ -123,7 +121,7 @@ class EstimatedFamily(Family[SpecT]):
             yield from schedules[OTHERS:]
 
     def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
-        """Returns the form that a spec has untuned."""
+        """Returns the form that a spec gets untuned."""
         estimates = self._estimates(canonical(spec), target)
         first = next(iter(estimates), self.forms[-1])
         best = min(estimates, key=estimates.__getitem__, default=first)
@@ -131,12 +129,12 @@ class EstimatedFamily(Family[SpecT]):
         return best if clearly else first
 
     def cycles(self, spec: SpecT, target: Target) -> float:
-        """Returns cycles that the best schedule is estimated to take, by the form's cost model."""
+        """Returns the cycles that the best schedule is estimated to take, by the form's cost model."""
         taken = self.form(spec, target)
         return self._estimates(canonical(spec), target).get(taken) or _cycles(taken, spec, target)
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
-        """Returns why the forms in front of the one that a spec has are not taken, by name."""
+        """Returns by name why the forms in front of the one that a spec gets are not taken."""
         estimates, taken = self._estimates(canonical(spec), target), self.form(spec, target)
         reasons = {}
         for form in self.forms[: self.forms.index(taken)]:
@@ -161,8 +159,9 @@ def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
 
 @lru_cache(1024)
 def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
-    """Returns estimated cycles of the forms but the last, of those that take a spec; it is canonical, so that layers
-    that are alike are one.
+    """Returns the estimated cycles of every form but the last that takes a spec.
+
+    The spec is canonical, so that equal layers share one entry of the cache.
     """
     found = {}
     for form in family.forms[:-1]:

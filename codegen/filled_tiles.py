@@ -1,8 +1,7 @@
 """Tiles of the Hopper kernels that the producer's threads fill: operands that are computed, or converted, on the way.
 
-Threads bring a tile as those of a kernel of mma.sync do (`codegen.tile_loader`); its rows of 128 bytes lie in shared
-memory swizzled as TMA would leave them.  An operand that is multiplied as it lies in memory still comes by
-TMA if that can address it.
+Threads bring a tile as in the kernels of mma.sync (`codegen.tile_loader`); its rows of 128 bytes are swizzled in shared
+memory as by TMA.  An operand that is multiplied as it lies in memory still comes by TMA if that can address it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from codegen.tiles import check_element, check_limits, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction of which threads fill at least one.  Raises Declined where there is
-    none.
+    """Returns the operands of a contraction of which threads fill at least one.  Raises Declined where this
+    cannot be.
     """
     types = product_types(spec, widen=False)
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
@@ -51,7 +50,7 @@ def filled(spec: ContractionSpec) -> OperandTiles:
 
 
 def as_it_lies(gather: Gather, product: str) -> bool:
-    """Returns true if an operand is multiplied as it lies in memory."""
+    """Tells whether an operand is multiplied as it lies in memory."""
     name = gather.operand.dtype.name
     return gather.program is None and (name == product or (name, product) == ("float32", "tf32"))
 
@@ -59,22 +58,22 @@ def as_it_lies(gather: Gather, product: str) -> bool:
 def _side(
     spec: ContractionSpec, number: int, sizes: Sequence[int], order: Sequence[int], product: str
 ) -> TilePath | MappedOperand:
-    """Returns one operand, the reduction being walked in an order."""
+    """Returns one operand, with the reduction dimensions in the given order."""
     gather = (spec.a, spec.b)[number]
     way = replace(tile_path_of(spec, gather, sizes, order, product), held=True)
     side: TilePath | MappedOperand = way
     if as_it_lies(gather, product):
-        with suppress(Declined):  # else threads bring it as well
+        with suppress(Declined):  # else threads bring it, too
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
-            side = way  # and turn it
+            side = way  # and transpose it
     if not side.along_k and way.itemsize != 2:
         raise Declined("only 16-bit operands may be stored across the reduction")
     return side
 
 
 def _copied(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Sequence[int]) -> MappedOperand:
-    """Returns an operand as TMA brings it."""
+    """Returns an operand as TMA brings it.  Raises Declined if it cannot."""
     gather = (spec.a, spec.b)[number]
     check_element(gather)
     if gather.limits:
@@ -93,5 +92,5 @@ def _copied(spec: ContractionSpec, number: int, sizes: Sequence[int], order: Seq
 
 
 def _windowed(spec: ContractionSpec) -> ReductionPanels:
-    """Returns the reduction as the windows of an image are walked: tap by tap, and through the channels of each."""
+    """Returns the reduction over an image's windows: tap by tap, and through the channels of each."""
     return ReductionPanels(spec.k[1:], spec.k[0], ROW_BYTES // spec.a.operand.dtype.itemsize, 1)

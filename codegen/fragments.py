@@ -24,7 +24,7 @@ from codegen.spec import ContractionSpec, Limit
 
 MOST_RUN = 16  # results that a thread handles together
 
-#: The C expression of sum number e of a pair, given e and the product.
+#: The C expression of sum e of a pair, given e and the product.
 Sum: TypeAlias = Callable[[str, int], str]
 
 
@@ -33,7 +33,7 @@ class Space:
     """A contraction's results, and its program over them, with dimensions merged where all operands allow it.
 
     batch, rows, cols  sizes of the results' dimensions.
-    results  as in `ContractionSpec`: the program's row coordinates where they are not the rows'.
+    results  as in `ContractionSpec`: the program's row coordinates where they are not those of the rows.
     shape    sizes of the program's space.
     """
 
@@ -57,7 +57,7 @@ class Space:
 
 
 def space(spec: ContractionSpec) -> Space:
-    """Returns the results of a spec."""
+    """Returns the space of a spec's results."""
     nb, program = len(spec.batch), spec.program
     every = program.strides
     count, last = len(every), nb + len(spec.results or spec.m)
@@ -74,7 +74,7 @@ def space(spec: ContractionSpec) -> Space:
 
 @dataclass(frozen=True)
 class Staging:
-    """Where sums wait in shared memory: ``size`` rows (or columns) of ``length`` sums next to each other and a pad.
+    """Where sums wait in shared memory: ``size`` rows (or columns) of ``length`` sums next to each other, and a pad.
 
     by_rows  whether neighbours lie along a row of the result, else along a column.
     run      neighbours that one thread takes out together.
@@ -94,8 +94,8 @@ class Staging:
 
     @property
     def pad(self) -> int:
-        """Sums at the end of each row, so that a warp writes a fragment without two threads meeting in one bank."""
-        # A warp writes pairs of 8 rows, or single sums of 4 x 2 columns: these start 8 banks, or 4, after each other.
+        """Sums of padding at the end of each row, so that a warp writes a fragment without bank conflicts."""
+        # A warp writes pairs in 8 rows, or single sums in 4 x 2 columns: these must start 8, or 4, banks apart.
         return 8 if self.by_rows else 4
 
     @property
@@ -124,7 +124,7 @@ def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
 
 
 def _rows_in_order(at: Space) -> bool:
-    """Returns true if rows that are neighbours are neighbours in the program's space too."""
+    """Tells whether neighbouring rows are neighbours in the program's space, too."""
     if not at.results:
         return True
     last = at.results[-1]
@@ -132,7 +132,7 @@ def _rows_in_order(at: Space) -> bool:
 
 
 def _one_access(at: Space, op: Operand, run: int, along: int) -> bool:
-    """Returns true if a run of an output is one access of at most 16 bytes."""
+    """Tells whether a run of an output is one access of at most 16 bytes."""
     width = run * op.dtype.itemsize
     others = [s for d, (s, size) in enumerate(zip(op.strides, at.shape)) if d != along and size > 1]
     steps = [s * op.dtype.itemsize for s in others]
@@ -155,7 +155,7 @@ class ResultFragments:
         self.m, self.n = prod(at.rows), prod(at.cols)
 
     def batch(self) -> None:
-        """Writes the coordinates of the batch; once a tile."""
+        """Writes the coordinates of the batch; call it once for each tile."""
         if prod(self.at.batch) > 1 and len(self.at.batch) > 1:
             for d in range(len(self.at.batch)):
                 self.w.line(f"const {self.t} b{d} = {coordinate('batch', self.at.batch, d)};")
@@ -163,8 +163,8 @@ class ResultFragments:
     def direct(self, m: str, n: str, total: Sum, exact_m: bool, exact_n: bool, sinks: Sequence[Sink] = ()) -> None:
         """Writes the program on pair ``f`` of a fragment, inside of a loop over its pairs.
 
-        m, n are the row and column of its first result, ``total`` its sums; exact says that no tile reaches
-        past the last row or column.
+        ``m`` and ``n`` are the row and column of its first result, ``total`` its sums; ``exact_m`` and ``exact_n`` say
+        that no tile reaches past the last row and column.
         """
         w = self.w
         w.line(f"const {self.t} m = {m}, n = {n};")
@@ -176,7 +176,7 @@ class ResultFragments:
             sums = [self._sum(total("e", p)) for p in self._products]
             self.epilogue.results(self._position(), sums, run, sinks=sinks)
             return
-        with w.unrolled("for (int e = 0; e < 2; ++e)"):  # these are in different rows of the columns' dimensions
+        with w.unrolled("for (int e = 0; e < 2; ++e)"):  # the two are in different rows of the columns' dimensions
             if missing:
                 w.line(f"if ({missing('e')}) continue;")
             sums = [self._sum(total("e", p)) for p in self._products]
@@ -199,7 +199,9 @@ class ResultFragments:
     def take(
         self, source: Staging, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
     ) -> None:
-        """Writes the program on what is staged, a run a thread; m, n are those of the staged row {r} and column {c}."""
+        """Writes the program on staged sums, one run per thread; ``m`` and ``n`` are templates of the staged row {r}
+        and column {c}.
+        """
         w = self.w
         runs = source.length // source.run
         w.line("#pragma unroll 2")
@@ -225,7 +227,7 @@ class ResultFragments:
             self.w.line(f"if ({' || '.join(outside)}) continue;")
 
     def _position(self, n: str = "n") -> list[str]:
-        """Writes the program's coordinates of result (m, n), and leaves where there is none."""
+        """Writes the program's coordinates of result (m, n), and skips it where it does not exist."""
         at = self.at
         batch = [f"b{d}" if len(at.batch) > 1 else "batch" for d in range(len(at.batch))]
         if prod(at.batch) == 1:

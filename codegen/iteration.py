@@ -24,22 +24,22 @@ def packed(shape: Sequence[int]) -> Strides:
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Returns dimensions from the largest stride to the smallest; ties stay in order."""
+    """Returns the dimensions from the largest stride to the smallest; ties stay in order."""
     return tuple(sorted(range(len(shape)), key=lambda d: -strides[d]))
 
 
 def collapse(
     shape: Sequence[int], strides: Sequence[Strides], order: Sequence[int]
 ) -> tuple[tuple[int, ...], list[Strides]]:
-    """Returns the same space with its dimensions permuted to ``order``, those of size 1 dropped and mergeable
-    neighbours merged.
+    """Returns the space with its dimensions permuted to ``order``, those of size 1 dropped, and mergeable neighbours
+    merged.
 
     Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] *
     size[inner]. At least one dimension is kept.
     """
     kept = [d for d in order if shape[d] != 1]
     sizes: list[int] = []
-    columns: list[list[int]] = []  # one list of strides, over the operands, a kept dimension
+    columns: list[list[int]] = []  # one list for each kept dimension: its strides in the operands
     for d in kept:
         column = [s[d] for s in strides]
         if sizes and all(outer == inner * shape[d] for outer, inner in zip(columns[-1], column)):
@@ -56,8 +56,8 @@ def collapse(
 def rebase(
     program: Program, shape: Sequence[int], order: Sequence[int], extra: Sequence[Strides] = ()
 ) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """Returns a program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed
-    alike).
+    """Returns a program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed,
+    too).
     """
     every = [*program.strides, *extra]
     sizes, strides = collapse(shape, every, order)
@@ -68,8 +68,9 @@ def rebase(
 def merge_outer(
     program: Program, outer: Sequence[int], extra: Sequence[Strides] = ()
 ) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """Returns a program of rows, the last dimension, with the outer ones merged in memory order: (their sizes, the
-    program, the ``extra`` strides likewise).
+    """Returns a program over rows, the last dimension, with the outer dimensions merged in memory order.
+
+    As (sizes of the outer dimensions, program, the ``extra`` strides treated likewise).
     """
     n, every = len(outer), [*program.strides, *extra]
     leading = leader(program).strides[:n]
@@ -80,7 +81,7 @@ def merge_outer(
 
 
 def leader(program: Program) -> Operand:
-    """Returns the operand that varies along most dimensions, of those the one with the largest elements."""
+    """Returns the operand that varies along most dimensions; among equals, the one with the largest elements."""
     return max(program.operands, key=lambda op: (sum(s != 0 for s in op.strides), op.dtype.itemsize))
 
 
@@ -96,7 +97,7 @@ def restrided(program: Program, strides: Sequence[Strides]) -> Program:
 
 
 def aligned(operand: Operand, vector: int, along: int) -> bool:
-    """Returns true if every vector of an operand along a dimension begins where it may be accessed as one."""
+    """Tells whether every vector of an operand along a dimension is aligned for a single access."""
     needed = min(16, vector * operand.dtype.itemsize)
     starts = (s for d, s in enumerate(operand.strides) if d != along)
     return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)
@@ -128,13 +129,14 @@ def unsigned(itype: str) -> str:
 
 
 def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
-    """Returns what `index_type` needs to know of operands over a space."""
+    """Returns the extents of operands over a space, for `index_type`."""
     return [prod(shape), *(extent(shape, op.strides) for op in operands)]
 
 
 def far(program: Program) -> list[int]:
-    """Returns what `index_type` needs to know of a program's positions: numbers below 0 keep their value in both
-    types only if these have the same size.
+    """Returns the extents that a program's positions require, for `index_type`.
+
+    Numbers below 0 keep their value in both types only if these have the same size.
     """
     return [2**32] if program.itype == "int64" else []
 
@@ -149,8 +151,10 @@ def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
 def coordinates(
     w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], dims: Iterable[int] | None = None
 ) -> list[str]:
-    """Writes coordinates of a row-major position, of all dimensions or of some, as constants ``prefix0``, ``prefix1``,
-    ...; returns the names of all.
+    """Writes coordinates of a row-major position, for all dimensions or some, as constants ``prefix0``, ``prefix1``,
+    ...
+
+    Returns the names for all dimensions.
     """
     for d in range(len(shape)) if dims is None else dims:
         w.line(f"const {itype} {prefix}{d} = {coordinate(position, shape, d)};")
@@ -182,13 +186,13 @@ class Coordinates:
         return self._known[dim]
 
     def write(self, every: Iterable[Strides]) -> Coordinates:
-        """Writes those that some strides need here, and not where one is first needed: that may be within a loop."""
+        """Writes the coordinates that some strides need here, rather than at first use, which may be within a loop."""
         for d in sorted({d for strides in every for d in range(len(self.shape)) if strides[d]}):
             _ = self[d]
         return self
 
     def terms(self, strides: Sequence[int]) -> list[tuple[str, int]]:
-        """Returns those that some strides need, and these."""
+        """Returns the coordinates where these strides are not 0, with the strides."""
         return [(self[d], stride) for d, stride in enumerate(strides) if stride]
 
     def offset(self, strides: Sequence[int]) -> str:
@@ -198,10 +202,10 @@ class Coordinates:
 
 class Point:
     """One element of a space: its first dimensions have a coordinate each, the others come in groups with one position
-    over all of them.
+    per group.
 
     outer  the coordinates of the first dimensions, as C expressions.
-    parts  (position, name, sizes) of every group: the position as a C expression and the C name of a constant for it,
+    parts  (position, name, sizes) of every group: the position as a C expression, the C name of a constant for it,
            written where it must be split.
     """
 
@@ -235,12 +239,12 @@ class Point:
 
 
 def at_most(text: str, largest: int, itype: str) -> str:
-    """Returns the C expression of the smaller of an expression and a number."""
+    """Returns the C expression of the smaller of an unsigned expression and a number."""
     return f"min({text if itype == 'uint32' else f'{itype}({text})'}, {itype}({largest}))"
 
 
 def product(text: str) -> bool:
-    """Returns true if a C expression that `linear` made is one term."""
+    """Tells whether a C expression that `linear` made is one term."""
     depth, inner = 0, ""
     for c in text:
         depth += (c == "(") - (c == ")")
@@ -263,7 +267,7 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
 
 
 def negated(text: str) -> str:
-    """Of what `linear` wrote the negative."""
+    """Returns the negative of what `linear` wrote."""
     return text[1:] if text.startswith("-") and " " not in text else f"-({text})"
 
 

@@ -134,21 +134,20 @@ def shared_memory(w: Writer) -> Iterator[None]:
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
-    """Returns a kernel of a grid with one dimension that begins where it would end: its first block takes the last's
-    place.
-    """
+    """Returns a kernel with a one-dimensional grid in reverse order: its first block takes the place of its last."""
     head, body = _ordered(source.code)
     return replace(source, code=head + body.replace("blockIdx.x", "block_from_the_end()"))
 
 
 def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSource:
-    """Returns a kernel of several that are launched one after the other: what begins and ends a launch overlaps.
+    """Returns a kernel that is one of several launched one after the other, so that its beginning overlaps with the end
+    of the one before.
 
     first  whether none of them is launched before it.
     early  whether the next one's blocks may come in as soon as all of its own have begun.
 
-    What those before it write changes while it waits.  So it may not promise, by __restrict__, that what it only reads
-    stays as it is: the compiler would take instructions for that which it moves to before the wait.
+    Memory that earlier kernels write changes while it waits.  So its inputs may not be __restrict__: the compiler would
+    take that as a promise that they do not change, and might move reads to before the wait.
     """
     calls = ["grid_dependency_launch"] * early + ["grid_dependency_wait"] * (not first)
     if not calls:
@@ -164,9 +163,7 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
 
 
 def sharing(source: KernelSource) -> KernelSource:
-    """Returns a kernel of which arguments that it reads and writes may be the same memory: it promises nothing of
-    them.
-    """
+    """Returns a kernel without __restrict__: arguments that it reads and writes may be the same memory."""
     begin = source.code.index('extern "C" __global__')
     at = source.code.index("\n{\n", begin)
     opening = source.code[begin:at].replace("* __restrict__ ", "* ")
@@ -174,7 +171,7 @@ def sharing(source: KernelSource) -> KernelSource:
 
 
 def _ordered(code: str) -> tuple[str, str]:
-    """Returns a kernel's code up to its last include, of order.cuh, and the rest."""
+    """Returns a kernel's code up to its last include, that of order.cuh, and the rest."""
     head, include, rest = code.rpartition("#include ")
     last, _, body = rest.partition("\n")
     own = '"order.cuh"'
@@ -182,17 +179,17 @@ def _ordered(code: str) -> tuple[str, str]:
 
 
 def block_number(itype: str) -> str:
-    """Returns the C expression of the block's number, in a type that holds products with it."""
+    """Returns the C expression of the block's number, in a type wide enough for products with it."""
     return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
-    """Returns a pointer parameter."""
+    """Returns the C declaration of a pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
 
 
 def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
-    """Writes where a block is along each axis, slowest first: (C variable, number of blocks, positions of a block).
+    """Writes where a block is along each axis, (C variable, number of blocks, positions of a block), slowest first.
 
     An axis with one block gets no variable: its position is 0.  Returns the number of blocks.
     """
@@ -224,19 +221,19 @@ class Pointers:
 
 
 def converted(operand: Operand, text: str, real: str) -> str:
-    """Returns a value of an operand, as stored, in its compute type."""
+    """Returns the C expression of an operand's value, given as it is stored, in its compute type."""
     target = compute_type(operand.dtype, real)
     return text if operand.dtype.ctype == target else f"convert<{target}>({text})"
 
 
 def constant(w: Writer, names: Names, program: Program, n: int, text: str, suffix: str) -> str:
-    """Writes an element of a load, given as it is stored, as a constant of its compute type; returns its name."""
+    """Writes an element of a load, given as it is stored, as a constant of its compute type; returns its C name."""
     name = names.unique(program.loads[n].name, suffix)
     w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(program.loads[n], text, program.real)};")
     return name
 
 
 def uses(program: Program) -> Counter[Value]:
-    """Returns how often each value is used by instructions and stores."""
+    """Returns how often each value is used by instructions, reductions and stores."""
     every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
     return Counter([*every, *(s.value for s in program.stores)])

@@ -1,12 +1,12 @@
-"""Loads of what the L2 cache is to evict last (``L2::evict_last``): after what is written meanwhile.
+"""Loads of data that the L2 cache is to evict last (``L2::evict_last``): after what is written meanwhile.
 
-A kernel that streams more through the cache than that holds, and writes about as much as it reads, is 2 to 4 % faster
-for it on Hopper: row kernels reach the time of a device copy, copies are faster than that.  What all blocks read is in
-the cache anyway, and loaded as ever.
+On Hopper, this makes a kernel 2 to 4 % faster that streams more than the cache holds and writes about as much as it
+reads: row kernels reach the time of a device copy, and copies become faster than that.  What all blocks read is in the
+cache anyway, and is loaded as usual.
 
 Lines that are to be evicted last stay for a while after the kernel, too: passes over 40 MB, which the cache holds
-otherwise, took up to 7 % longer for the next half millisecond, passes over 24 MB, copies and products no longer
-than before.  So it is done by kernels only that move more than half as much again as the cache holds.
+otherwise, took up to 7 % longer for the next half millisecond, passes over 24 MB, copies and products no longer than
+before.  So only kernels that move well over the size of the cache do this (`LEAST`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.target import Target
 
-#: Bytes that a kernel reads and writes at least, in sizes of the L2 cache.
+#: Least bytes that such a kernel reads and writes, relative to the size of the L2 cache.
 LEAST = 8 / 5
-#: Of what it reads it writes at least one part in so many.
+#: Such a kernel writes at least one part in so many of what it reads.
 LEAST_SHARE = 4
 
 
 def streams(program: Program, shape: Sequence[int]) -> frozenset[int]:
-    """Returns the loads that read each of their elements once in a space."""
+    """Returns the loads that read each of their elements once over a space."""
     return frozenset(n for n, operand in enumerate(program.loads) if _once(operand, shape))
 
 
 def worth_evict_last(program: Program, shape: Sequence[int], target: Target) -> bool:
-    """Returns true if a kernel's streams had better be evicted last."""
+    """Tells whether the data that a kernel streams should be evicted last."""
     if target.arch.major != 9:
         return False
     elements = prod(shape)
@@ -42,7 +42,7 @@ def worth_evict_last(program: Program, shape: Sequence[int], target: Target) -> 
 
 
 def without_evict_last(schedule: Schedule) -> Schedule:
-    """Returns the schedule of a kernel whose streams are evicted like all else."""
+    """Returns the schedule for the same kernel with ordinary loads."""
     return replace(schedule, **{"evict_last": False}) if getattr(schedule, "evict_last", False) else schedule
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from codegen.device_library import headers, macros
 
-#: Words that are no identifiers in C++, macros of the C library for the CPU, and what is put into kernels as they are
-#: launched one after the other (`codegen.kernel`).
+#: Words that are no identifiers in C++, macros of the C library for the CPU, and names that `codegen.kernel` puts into
+#: kernels that are launched one after the other.
 RESERVED = frozenset(
     """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t
@@ -24,22 +24,23 @@ RESERVED = frozenset(
     block_from_the_end grid_dependency_launch grid_dependency_wait
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
-#: Around a name that is not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
+#: Marks around a name not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
 _EDGE, _BETWEEN = "ʘ", "ǀ"
 #: The line in whose place the device library's headers are included.
 INCLUDES = "#include"
-#: What only means something within a struct.
+#: Structs, and their members: names that only mean something within a struct.
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
-#: What is neither in a word nor between one and its members becomes a space.
+#: Characters that are neither in a word nor between a variable and its member become spaces.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
 _BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
-#: Identifiers that a name is a part of are not longer than this.
+#: Most characters around a name that belong to the same identifier.
 _LONGEST = 128
 
 
 def identifier(text: str) -> str:
-    """Returns a C identifier that resembles a text: ASCII letters, digits and single underscores, not reserved, at
-    most 48 long.
+    """Returns a C identifier that resembles a text.
+
+    It has ASCII letters, digits and single underscores, at most 49 characters, and is not reserved.
     """
     name = re.sub(r"_+", "_", re.sub(r"[^0-9A-Za-z]+", "_", text)).strip("_")[:48].rstrip("_")
     if not name:
@@ -72,8 +73,8 @@ class Identifiers:
 class Names:
     """Gives every text a name of its own in a kernel.
 
-    The names are marks until the kernel is written: `Writer.text` makes identifiers of them that nothing else in the
-    kernel has, so nobody need know which ones its writers use.
+    The names are marks until the kernel is written: `Writer.text` replaces them by identifiers that nothing else in the
+    kernel has, so writers need not know each other's.
     """
 
     _numbers = itertools.count()
@@ -129,7 +130,7 @@ def comment(text: str, limit: int = 110) -> str:
 
 
 class Writer:
-    """Lines of C with indentation."""
+    """Collects lines of C with indentation."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -145,7 +146,7 @@ class Writer:
 
     @contextmanager
     def block(self, text: str, end: str = "}", *, when: bool = True) -> Iterator[None]:
-        """Opens a block and closes it behind what is written inside of the ``with`` statement, if ``when``."""
+        """Writes a block around what is written inside of the ``with`` statement; none unless ``when``."""
         if when:
             self.open(text)
         yield
@@ -154,7 +155,7 @@ class Writer:
 
     @contextmanager
     def unrolled(self, *loops: str, when: bool = True) -> Iterator[None]:
-        """The same for loops, one in the other, that the compiler unrolls."""
+        """Writes nested loops, which the compiler unrolls, around what is written inside of the ``with`` statement."""
         for loop in loops if when else ():
             self.line("#pragma unroll")
             self.open(loop)
@@ -164,14 +165,14 @@ class Writer:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Closes what is opened inside of the ``with`` statement."""
+        """Closes, at the end of the ``with`` statement, the blocks opened inside of it."""
         depth = self.depth
         yield
         while self.depth > depth:
             self.close()
 
     def unrolled_line(self, loop: str) -> None:
-        """Writes a loop that is unrolled and has its only statement behind it."""
+        """Writes an unrolled loop with its only statement on the same line."""
         self.line("#pragma unroll")
         self.line(loop)
 

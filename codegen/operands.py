@@ -9,7 +9,7 @@ from codegen.spec import Gather, Image, TensorMap
 from codegen.tile_path import ELEMENTS, TilePath
 
 ROW_BYTES = 128
-#: A panel of so many bytes loads at this share of the rate of a full one.
+#: The share of the full load rate that a panel of so many bytes reaches.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16
@@ -19,12 +19,12 @@ PANEL, STEP = 64, 16
 class ReductionPanels:
     """How the reduction is walked.
 
-    taps      sizes of its dimensions but the channels, outermost first.
+    taps      sizes of its dimensions except the channels, outermost first.
     channels  size of the dimension in which panels lie.
-    panel     channels of a panel; per_stage: panels of a stage.
+    panel     channels of a panel; ``per_stage`` panels of a stage.
     skips     where a batch is a phase with taps of its own: for every dimension of taps how many of the first ones it
               does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
-    share     of the taps that a batch has on average.
+    share     the share of the taps that a batch has on average.
     step      where batches are parts of one reduction: channels from one to the next.
     """
 
@@ -84,7 +84,7 @@ class Gathered:
     The reduction is flat, (*taps, channels), so that few channels do not waste the rows of a tile.
 
     rows, taps, channels  sizes of (image, *output positions), of the filter, and channels of a group.
-    image                 the image; steps: elements from one image, and from one group, to the next.
+    image                 the image; ``steps`` elements from one image, and from one group, to the next.
     """
 
     rows: tuple[int, ...]
@@ -101,9 +101,9 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Brought:
-    """A tensor of which TMA brings a tile a stage, or with ``row`` one row for all rows of the operand.
+    """A tensor of which TMA brings one tile per stage, or with ``row`` one row for all rows of the operand.
 
-    load  its number among those that the operand is computed of.
+    load  its number among those that the operand is computed from.
     """
 
     load: int
@@ -118,7 +118,7 @@ class Brought:
 
     @property
     def panels(self) -> int:
-        """Parts in which a stage's elements come."""
+        """How many parts a stage's elements come in."""
         return 1 if not self.side.along_k else PANEL // self.panel
 
     @property
@@ -127,11 +127,11 @@ class Brought:
         return self.panel * self.itemsize
 
     def bytes(self, rows: int) -> int:
-        """Returns bytes of a stage, which start at multiples of 1024, those of a row at multiples of 128."""
+        """Returns the bytes of a stage.  Tiles start at multiples of 1024 bytes, rows for all at multiples of 128."""
         return PANEL * self.itemsize * (1 if self.row else rows)
 
     def boxed(self, rows: int) -> TensorMap:
-        """Returns the map with the box that one load brings."""
+        """Returns the tensor map with the box that one load brings."""
         first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
         if self.side.im2col:
             box: tuple[int, ...] = (first, second)
@@ -149,7 +149,7 @@ class ComputedOperand:
 
     product             the type in which it is multiplied.
     batch, rows, inner  sizes of gather's dimensions.
-    brought             what TMA brings.  Every other tensor has one element a row, or one for all.
+    brought             what TMA brings.  Every other tensor has one element per row, or one for all.
     pairs               whether the program is one on pairs of elements (`codegen.packed`).
     """
 
@@ -167,7 +167,7 @@ class ComputedOperand:
         return ELEMENTS[self.product][0]
 
     def bytes(self, rows: int) -> int:
-        """Returns bytes of a stage that TMA brings."""
+        """Returns how many bytes of a stage TMA brings."""
         return sum(b.bytes(rows) for b in self.brought)
 
 
@@ -175,8 +175,7 @@ class ComputedOperand:
 class OperandTiles:
     """Both operands of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
 
-    Those of a `TilePath` are filled by threads (`codegen.filled_tiles`), one that is `ComputedOperand` is so by the
-    consumers.
+    Threads fill the tiles of a `TilePath` (`codegen.filled_tiles`); consumers compute a `ComputedOperand`.
     """
 
     batch: tuple[int, ...]

@@ -2,8 +2,8 @@
 
 An instruction on pairs rounds its exact result to 16 bits.  A program that computes in float rounds once more at its
 end, so pairs give the same or better as long as one operation rounds: a sum, a product, or a product to which something
-is added (fma).  What neither rounds nor reverses the order of numbers (relu, a sign, the larger of two) may come before
-or behind it, for it makes no difference whether rounding comes first.
+is added (fma).  Operations that need not round (relu, a sign, the larger of two) may come before or behind it, for it
+makes no difference whether rounding comes first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MULTIPLY, _ADD, _SUBTRACT = "{0} * {1}", "{0} + {1}", "{0} - {1}"
 
 
 def pair_type(dtype: DType) -> str:
-    """Returns C type of two elements."""
+    """Returns the C type of two elements."""
     return f"Pair<{dtype.ctype}>"
 
 
 def packed(program: Program) -> Program | None:
-    """Returns the program on pairs of what it stores, None if it has to compute in float."""
+    """Returns the program on pairs of what it stores; None if it has to compute in float."""
     target = program.stores[0].operand.dtype
     if target.ctype not in ("bfloat16", "float16") or program.real != "float" or len(program.stores) != 1:
         return None
@@ -33,7 +33,7 @@ def packed(program: Program) -> Program | None:
     made: list[Instruction] = []
     known: dict[Value, Value] = {}  # results of the program's instructions as those of pairs
     rounded: dict[Value, bool] = {}
-    products: dict[Value, tuple[Value, Value]] = {}  # exact products, by what they are in the program
+    products: dict[Value, tuple[Value, Value]] = {}  # exact products, by their values in the program
     uses = [v for i in program.instructions for v in i.args] + [program.stores[0].value]
     for number, instruction in enumerate(program.instructions):
         own, template = Result(number), instruction.template
@@ -68,19 +68,19 @@ def packed(program: Program) -> Program | None:
 
 
 def _fits(value: Value, target: DType) -> bool:
-    """Returns true if a number is one of 16 bits."""
+    """Tells whether a value is a number that 16 bits represent exactly."""
     return isinstance(value, Literal) and float(target.numpy.type(value.value)) == float(value.value)
 
 
 def _added(program: Program, product: Result) -> bool:
-    """Returns true if the one that uses a product adds something to it."""
+    """Tells whether the only instruction that uses a product adds something to it."""
     return any(product in i.args and i.template == _ADD for i in program.instructions)
 
 
 def _fused(
     args: tuple[Value, ...], products: dict[Value, tuple[Value, Value]]
 ) -> tuple[tuple[Value, Value], Value] | None:
-    """Returns the operands and the other term of a sum of a product and something that is none."""
+    """Returns the factors and the other term of a sum of a product and something else; None if it is no such sum."""
     for term, other in (args, args[::-1]):
         if term in products and other not in products:
             return products[term], other

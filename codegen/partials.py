@@ -14,7 +14,9 @@ from codegen.spec import ContractionSpec, Partial
 
 @dataclass(frozen=True)
 class Sink:
-    """Where values of the program are combined: C expression ``own``; but those for which ``within`` does not hold."""
+    """Where values of the program are combined: C expression ``own``, except where the condition ``within`` is
+    false.
+    """
 
     reduction: Reduction
     own: str
@@ -23,7 +25,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class PartialNames:
-    """A partial reduction in a kernel: C names of the tensor that takes it, and of what a thread has of it."""
+    """A partial reduction in a kernel: C names of the tensor that takes it, and of a thread's values of it."""
 
     partial: Partial
     pointer: str
@@ -35,8 +37,9 @@ class PartialNames:
 
 
 class Partials:
-    """Writes the partial reductions of a spec; ``t`` is the type of positions, ``batch`` the C expression of the
-    batch's number.
+    """Writes the partial reductions of a spec.
+
+    ``t`` is the C type of positions, ``batch`` the C expression of the batch's number.
     """
 
     def __init__(self, w: Writer, spec: ContractionSpec, names: Names, t: str, batch: str) -> None:
@@ -54,7 +57,7 @@ class Partials:
         return [parameter(x.partial.operand, x.pointer, written=True) for x in self.parts]
 
     def begin(self, part: PartialNames, *sizes: int) -> None:
-        """Declares what a thread has of a partial reduction: nothing yet."""
+        """Declares a thread's values of a partial reduction, as neutral values."""
         dims = "".join(f"[{size}]" for size in sizes)
         ctype = part.reduction.ctype
         if part.reduction.combiner.neutral == 0:
@@ -64,7 +67,7 @@ class Partials:
         self.w.line(f"reduce::fill({part.own}, {part.reduction.start});")
 
     def finish_cols(self, part: PartialNames, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
-        """Stores the parts of columns that the four lanes of a row of fragments have.
+        """Writes the store of the parts of columns that the four lanes of a row of fragments have.
 
         Of a thread's ``rows`` rows, row i lies i / 2 * 16 + i % 2 * 8 below m; its ``chunks`` chunks begin at column n;
         sizes are those of the whole result.
@@ -79,8 +82,10 @@ class Partials:
             self.store(part, "place", f"col / {c}", "total")
 
     def store(self, part: PartialNames, place: str, last: str, value: str) -> None:
-        """Stores a part: ``place`` is the number of its chunk of rows, or of its row, ``last`` its column, or the
-        number of its chunk of columns.
+        """Writes the store of a part.
+
+        ``place`` is the number of its chunk of rows, or of its row; ``last`` its column, or the number of its chunk of
+        columns.
         """
         x, nb = part.partial, len(self.spec.batch)
         groups = ((self.spec.batch, x.operand.strides[:nb], self.batch), (x.places, x.operand.strides[nb:-1], place))
@@ -92,7 +97,7 @@ class Partials:
 
 
 def _terms(sizes: Sequence[int], strides: Sequence[int], text: str) -> list[tuple[str, int]]:
-    """Returns the coordinates that a position over dimensions has, and their strides."""
+    """Returns the coordinates of a position over dimensions, and their strides."""
     merged, (steps,) = collapse(sizes, [tuple(strides)], range(len(sizes)))
     if len(merged) == 1:
         return [(text, steps[0])]

@@ -1,8 +1,8 @@
-"""A contraction's operand as its kernels bring it: what is read of it, and its elements computed from that.
+"""A contraction's operand as its kernels bring it: the reads, and the elements computed from what is read.
 
-A plain operand is read from one tensor; with a program its elements are computed of several tensors and positions, each
-with steps of its own.  All of them come to registers first and are kept there, as they lie in memory, until the element
-is wanted: between the two there is time for something else.
+A plain operand is read from one tensor.  With a program, its elements are computed from several tensors and positions,
+each with strides of its own.  All of them first come to registers, as they lie in memory, and stay there until the
+element is needed: in between there is time for other work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def moves(self) -> bool:
-        """Whether rows (or columns) and batches start at different elements, or not at the first."""
+        """Whether rows (or columns) or batches start at different elements, or not at the first."""
         return any(self.batch) or any(self.outer) or self.start != 0
 
 
@@ -40,12 +40,12 @@ class Place:
 class Source:
     """Something that changes from element to element of an operand.
 
-    value    what it is to the program: a load or an index.
-    name     with which its C variables begin; element: the C variable of one element in its compute type.
-    pointer  C name of the tensor; empty for a position.
-    ctype    of an element as it lies in memory.
-    place    number of its place in `Prologue.places`.
-    alignment  of the tensor, in bytes; itemsize: of an element.
+    value      what it is to the program: a load or an index.
+    name       with which its C variables begin; ``element`` the C variable of one element in its compute type.
+    pointer    C name of the tensor; empty for a position.
+    ctype      of an element as it lies in memory.
+    place      number of its place in `Prologue.places`.
+    alignment  of the tensor, in bytes; ``itemsize`` that of an element.
     """
 
     value: Value
@@ -61,7 +61,7 @@ class Source:
 class Prologue:
     """Names, places and the program of one operand; ``label`` ("a" or "b") begins the names of a plain one.
 
-    ``others`` are more operands, which lie in memory as a plain one does.  With ``pairs`` the program is one of
+    ``others`` are further operands, which lie in memory as a plain one does.  With ``pairs`` the program is one of
     `codegen.packed`.
     """
 
@@ -114,7 +114,7 @@ class Prologue:
         self._varies = varying(program, lambda v: v in found)
 
     def _stem(self, text: str) -> tuple[str, str]:
-        """Returns what the names of a source's variables begin with, and the one of an element."""
+        """Returns the stem of the names of a source's variables, and the name of the variable of an element."""
         return self._names.unique(text), self._names.unique(text, "_e")
 
     def parameters(self) -> list[str]:
@@ -122,7 +122,7 @@ class Prologue:
 
     @property
     def products(self) -> int:
-        """Operands that lie in memory alike and are brought together."""
+        """How many operands lie in memory alike and are brought together."""
         return len(self.pointers) if self.program is None else 1
 
     def place(self, source: Source) -> Place:
@@ -130,8 +130,8 @@ class Prologue:
         return self.places[source.place]
 
     def free(self, source: Source) -> bool:
-        """Returns true if a source has an element wherever the operand's coordinates are in range, whatever the
-        limits say.
+        """Tells whether a source has an element wherever the operand's coordinates are in range, whatever the limits
+        say.
         """
         at, limits = self.place(source), self.gather.limits
         if not limits:
@@ -140,7 +140,7 @@ class Prologue:
         return at.start == 0 and not any(x and y for pairs in shared for x, y in pairs)
 
     def scalars(self) -> None:
-        """Writes operands with one value and what depends on them alone; to be called first, outside of all loops."""
+        """Writes operands with one value, and what depends on them alone; call it first, outside of all loops."""
         program = self.program
         if program is None:
             return
@@ -157,7 +157,7 @@ class Prologue:
     def element(self, read: Mapping[Value, str]) -> str:
         """Writes the program; returns the C expression of the element, in its own type, or of a pair of elements.
 
-        ``read`` are the sources' elements as they lie in memory, or pairs of them.
+        ``read`` has the sources' elements as they lie in memory, or pairs of them.
         """
         program = self.program
         if program is None:

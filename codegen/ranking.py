@@ -1,4 +1,6 @@
-"""The order in which schedules are tried: cost models rank them, but none sees all that tells two ways apart."""
+"""The order in which schedules are tried: cost models rank them, but no model sees all that tells two
+schedules apart.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The scan family: running sums, products or extremes along one dimension, with pointwise work before and after.
 
-The threads of a row are neighbours: each adds up a vector of it, then all of them what is before theirs, tile after
-tile.  Rows that are not contiguous, whose neighbours are those of other rows, have a thread each.
+The threads of a row are neighbours: each adds up a vector of it, then they add what comes before their vectors, tile
+after tile.  Where neighbours in memory belong to different rows, each row has one thread.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from codegen.pointwise.body import plus, vector_type
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
-#: Threads of a block; those of a row are at most as many.
+#: Threads of a block, and most threads of a row.
 THREADS = 256
 
 
 @dataclass(frozen=True)
 class ScanSpec(KernelSpec):
-    """A program with a running sum along a dimension, its only reduction: each element has all before it in it, too.
+    """A program with a running sum along a dimension, its only reduction: each sum includes its own element.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
-    reverse        elements are added up from the last one on.
+    reverse        whether elements are added up from the last one on.
     """
 
     outer: tuple[int, ...]
@@ -42,7 +42,7 @@ class ScanSchedule(Schedule):
     """How a scan is mapped to threads.
 
     vector  neighbouring elements of a row that a thread adds up by itself.
-    lanes   threads of a row, a power of two; 1: a thread goes along its row.
+    lanes   threads of a row, a power of two; 1: each row has one thread.
     itype   C type of positions and offsets.
     """
 
@@ -108,7 +108,7 @@ class _Renderer:
         self.terms: dict[Value, str] = {}
         self.before = self.program.needed([self.sum.value])
         self.after = self.program.needed([store.value for store in self.program.stores])
-        #: where a thread of the last tile may be past the end of its row
+        #: whether a thread of the last tile may be past the end of its row
         self.ragged = schedule.lanes > 1 and self.spec.length % (schedule.lanes * schedule.vector) != 0
 
     def render(self) -> KernelSource:
@@ -137,7 +137,7 @@ class _Renderer:
             w.line(f"const {s.itype} row = {row};")
             w.line(f"if (row >= {count}) return;")
         elif count % rows:
-            # A thread without a row goes along with the last one, for the others of its warp wait for it.
+            # A thread without a row computes the last one again, for the others of its warp wait for it.
             w.line(f"const bool inside = {row} < {count};")
             w.line(f"const {s.itype} row = inside ? {row} : {count - 1};")
         else:
@@ -146,7 +146,7 @@ class _Renderer:
             w.line(f"const uint32 lane = threadIdx.x{'' if rows == 1 else f' % {s.lanes}'};")
 
     def _row_values(self) -> None:
-        """Writes coordinates of the row, and what has one value a row."""
+        """Writes coordinates of the row, and what has one value for each row."""
         rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
         self.rows = rows.write(self.program.strides)
         for k, operand in enumerate(self.program.loads):
@@ -180,7 +180,7 @@ class _Renderer:
                 w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
 
     def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
-        """Reads one element of each load; returns the C expressions."""
+        """Writes the read of one element of each load; returns the C expressions."""
         terms = dict(self.terms)
         for k, operand in enumerate(self.program.loads):
             if Load(k) in needed and Load(k) not in terms:
@@ -223,18 +223,18 @@ class _Renderer:
 
     @contextmanager
     def _over_elements(self) -> Iterator[None]:
-        """Opens a loop over the elements of the thread's vector."""
+        """Opens the loop over the elements of the thread's vector, for the ``with`` statement."""
         inside, loop = f"if (col < {self.spec.length})", f"for (int e = 0; e < {self.s.vector}; ++e)"
         with self.w.block(inside, when=self.ragged), self.w.unrolled(loop):
             yield
 
     @property
     def _place_of(self) -> str:
-        """Where the e-th element that is added lies in its vector."""
+        """C expression of where the e-th element that is added lies in its vector."""
         return f"{self.s.vector - 1} - e" if self.spec.reverse else "e"
 
     def _vectors(self, position: str) -> dict[int, str]:
-        """Reads the thread's vector of every load."""
+        """Writes the reads of the thread's vector of every load; returns their C names."""
         w, vector = self.w, self.s.vector
         held = {}
         for k, operand in enumerate(self.program.loads):

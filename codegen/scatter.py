@@ -1,7 +1,7 @@
-"""The scatter family: the values of a program, each combined with what is where an index says, in memory of zeros.
+"""The scatter family: each value of a program is combined with the element that an index selects, in zeroed memory.
 
-A thread has an update, and combines integers atomically: whatever the order, the result is the same.  Products, which
-no atomic makes in an order that can be relied on, have a thread for all updates that share their other coordinates: it
+A thread has one update, and combines integers atomically: whatever the order, the result is the same.  Products, for
+which there is no atomic with a reliable order, have one thread for all updates that share their other coordinates: it
 walks them.
 """
 
@@ -23,13 +23,13 @@ from codegen.target import Target
 
 @dataclass(frozen=True)
 class ScatterSpec(KernelSpec):
-    """result[..., index, ...] = that combined with a value, for each value; where the index is outside, nothing.
+    """result[..., index, ...] = the same combined with a value, for each value; where the index is outside, nothing.
 
     shape     sizes of the values' dimensions.
-    axes      those of them along which the index varies the place; the others are the result's, too.
+    axes      the dimensions along which the index varies; the others are the result's, too.
     program   over these dimensions.  Its first store is of the value, to the result, whose strides along the axes are
               0; its second one, which has no memory, of the index.
-    size      places along the axis; step: elements of the result from one to the next.
+    size      places along the axis; ``step`` elements of the result from one to the next.
     elements  of the result, which is contiguous.
     combiner  how values are combined: atomically, or by threads that walk them.
     """
@@ -103,7 +103,7 @@ class _Renderer:
         return self.program.stores[0].operand
 
     def _split(self, position: str, shape: tuple[int, ...]) -> list[str]:
-        """Returns the coordinates of a position, as C expressions; those that nothing takes are not written."""
+        """Returns the coordinates of a position as C expressions, and writes those that are needed."""
         own = Coordinates(self.w, position, shape, self.s.itype, position)
         return [own[d] for d in range(len(shape))]
 
@@ -122,7 +122,7 @@ class _Renderer:
         return linear([(at[d], stride) for d, stride in enumerate(strides) if stride])
 
     def _update(self, at: dict[int, str]) -> None:
-        """Writes the statements of one update at these coordinates."""
+        """Writes the statements of the update at these coordinates."""
         w, spec = self.w, self.spec
         loaded = {}
         for n in self.body.varying_loads():

@@ -1,4 +1,4 @@
-"""Schedules of any kernel: which are worth trying, best guess first, and what is stored and shown of them."""
+"""Schedules of any kernel: which are worth trying, best guess first, and how they are stored and shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codegen.target import PORTABLE, Target
 
 
 def best_schedule(spec: KernelSpec, target: Target = PORTABLE) -> Schedule:
-    """Returns the schedule that the family's cost model thinks is the fastest on a target."""
+    """Returns the schedule that the family's cost model estimates to be the fastest on a target."""
     return next(family_of(spec).schedules(spec, target))
 
 
@@ -23,20 +23,21 @@ def schedules(spec: KernelSpec, target: Target = PORTABLE) -> tuple[Schedule, ..
 
 
 def declined(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) -> dict[str, str]:
-    """Returns why a kernel has none of the forms that are faster than that of its schedule, by their names."""
+    """Returns by name why a kernel has none of the forms preferred to that of its schedule."""
     taken = form_of(schedule).name
     return {form: reason for form, reason in family_of(spec).declined(spec, target).items() if form != taken}
 
 
 def schedule_data(schedule: Schedule) -> dict[str, Any]:
-    """Returns a schedule as plain data for JSON: ``type`` (the class's name without "Schedule", in lower case), its
-    fields.
+    """Returns a schedule as plain data for JSON.
+
+    It has ``type``, the class's name without "Schedule" in lower case, and the fields of the schedule.
     """
     return {"type": _type(type(schedule)), **asdict(schedule)}
 
 
 def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
-    """Returns the schedule that `schedule_data` made data of.  Raises ValueError for other data."""
+    """Returns the schedule of which `schedule_data` made this data.  Raises ValueError for other data."""
     name, given = data.get("type"), {key: value for key, value in data.items() if key != "type"}
     for cls in FORMS:
         if _type(cls) == name and set(given) == {f.name for f in fields(cls)}:
@@ -46,8 +47,9 @@ def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Returns a schedule for a reader, with what is not as usual: ``"planes rows=4 cols=4 lanes=32 down=8
-    planes=1"``.
+    """Returns a schedule as text for a reader, without the fields that have their default.
+
+    For example ``"planes rows=4 cols=4 lanes=32 down=8 planes=1"``.
     """
     facts = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name != "itype"}
     usual = {f.name: f.default for f in fields(schedule) if f.default is not MISSING}

@@ -1,8 +1,8 @@
 """The sort family: rows sorted along one dimension, with pointwise work before and after.
 
-Elements are words of a key and a position (`device/sort.cuh`).  The threads of a row sort some of them each, in
-registers, and merge what they have in shared memory.  Rows that are longer than a block of threads takes are sorted in
-runs, which further kernels merge, two at a time.
+Elements are words of a key and a position (`device/sort.cuh`).  Each thread of a row sorts some of them in registers,
+and the threads merge theirs in shared memory.  Rows that are too long for a block are sorted in runs, which further
+kernels merge, two at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from codegen.kernel import Kernel, Pointers, block_number, constant, locate, par
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
-#: Words that a thread sorts by itself, and threads that merge two runs.
+#: Words that a thread sorts by itself, and threads of a block that merges two runs.
 ITEMS, MERGING = 8, 256
-#: Threads of a block that has several rows, and bytes of words that a block sorts at most.
+#: Threads of a block that has several rows, and most bytes of words that a block sorts.
 THREADS, MOST_BYTES = 256, 32 << 10
 
 
@@ -29,13 +29,13 @@ THREADS, MOST_BYTES = 256, 32 << 10
 class SortSpec(KernelSpec):
     """Rows sorted along a dimension, whole or in runs: pieces of a row that are in order each by themselves.
 
-    The program's reductions are of the value that rows are sorted by: that value in its place or, with ``at``,
-    the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones stay in the
-    order of their positions.
+    The program's reductions are over the value that rows are sorted by.  They give that value in its sorted place or,
+    with ``at``, the position along the row, an int32, that it comes from.  NaN counts as the largest value; equal ones
+    stay in the order of their positions.
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
-    run            how many of them are a run, of which the last one has what is left; at most ``longest`` unless
+    run            how many of them are a run, the last one having what is left; at most ``longest`` unless
                    runs are merged.
     keep           how many of each run are written, one run behind the other: the program's space has so many there
                    where it depends on a reduction, or is stored.
@@ -75,17 +75,17 @@ class SortSchedule(Schedule):
 
     @property
     def rows(self) -> int:
-        """Runs that a block sorts."""
+        """How many runs a block sorts."""
         return max(1, THREADS // self.lanes)
 
 
 def word_bytes(ctype: str) -> int:
-    """Returns bytes of a word whose key is made of a compute type."""
+    """Returns how many bytes a word has whose key is made of a compute type."""
     return 16 if SIZE_OF.get(ctype, 1) > 4 else 8
 
 
 def longest(ctype: str) -> int:
-    """Returns the most elements of a compute type that one block sorts."""
+    """Returns how many elements of a compute type one block sorts at most."""
     return MOST_BYTES // word_bytes(ctype)
 
 
@@ -132,7 +132,7 @@ class _Renderer:
         self.pointers = Pointers(self.program, self.names)
         self.order = None if spec.order is None else self.names.unique(spec.order.name)
         self.emitter = Emitter(self.program, self.names)
-        #: writes what a sorted element is made of, beside what else is made there
+        #: writes how a sorted element is computed, besides what else is computed there
         self.again = Emitter(self.program, self.names)
         self.before = self.program.needed([self.key])
         self.after = self.program.needed([store.value for store in self.program.stores])
@@ -159,7 +159,7 @@ class _Renderer:
 
     def _parameters(self) -> list[str]:
         found = self.pointers.parameters()
-        if self.spec.order is not None and self.order is not None:  # behind what else is read
+        if self.spec.order is not None and self.order is not None:  # behind the other reads
             at = len(found) - len(self.program.stores)
             found.insert(at, parameter(self.spec.order, self.order))
         return found
@@ -187,7 +187,7 @@ class _Renderer:
         name = "part" if several else "row"
         ragged = total % s.rows != 0
         if ragged:
-            # A thread without a run goes along with the last one, for the others of its block wait for it.
+            # A thread without a run sorts the last one again, for the others of its block wait for it.
             w.line(f"const bool inside = {number} < {total};")
             number = f"inside ? {number} : {total - 1}"
         w.line(f"const {itype} {name} = {number};")
@@ -219,7 +219,7 @@ class _Renderer:
         return -(-total // s.rows)
 
     def _read(self, count: str) -> None:
-        """Writes the thread's words; those behind the end of a run come last."""
+        """Writes the reads of the thread's words; those past the end of a run come last."""
         w, s, spec = self.w, self.s, self.spec
         w.line(f"{self.word} own[{s.items}];")
         with w.unrolled(f"for (int e = 0; e < {s.items}; ++e)"):
@@ -234,7 +234,7 @@ class _Renderer:
                 w.close()
 
     def _word(self, entry: str) -> str:
-        """Reads what an element's word is made of; returns the C expression."""
+        """Writes the reads for an element's word; returns the C expression of the word."""
         if self.spec.order is not None:
             entry = f"{self.order}[{self._offset(self.spec.order.strides, entry)}]"
         if entry != "at":
@@ -275,7 +275,7 @@ class _Renderer:
     # ---- elements
 
     def _results(self, rank: str) -> None:
-        """Computes and writes what follows from the element that is the rank-th of its row."""
+        """Writes what is computed from the element of rank ``rank`` of its row, and the stores."""
         w = self.w
         if not rank.isidentifier():
             w.line(f"const {self.s.itype} rank{'' if self.spec.merged else '_'} = {rank};")
@@ -298,20 +298,20 @@ class _Renderer:
             w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
 
     def _is_copied(self, store: Store) -> bool:
-        """Returns true if elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
+        """Tells whether elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
         if not isinstance(store.value, Reduced) or not isinstance(self.key, Load):
             return False
         reduction = self.program.reductions[store.value.reduction]
         return reduction.at is None and self.program.loads[self.key.operand].dtype == store.operand.dtype
 
     def _value(self, emitter: Emitter, position: str, suffix: str = "_e") -> str:
-        """Computes what rows are sorted by, of the element at a position; returns the C expression."""
+        """Writes the value that rows are sorted by, for the element at a position; returns the C expression."""
         terms = self._terms(self.before, position, suffix)
         emitter.statements(self.w, terms, lambda k: Result(k) in self.before)
         return emitter.term(self.key, terms)
 
     def _terms(self, needed: set[Value], position: str, suffix: str = "_r") -> dict[Value, str]:
-        """Reads one element of each load that is needed; returns the C expressions."""
+        """Writes the read of one element of each load that is needed; returns the C expressions."""
         terms: dict[Value, str] = {}
         for k, operand in enumerate(self.program.loads):
             if Load(k) in needed:

@@ -19,8 +19,10 @@ class KernelSpec:
 
     @property
     def own_points(self) -> tuple[tuple[int, ...], int] | None:
-        """The program's space, if every thread reads its loads at those points alone whose results it writes, and the
-        number of the argument that is the first load; None if threads read what others write.
+        """The program's space, and the number of the argument that is its first load; None if threads read what others
+        write.
+
+        Not None if every thread reads its loads only at those points whose results it writes.
         """
         return None
 
@@ -35,7 +37,7 @@ class TensorMap:
     sizes      of the dimensions, innermost first, 2 to 5 of them.
     strides    bytes from one index to the next of every dimension but the innermost (whose elements are neighbours):
                multiples of 16.
-    box        elements of each dimension that one load brings; for im2col (channels, pixels).
+    box        elements of each dimension that one load brings; for im2col, (channels, pixels).
     steps      every ``steps[d]``-th element is taken: the stride of a convolution; 1 for all else.
     swizzle    bytes of the shared-memory swizzle: 0, 32, 64 or 128.
     lower, upper  corners of the box of filter origins over the spatial dimensions, innermost first, for im2col: upper
@@ -68,9 +70,9 @@ class KernelSource:
     parameters            the kernel's parameters: a tensor map, or n for the address of the n-th argument.  None: the
                           addresses of all arguments in order.
     cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
-    dependent             whether it may be launched before the kernel before it is done: it waits for that itself.
-    zeroed                arguments, and bytes of each from its first on, that are zero when the kernel is launched: who
-                          launches it sees to that.
+    dependent             whether it may be launched before the previous kernel is done: it waits for that itself.
+    zeroed                arguments, and bytes of each from its first on, that are zero when the kernel is launched: the
+                          launcher sees to that.
     """
 
     name: str
@@ -89,7 +91,7 @@ class KernelSource:
 class PointwiseSpec(KernelSpec):
     """A pointwise kernel: a program evaluated at every point of a space.
 
-    shape   sizes of the iteration space; the operands of the program have one stride a dimension.
+    shape   sizes of the iteration space; the operands of the program have one stride for each dimension.
     """
 
     shape: tuple[int, ...]
@@ -104,11 +106,12 @@ class PointwiseSpec(KernelSpec):
 class Walk:
     """Rows that a block walks one after the other, combining their columns meanwhile.
 
-    dims   the outer dimensions, the last so many of them, that are walked: columns are combined along them.
-    chunk  the most rows of a part, of as few parts as that makes; which rows these are is up to the kernel, so that
-           nothing but what all parts make together may depend on it.
-    sums   (n, step): the program's n-th store takes a part of the columns' reduction that is its value and nothing
-           else's; its strides along what is walked are 0, from one part to the next there are ``step`` elements.
+    dims   how many of the last outer dimensions are walked: columns are combined along them.
+    chunk  the most rows of a part; there are as few parts as possible.  Which rows belong to a part is up to the
+           kernel, so that only what all parts make together may depend on it.
+    sums   (n, step): the program's n-th store takes a part of the columns' reduction that is its value, and that
+           nothing else uses.  Its strides along the walked dimensions are 0; from one part to the next are ``step``
+           elements.
     """
 
     dims: int
@@ -118,11 +121,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class Segments:
-    """Parts of a row that are reduced by themselves as well.
+    """Segments: parts of a row that are reduced by themselves as well.
 
-    dims  the dimensions of a row, the last so many of them, that a segment has.
-    sums  the program's stores that take a segment's reduction, which is used for nothing else: their strides along what
-          a segment has are 0.
+    dims  how many of the last dimensions of a row a segment has.
+    sums  the program's stores that take a segment's reduction, which is used for nothing else: their strides along the
+          segment's dimensions are 0.
     """
 
     dims: int
@@ -131,10 +134,11 @@ class Segments:
 
 @dataclass(frozen=True)
 class RowsSpec(KernelSpec):
-    """A program with reductions over rows: each is read once if it fits the chip, and what depends on it written.
+    """A program with reductions over rows: each row is read once if it fits on the chip, and what depends on it is
+    written.
 
     outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
-    program     operands that do not vary along a row have strides of 0 over its dimensions; so stored, once a row.
+    program     operands that do not vary along a row have strides of 0 there; such a store is done once a row.
     chunk       None, or every ``chunk`` neighbouring elements are a row of their own, the last one what is left: the
                 first outer dimension is the part, over which what varies along the row has strides of 0.
     walk        None, or columns are combined as well, in rows that are whole.
@@ -155,7 +159,7 @@ class RowsSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class PoolSpec(KernelSpec):
-    """A program with reductions over windows: every window is folded, and what depends on it written.
+    """A program with reductions over windows: every window is folded, and what depends on it is written.
 
     outer    sizes of the result's dimensions: an element for each window.
     windows  (dimension, window): which elements a window holds along a dimension; they are folded in row-major order.
@@ -172,7 +176,7 @@ class PoolSpec(KernelSpec):
 class Limit:
     """A number that depends on coordinates, and a bound: 0 <= b . batch + o . outer + i . inner + start < size.
 
-    One step a batch, outer (rows or columns) and reduction dimension; none for those it cannot depend on.
+    It has one step for each batch, outer (row or column) and reduction dimension; none for those it cannot depend on.
     """
 
     batch: tuple[int, ...]
@@ -182,7 +186,7 @@ class Limit:
     size: int
 
     def ends(self, batch: Sequence[int], outer: Sequence[int], inner: Sequence[int]) -> tuple[int, int]:
-        """Returns the least and the largest number over dimensions of these sizes, none of them empty."""
+        """Returns the least and the largest value of the number over dimensions of these sizes, none of them 0."""
         every = [*zip(self.batch, batch), *zip(self.outer, outer), *zip(self.inner, inner)]
         reach = [step * (size - 1) for step, size in every]
         return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
@@ -190,7 +194,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Image:
-    """What a contraction's operand A says in terms of a convolution: windows that slide over an image.
+    """A contraction's operand A in terms of a convolution: windows that slide over an image.
 
     Rows are (image, *positions), the reduction is (channels, *taps); ``across`` has them the other way round: rows are
     (*taps, channels), the reduction is (images, *positions).  Tap t of the window at position p lies at p * stride + t
@@ -215,14 +219,14 @@ class Image:
 class Gather:
     """How a contraction reads one of its two operands.
 
-    The element for batch b, outer coordinates o (rows for operand A, columns for the second) and reduction
-    coordinates i lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.
-    ``image`` says the same of a convolution's input in its own terms.
+    The element for batch b, outer coordinates o (rows for operand A, columns for operand B) and reduction coordinates i
+    lies at ``b . batch + o . outer + i . inner + start`` (elements), and is 0 where a limit is broken.  ``image``
+    describes a convolution's input in its own terms.
 
     With a ``program`` (the prologue) an element is not read but computed, where no limit is broken: the program's one
     store is to ``operand``, which has the dtype in which the element is multiplied and no memory.  The program's space
-    is (batch, outer, inner); what its loads and then its indices read starts at ``starts``.  The operand's own steps
-    are then those of the largest tensor that is read.
+    is (batch, outer, inner); ``starts`` are the starts of its loads, then of its indices.  The operand's own steps are
+    then those of the largest tensor that is read.
     """
 
     operand: Operand
@@ -241,7 +245,7 @@ class Gather:
         return (self.operand,) if self.program is None else self.program.loads
 
     def steps(self) -> tuple[list[Strides], list[Strides], list[Strides]]:
-        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, those of the
+        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, and those of the
         limits.
         """
         nb, no = len(self.batch), len(self.outer)
@@ -253,7 +257,7 @@ class Gather:
         )
 
     def stepped(self, batch: Sequence[Strides], outer: Sequence[Strides], inner: Sequence[Strides]) -> Gather:
-        """Returns the same over other dimensions, whose steps are given in the order of `steps`."""
+        """Returns the same gather over other dimensions, whose steps are given in the order of `steps`."""
         count, program = len(self.starts), self.program
         if program is not None:
             new = [x + y + z for x, y, z in zip(batch[1:], outer[1:], inner[1:])]
@@ -266,12 +270,12 @@ class Gather:
 
 @dataclass(frozen=True)
 class Partial:
-    """What becomes of a contraction's results beside the program's outputs: every ``chunk`` neighbouring rows (or
-    columns) are combined, each chunk by itself, the last one having what is left.
+    """A reduction of parts of a contraction's results, besides the program's outputs: every ``chunk`` neighbouring rows
+    (or columns) are combined, the last chunk having what is left.
 
-    reduction  how, and which value of the program.
+    reduction  how values are combined, and which value of the program.
     rows       whether rows are combined, else columns.
-    chunk      how many: a multiple of 16 of which tiles are multiples.
+    chunk      how many: a multiple of 16; tiles are multiples of it.
     places     sizes of the dimensions in which the chunks of rows lie, or the rows if columns are combined.
     operand    where they are stored: strides over batch + places + columns, or chunks of columns.
     """
@@ -288,17 +292,17 @@ class ContractionSpec(KernelSpec):
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
     batch, m, n, k  sizes of the batch, row, column and reduction dimensions.
-    others                    more operands B, which lie in memory as b does: each makes a result of its own with
+    others                    further operands B, which lie in memory as b does: each makes a result of its own with
                               a, and the program sees them all (``Anchor(0)`` is that of b).
     accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
     tf32                      whether float32 operands may be rounded to tf32 (11 significant bits) for tensor cores.
-    fast_fp8                  whether sums of fp8 products may be those of the tensor cores, of fewer bits than float32.
+    fast_fp8                  whether sums of fp8 products may have the precision of tensor cores, below float32.
     terms                     limits on batch and reduction: where one is broken there is no product, and neither
                               operand has an element.
     partials                  reductions of parts of the results.
-    results                   () if the program's row coordinates are the rows'; else one for each, a limit on batch
+    results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
 
@@ -325,7 +329,7 @@ class ContractionSpec(KernelSpec):
 
     @property
     def col_chunk(self) -> int:
-        """What its columns must be a multiple of."""
+        """What the columns of a tile must be a multiple of, for chunks of columns to lie in one tile."""
         return max((x.chunk for x in self.partials if not x.rows), default=1)
 
     @property
@@ -335,12 +339,12 @@ class ContractionSpec(KernelSpec):
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """What the operands are read from, or computed of: the kernel's first arguments."""
+        """What the operands are read or computed from: the kernel's first arguments."""
         return (*self.a.operands, *self.b.operands, *self.others)
 
     @property
     def products(self) -> int:
-        """Products that share operand A: results at each place, each with an operand B of its own."""
+        """How many products share operand A: results at each place, each with an operand B of its own."""
         return 1 + len(self.others)
 
     @property
@@ -358,7 +362,7 @@ class ContractionSpec(KernelSpec):
 class Bound:
     """A condition on queries and keys that meet: row * i + key * j + start + sum of coefficient * load >= 0.
 
-    i and j are the positions of query and key; ``key`` is 1, 0 or -1.  loads are pairs of a load of the program, an
+    i and j are the positions of query and key; ``key`` is 1, 0 or -1.  ``loads`` are pairs of a load of the program, an
     integer that does not depend on both i and j, and its coefficient.
     """
 
@@ -388,7 +392,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """Queries, keys or values that are computed of other tensors instead of being read.
+    """Queries, keys or values that are computed from other tensors instead of being read.
 
     program   over the space batch + (row,) + elements; its one store, without memory, is an element of a row.
     elements  the sizes of the dimensions in which the elements of a row are counted.
@@ -416,14 +420,14 @@ class AttentionSpec(KernelSpec):
     epilogue           None, or a program on the results, over the space of ``out``, which is the operand of its first
                        store then.
     stats              the logarithm of the sum of the scores' exponentials, strides over batch + (row,); or None.
-    sink               a score of one key more, whose value is 0; strides over batch.  Or None.
-    zero               whether rows of which every score is minus infinity are 0; else NaN.
+    sink               the score of one further key, whose value is 0; strides over batch.  Or None.
+    zero               whether rows whose scores are all minus infinity are 0; else NaN.
     rounded            whether p may be rounded to the dtype of v.
     weight             None, or a program over the space of scores that is linear in its anchor, an element of p: its
-                       one store, without memory, is what is multiplied with v instead.
+                       one store, without memory, is multiplied with v instead.
     pages              of the keys and of the values, whose strides are then those within a block; or None.
-    parts              with more than one, the first batch dimension has as many, each with a part of the keys' tiles.
-    computed           for queries, keys and values how they are computed, their operands being in no memory; or None.
+    parts              if more than one, the size of the first batch dimension: each has a part of the keys' tiles.
+    computed           for queries, keys and values how they are computed, their operands having no memory; or None.
     order              a counter of tiles of queries that blocks have taken, 4 bytes that are 0 when the kernel is
                        launched, its last argument; or None.  Not all forms use it.
     """
@@ -458,7 +462,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def growing(self) -> bool:
-        """Whether later queries meet later keys, so that the last ones may meet the most."""
+        """Whether later queries meet more of the later keys, so that the last queries may meet the most keys."""
         return any(b.key < 0 and b.row > 0 for b in (*self.bounds, *self.ranges))
 
     @property
@@ -468,31 +472,35 @@ class AttentionSpec(KernelSpec):
 
     @property
     def approximate(self) -> bool:
-        """Whether approximate instructions cannot be seen in the result."""
+        """Whether approximate instructions make no visible difference: results are floats of 16 bits or fewer."""
         small = all(op.dtype.is_float and op.dtype.itemsize <= 2 for op in self.results)
         return not self.program.exact and small and self.stats is None
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """Queries, keys, values, tables of pages and the sink: its first arguments, but for what is computed."""
+        """Queries, keys, values, tables of pages and the sink: its first arguments, except for those that are
+        computed.
+        """
         tables = () if self.pages is None else tuple(p.table for p in self.pages)
         return (self.q, self.k, self.v, *tables, *(() if self.sink is None else (self.sink,)))
 
     @property
     def read(self) -> tuple[int, ...]:
-        """The numbers of those arguments that the kernel has: all that is not computed."""
+        """The numbers of those arguments that the kernel has: all that are not computed."""
         every = range(len(self.arguments))
         return tuple(n for n in every if n >= len(self.computed) or self.computed[n] is None)
 
     @property
     def loads(self) -> tuple[Operand, ...]:
-        """What it reads then: what is computed of, and the loads of the other programs."""
+        """What the kernel reads behind these: the tensors that arguments are computed from, and the other programs'
+        loads.
+        """
         first = (op for c in self.computed if c is not None for op in (*c.program.loads, *c.program.tables))
         return (*first, *(op for p in (self.program, self.weight, self.epilogue) if p is not None for op in p.loads))
 
     @property
     def results(self) -> tuple[Operand, ...]:
-        """What is stored of the results."""
+        """The operands in which the results are stored."""
         return (self.out,) if self.epilogue is None else tuple(s.operand for s in self.epilogue.stores)
 
     @property

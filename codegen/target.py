@@ -19,7 +19,7 @@ class Target:
     """An architecture and the figures of a machine.
 
     name         as users write it, ``"h200"``; the architecture's where that was given and no machine of it is listed.
-    title        what the driver's name of such a device begins with.
+    title        how the driver's name of such a device begins.
     arch         instructions, and limits of a block and of a multiprocessor.
     sms          multiprocessors.
     l2_bytes     size of the L2 cache.
@@ -29,7 +29,7 @@ class Target:
                  float32; with ``wgmma`` those of warpgroups, 0 where there are none; with ``fma`` those of threads in
                  float32.  Published are operations a second without sparsity: 2 * mma * sms * boost clock.
     launch_us    microseconds that one more kernel takes.
-    clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; without it as many as there are
+    clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; if empty, as many as there are
                  multiprocessors for, though those of a cluster are neighbours.
     measured     the figures that were measured on such a machine; all others are published, in what is named where the
                  machine is listed.
@@ -74,11 +74,11 @@ class Target:
         return "; ".join((*(f"{what}: {', '.join(names)}" for what, names in known if names), "published: all else"))
 
     def l2_share(self, share: float) -> int:
-        """Returns bytes of that share of the L2 cache."""
+        """Returns how many bytes this share of the L2 cache has."""
         return round(share * self.l2_bytes)
 
     def clusters_of(self, blocks: int) -> int:
-        """Returns clusters of so many blocks that run at a time."""
+        """Returns how many clusters of ``blocks`` blocks run at a time."""
         return self.clusters[blocks - 1] if self.clusters else self.sms // blocks
 
     def __repr__(self) -> str:
@@ -123,8 +123,9 @@ TARGETS: dict[str, Target] = {
     )
 }  # fmt: skip
 
-#: The target of kernels that run on every machine, the CPU included: what all architectures since Ampere have, and
-#: schedules for as many multiprocessors; graphs are planned for the machine that was measured most.
+#: The target of kernels that run on every machine, the CPU included.  It has what all architectures since Ampere have,
+#: and schedules are made for as many multiprocessors; graphs are planned for the machine with the most measured
+#: figures.
 PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), sms=108, mma=1024, planned_as=_H200)
 
 
@@ -146,9 +147,10 @@ def target(name: str) -> Target:
 def of_device(
     title: str, capability: tuple[int, int], sms: int, l2_bytes: int, clock: float, memory_rate: float
 ) -> Target:
-    """Returns the target of a device: the listed one of its name and size, else its own figures, as far as a driver
-    tells them, and the others of the target of its architecture.  Raises ValueError where kernels run on no such
-    device.
+    """Returns the target of a device: the listed one of its name and size, else one with the driver's figures.
+
+    Those that the driver does not tell are of the target of its architecture.  Raises ValueError where kernels cannot
+    run on such a device.
     """
     for known in TARGETS.values():
         if title.startswith(known.title) and sms == known.sms:
@@ -162,7 +164,7 @@ def of_device(
 
 
 def _arch(name: str) -> Arch:
-    """Returns the architecture that schedules for ``sm_XX`` must respect; of one not listed, the closest that it
+    """Returns the architecture that schedules for ``sm_XX`` must respect; for one not listed, the closest that it
     contains.
     """
     if name in archs.KNOWN:

@@ -1,4 +1,4 @@
-"""Which tensors TMA can be told of, and what one of its copies brings.
+"""Which tensors a TMA map can describe, and what one of its copies brings.
 
 The rules are those of ``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col`` (CUDA driver API, "Tensor Map Object
 Management"), for tensors that are not interleaved.
@@ -19,23 +19,26 @@ MOST_BOX, MOST_PIXELS, MOST_STEP = 256, 1024, 8
 MOST_SIZE, MOST_STRIDE = 1 << 32, 1 << 40
 SWIZZLES = (0, 32, 64, 128)
 
-#: Bits of a corner of im2col by the number of spatial dimensions: 16 for one, 8 for two, 5 for three.
+#: Bits of an im2col corner's coordinate by the number of spatial dimensions: 16 for one, 8 for two, 5 for three.
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
 
 
 def corner_limit(spatial: int) -> int:
-    """Corners of im2col with ``spatial`` dimensions are at least minus this, and less than this."""
+    """Returns the limit of im2col corners with ``spatial`` dimensions: they are at least its negative, and less than
+    it.
+    """
     return 1 << (CORNER_BITS[spatial] - 1)
 
 
 def offset_limit(spatial: int) -> int:
-    """Returns largest offset of an im2col load in each of ``spatial`` dimensions."""
+    """Returns the largest offset of an im2col load in each of ``spatial`` dimensions."""
     return (1 << CORNER_BITS[spatial]) - 1
 
 
 def refusal(described: TensorMap) -> str | None:
-    """Returns why there can be no such map, or None.  The address it will hold, less ``offset``, must be a multiple
-    of 16.
+    """Returns why there can be no such map, or None.
+
+    The address that it will hold, without ``offset``, must be a multiple of 16.
     """
     if described.element not in ELEMENT_BYTES:
         return f"its element type {described.element!r} is none of {', '.join(ELEMENT_BYTES)}"
@@ -69,7 +72,7 @@ def _refused_tensor(described: TensorMap) -> str | None:
 
 
 def _refused_row(described: TensorMap) -> str | None:
-    """Of the innermost dimension of a box."""
+    """Returns why the innermost dimension of a box is not possible, or None."""
     row = described.box[0] * ELEMENT_BYTES[described.element]
     if row % UNIT:
         return f"a row of its box has {row} bytes; multiples of {UNIT} are possible"

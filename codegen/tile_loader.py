@@ -15,10 +15,10 @@ STEP = 32  # bytes of the reduction that one mma multiplies
 
 
 class TileLoader(TilePieces):
-    """Writes what brings the tiles of an operand, and what multiplying warps read of them."""
+    """Writes how threads bring the tiles of an operand, and what multiplying warps read of them."""
 
     def member(self, stages: int) -> str:
-        """Returns the declaration of the ring's tiles."""
+        """Returns the C declaration of the ring's tiles."""
         way = self.way
         lines = f"{self.tile} {'rows' if self.first else 'columns'}"
         lies = f"{lines} of {self.inner}" if way.along_k else f"{self.inner} x {lines} of"
@@ -30,7 +30,7 @@ class TileLoader(TilePieces):
         return f"alignas(128) unsigned char {self.label}[{stages}][{size}];  // {note}; swizzled"
 
     def prepare(self) -> None:
-        """What stays the same over the reduction: which pieces a thread brings, and from where."""
+        """Writes what stays the same over the reduction: which pieces a thread brings, and from where."""
         w, way, p, gather = self.w, self.way, self.label, self.way.gather
         w.line()
         line = self._which()
@@ -48,7 +48,7 @@ class TileLoader(TilePieces):
         start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
         axis = "m" if self.first else "n"
         place = linear([(f"{axis}0", 1), start, (counter or "0", apart)])
-        # Past the end, where idle threads are too, the last one is read again: it makes results that nobody wants.
+        # Past the end, where idle threads are too, the last row is read again: nobody uses its results.
         if self.ragged or (fixed and self.pieces < self.threads):
             place = f"min({place}, {self.t}({last}))"
         if many or len(way.outer) > 1 or gather.limits:
@@ -100,7 +100,7 @@ class TileLoader(TilePieces):
     # ---- global memory -> shared memory, or registers
 
     def registers(self) -> None:
-        """Declares the registers of pieces on their way."""
+        """Declares the registers of pieces in flight."""
         if self.way.copied:
             return
         parts = f"[{self.vectors}]" if self.vectors > 1 else ""
@@ -113,8 +113,9 @@ class TileLoader(TilePieces):
             self.w.line(f"bool {self.label}_kept[{self.count}]{parts};  // whether there are elements")
 
     def _read(self, source: Source, to: str, *terms: tuple[str, int] | str) -> None:
-        """Writes ``to = ...``: a vector from the place given by terms, zeros unless the last of them (a condition,
-        empty for none) holds.
+        """Writes ``to = ...``: a vector from the place given by ``terms``.
+
+        It is zero unless the last of them, a C condition ("" for none), holds.
         """
         w, vector = self.w, self.way.vector
         place, inside = linear([t for t in terms if not isinstance(t, str)]), terms[-1]
@@ -137,7 +138,7 @@ class TileLoader(TilePieces):
             w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {guard}{source.pointer}[{element}]{zero};")
 
     def fetch(self, k: str = "k") -> None:
-        """Brings the thread's pieces of stage ``k``, to the ring or to registers."""
+        """Writes the copies of the thread's pieces of stage ``k``, to the ring or to registers."""
         w, way, p = self.w, self.way, self.label
         with w.scope():
             w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
@@ -171,8 +172,10 @@ class TileLoader(TilePieces):
                 self._copy(coords, along, apart)
 
     def _uniform(self, k: str) -> list[str]:
-        """Writes the coordinates of the first place of stage ``k`` if the others differ in the last one alone: a stage
-        within one run of the last dimension has the other coordinates in common, they are uniform.
+        """Writes the coordinates of the first place of stage ``k`` if the other places differ in the last coordinate
+        alone.
+
+        They do in a stage within one run of the last dimension; its other coordinates are uniform.
         """
         if len(self.way.inner) == 1 or self.way.inner[-1] % self.inner:
             return []
@@ -208,9 +211,9 @@ class TileLoader(TilePieces):
         return names
 
     def _copy(self, coords: Sequence[str], along: str, counter: str) -> None:
-        """One copy, from the coordinates of the reduction whose offset is ``along``.
+        """Writes one copy, from the coordinates of the reduction whose offset is ``along``.
 
-        ``counter`` counts the vectors of a piece that share these.
+        ``counter`` is the C variable that counts the vectors of a piece that share these.
         """
         w, way, p, gather = self.w, self.way, self.label, self.way.gather
         source = gather.operand.dtype
@@ -244,7 +247,7 @@ class TileLoader(TilePieces):
             w.line(f"{to} = {f'{inside} ? {value} : {self._held(own)}{{}}' if inside else value};")
 
     def _sources(self, coords: Sequence[str], along: str, counter: str, inside: str) -> None:
-        """Reads what the elements of a vector are computed of."""
+        """Writes the reads of what the elements of a vector are computed from."""
         way = self.way
         parts = f"{'[i]' if self.count > 1 else '[0]'}{'[v]' if self.vectors > 1 else ''}"
         for source in self.prologue.sources:
@@ -259,7 +262,7 @@ class TileLoader(TilePieces):
             self.w.line(f"{self.label}_kept{parts} = {inside};")
 
     def _copy_common(self, coords: Sequence[str], counter: str) -> None:
-        """Reads what all of a thread's pieces share."""
+        """Writes the reads of what all of a thread's pieces share."""
         inside = f"k0 < {self.depth}" if self.depth % self.inner else ""
         for source in self.prologue.sources:
             if self._common(source):
@@ -271,12 +274,12 @@ class TileLoader(TilePieces):
                 self._read(source, f"{source.name}_next{part}", *terms, inside)
 
     def _next(self, product: int) -> str:
-        """Returns the registers of piece ``i``."""
+        """Returns the C expression of the registers of piece ``i``."""
         of = f"[{product}]" if self.products > 1 else ""
         return f"{self.label}_next{of}[{'i' if self.count > 1 else '0'}]"
 
     def _piece(self, product: int) -> str:
-        """Returns where piece ``i`` of a thread lies in a stage."""
+        """Returns the C expression of where piece ``i`` of a thread lies in a stage."""
         p, way = self.label, self.way
         stage = self.target + (f" + {product * self.bytes}" if product else "")
         if self.count == 1:
@@ -286,7 +289,7 @@ class TileLoader(TilePieces):
         return f"{stage} + {p}_at + i * {self.step * self.row_bytes}"
 
     def stash(self) -> None:
-        """Writes what came to registers to shared memory, in the type that is multiplied."""
+        """Writes the stores of what came to registers to shared memory, in the type that is multiplied."""
         if self.way.copied:
             return
         with self.w.scope():
@@ -295,8 +298,9 @@ class TileLoader(TilePieces):
             self._put()
 
     def renew(self, k: str) -> None:
-        """Writes what came to registers to shared memory and brings what stage ``k`` has in its place, piece by piece:
-        each is on its way while the others are computed.
+        """Writes the stores of what came to registers and, piece by piece, the reads of stage ``k`` in its place.
+
+        Each piece is in flight while the others are computed.
         """
         w, way, p = self.w, self.way, self.label
         if self.vectors > 1:
@@ -321,7 +325,7 @@ class TileLoader(TilePieces):
             self._copy(coords, along, "")
 
     def _put(self, suffix: str = "next") -> None:
-        """Writes piece ``i`` to shared memory; what all pieces share has names that end in ``suffix``."""
+        """Writes the store of piece ``i`` to shared memory; names of what all pieces share end in ``suffix``."""
         w, way = self.w, self.way
         if self.computed:
             self._compute(f"reinterpret_cast<{way.element}*>({self._piece(0)})", suffix)
@@ -341,11 +345,11 @@ class TileLoader(TilePieces):
 
     @property
     def _rounds(self) -> bool:
-        """Whether elements are rounded to tf32 here: tensor cores that read tiles themselves would cut them off."""
+        """Whether elements are rounded to tf32 here: tensor cores that read tiles themselves would truncate them."""
         return self.way.held and self.way.product == "tf32" and self.way.gather.operand.dtype.name == "float32"
 
     def _multiplied(self, value: str) -> str:
-        """Returns an element as it is multiplied."""
+        """Returns the C expression of an element as it is multiplied."""
         if self.way.gather.operand.dtype.ctype != self.way.element:
             return f"convert<{self.way.element}>({value})"
         return f"bits_float(to_tf32({value}))" if self._rounds else value
@@ -357,7 +361,7 @@ class TileLoader(TilePieces):
         return "[e]" if self.vectors == 1 else "[e][0]" if vector == 1 else f"[e / {vector}][e % {vector}]"
 
     def _compute(self, to: str, suffix: str) -> None:
-        """Computes piece ``i`` and writes it to shared memory."""
+        """Writes the computation of piece ``i``, and its store to shared memory."""
         w, way = self.w, self.way
         vector, several = way.vector, self.vectors > 1
         piece = "[i]" if self.count > 1 else "[0]"
@@ -398,11 +402,11 @@ class TileLoader(TilePieces):
         return self.of_warp // 16
 
     def lane(self) -> None:
-        """Where the row of the warp's first fragment lies of which a lane gives ldmatrix the address."""
+        """Writes, for a lane, where the row of the warp's first fragment lies whose address it gives ldmatrix."""
         w, way, p, width = self.w, self.way, self.label, self.row_bytes
         start, lines = ("warp_row", "rows") if self.first else ("warp_col", "columns")
-        # ldmatrix takes four matrices of 8 x 16 bytes.  Those of A: two below each other, two to the right of them;
-        # those of B: two to the right of each other, two below them (`mma.cuh`).
+        # ldmatrix takes four matrices of 8 x 16 bytes.  Those of A: two below each other, two to the right of these;
+        # those of B: two next to each other, two below these (`mma.cuh`).
         outer, half = ("lane % 16", "lane / 16") if self.first else ("lane % 8 + lane / 16 * 8", "lane / 8 % 2")
         w.line(f"// Which of the {lines} of the warp's first fragment a lane gives ldmatrix the address of.")
         if way.along_k:
@@ -416,7 +420,7 @@ class TileLoader(TilePieces):
         w.line(f"const int {p}_lane = {panel}swizzle<{width}>({place});")
 
     def parts(self) -> None:
-        """Loads the fragments of step ``kk`` from ``stage``."""
+        """Writes the loads of the fragments of step ``kk`` from ``stage``."""
         for product in range(self.products):
             self._parts(product)
 
@@ -427,7 +431,8 @@ class TileLoader(TilePieces):
             w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
         number = counter if several else "0"
         to = linear([(number, 1)], product * self.fragments)
-        # Steps along a row of the tile change bits that no lane's place has before the swizzle: it keeps them.
+        # Steps along a row of the tile only change bits that are 0 in every lane's place before the swizzle, which
+        # keeps them.
         down, along = (number, "kk") if self.way.along_k else ("kk", number)
         rows = f" + {product * self.bytes}" if product else ""
         rows += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
@@ -437,7 +442,7 @@ class TileLoader(TilePieces):
         w.line(f"{indent}{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{rows} + {lane});")
 
     def round(self) -> None:
-        """Rounds the fragments of step ``kk`` to what the tensor cores read of them."""
+        """Writes the rounding of the fragments of step ``kk`` to the type that the tensor cores read."""
         if self.way.gather.operand.dtype.name == "float32":
             counter = "i" if self.first else "j"
             self.w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.products * self.fragments}; ++{counter})")

@@ -1,10 +1,8 @@
-"""What a contraction on tensor cores multiplies, and the paths of its operands to shared memory where threads bring
-them.
+"""What a contraction on tensor cores multiplies, and how threads bring its operands to shared memory.
 
 A tile of an operand lies in shared memory in pieces of 16 bytes, in rows that run along the reduction or, for elements
 of 16 bits, across it (ldmatrix transposes those).  A thread brings whole pieces: by asynchronous copies of 16, 8 or 4
-bytes where the elements lie next to each other as the tensor cores want them, else through registers, converted on the
-way.
+bytes where the elements are neighbours and need no conversion, else through registers, converted on the way.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reducti
 _INTEGERS = {"int8": "int8", "uint8": "uint8", "bool": "uint8"}
 _NARROW = frozenset(("float8_e4m3", "float8_e5m2"))
 _REAL = frozenset(("float32", "float16", "bfloat16", *_NARROW, *_INTEGERS))
-#: C type of an element in shared memory and its bytes, by the type that the tensor cores multiply.
+#: C type of an element in shared memory, and its bytes, by the type that the tensor cores multiply.
 ELEMENTS = {
     "tf32": ("float", 4),
     "bfloat16": ("bfloat16", 2),
@@ -41,7 +39,7 @@ ELEMENTS = {
 
 
 def product_types(spec: ContractionSpec, widen: bool) -> tuple[str, str]:
-    """Returns the types in which the operands are multiplied: the narrowest that hold both exactly (but for tf32).
+    """Returns the types in which the operands are multiplied: the narrowest that hold both exactly (except for tf32).
 
     bfloat16 and float16 together fit tf32: 8 bits of exponent and 11 of mantissa.  8-bit integers fit bfloat16, 8-bit
     floats both.  Raises Declined for what tensor cores do not multiply exactly.
@@ -78,7 +76,7 @@ class TilePath:
     batch, outer, inner  sizes of these; ``inner`` in the order in which the reduction is walked.
     product   the type in which it is multiplied.
     along_k   whether rows of the tile run along the reduction (else along rows or columns of the result).
-    vector    elements that one copy brings, next to each other in memory and in a piece.
+    vector    elements that one copy brings, neighbours in memory and in a piece.
     threads_along_k  whether neighbouring threads bring neighbouring pieces along the reduction; only if along_k.
     held      whether elements go through registers even where asynchronous copies could bring them.
     """
@@ -121,7 +119,7 @@ class TilePath:
 
     @property
     def reach(self) -> int:
-        """What no place of an element, or number that a limit bounds, exceeds."""
+        """A bound on the offsets of elements, and on the numbers that limits bound."""
         g, sizes = self.gather, (*self.batch, *self.outer, *self.inner)
         found = [prod(self.outer), prod(self.inner)]
         for batch, outer, inner, start in zip(*g.steps(), (g.start, *g.starts)):
@@ -132,7 +130,9 @@ class TilePath:
 
     @property
     def granule(self) -> int:
-        """Elements of a piece that share all coordinates of the reduction but the last, and keep the limits or not."""
+        """How many elements of a piece share all coordinates of the reduction but the last, and are inside the limits
+        or not.
+        """
         if not self.along_k:
             return 1
         if any(limit.inner[-1] for limit in self.gather.limits):
@@ -157,22 +157,26 @@ class TilePath:
         )
 
     def pieces_of_row(self, size: int, inner: int) -> int:
-        """Returns pieces in a row of a tile of ``size`` rows or columns and ``inner`` elements of the reduction."""
+        """Returns how many pieces a row of a tile has, given its ``size`` rows or columns and ``inner`` terms of the
+        reduction.
+        """
         return (inner if self.along_k else size) // self.piece
 
     def count(self, size: int, inner: int, threads: int) -> int:
-        """Returns pieces of a tile that a thread brings."""
+        """Returns how many pieces of a tile a thread brings."""
         return max(1, size * inner // self.piece // threads)
 
     def step(self, size: int, inner: int, threads: int) -> int:
-        """From one of a thread's pieces to the next: rows of the tile or, if not threads_along_k, pieces of its row."""
+        """Returns the distance between a thread's pieces: rows of the tile or, if not threads_along_k, pieces of its
+        row.
+        """
         if self.along_k and not self.threads_along_k:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
 
     def fills(self, size: int, inner: int, threads: int) -> bool:
-        """Returns true if so many threads can fill such a tile: a thread's pieces lie at distances that the swizzle
-        keeps.
+        """Tells whether ``threads`` threads can fill such a tile: a thread's pieces must lie at distances that the
+        swizzle keeps.
         """
         step = self.step(size, inner, threads)
         if step < 1:
@@ -186,7 +190,7 @@ class TilePath:
 class TilePaths:
     """The operands of a contraction with ``batch`` times ``rows`` x ``cols`` results of ``depth`` terms.
 
-    products  operands B: there are so many results at each place.
+    products  the number of operands B: there are so many results at each place.
     """
 
     batch: int
@@ -198,13 +202,14 @@ class TilePaths:
     products: int = 1
 
     def stages(self, inner: int) -> int:
-        """Returns stages that the reduction takes."""
+        """Returns how many stages the reduction takes."""
         return -(-self.depth // inner)
 
 
 def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
-    """Returns the cheapest paths of both operands.  Raises Declined, with the reason, if tensor cores cannot
-    multiply them.
+    """Returns the cheapest paths of both operands.
+
+    Raises Declined, with the reason, if tensor cores cannot multiply them.
     """
     products = product_types(spec, widen)
     batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.m, spec.n, spec.k))
@@ -223,9 +228,7 @@ def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
 
 
 def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
-    """Returns orders in which the reduction may be walked: as either operand lies in memory, or the first dimension
-    fastest.
-    """
+    """Returns orders of the reduction dimensions: as either operand lies in memory, or the first dimension fastest."""
     dims = range(len(spec.k))
     orders = [tuple(sorted(dims, key=lambda d: (-abs(g.inner[d]), d))) for g in (spec.a, spec.b)]
     return list(dict.fromkeys([*orders, (*dims[1:], *dims[:1])]))
@@ -234,8 +237,8 @@ def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
 def tile_path_of(
     spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str
 ) -> TilePath:
-    """Returns the cheapest path of one operand, the reduction being walked in an order."""
-    # A limit on the terms of the sum holds for either operand: what is zero in one makes no product.
+    """Returns the cheapest path of one operand, with the reduction dimensions in the given order."""
+    # A limit on the terms of the sum holds for either operand: a term that is zero in one makes no product.
     terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
     limits = (*gather.limits, *terms)
     # Limits take part like operands: dimensions merge only if no limit tells them apart.
@@ -265,7 +268,7 @@ def _vector(
     *,
     along_k: bool,
 ) -> int:
-    """Returns elements of a piece that always lie next to each other in memory, aligned to as many."""
+    """Returns how many elements of a piece are always neighbours in memory, aligned to as many."""
     size, stride = (inner[-1], gather.inner[-1]) if along_k else (outer[-1], gather.outer[-1])
     bounded = any((x.inner if along_k else x.outer)[-1] for x in gather.limits)
     if stride != 1 or bounded:
@@ -286,9 +289,7 @@ def _vector(
 
 
 def held_registers(way: TilePath, size: int, inner: int, threads: int, products: int = 1) -> int:
-    """Returns registers in which a thread holds where its pieces of a tile come from, and what is on its way from
-    there.
-    """
+    """Returns how many registers hold a thread's places of a tile's pieces, and the data in flight."""
     count = way.count(size, inner, threads)
     kept = (count if way.threads_along_k else 1) * (1 + len(way.gather.limits))
     places = way.piece // way.granule if way.along_k else 1
@@ -296,17 +297,18 @@ def held_registers(way: TilePath, size: int, inner: int, threads: int, products:
         kept += 4 + places * (1 + len(way.gather.limits))
     if way.gather.program is not None:
         kept += _sources_registers(way, count) + way.piece
-    if not way.copied:  # on their way from global memory; single elements take a register each
+    if not way.copied:  # in flight from global memory; single elements take a register each
         count *= products
         kept += count * max(4, way.piece if way.vector == 1 else 4)
-        if places == way.piece:  # and more of them, the more places there are to work out
+        if places == way.piece:  # and more of them, the more places are to be worked out
             kept += max(0, count * places - 32) // 2
     return kept
 
 
 def convert_registers(way: TilePath, target: Target) -> int:
-    """Returns registers of converting 8-bit floats where no instruction does: it takes some steps of integers and
-    floats.
+    """Returns how many registers it takes to convert 8-bit floats with integer and float instructions.
+
+    0 where an instruction does it.
     """
     dtype = way.gather.operand.dtype
     emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not target.arch.has_fp8_convert
@@ -314,7 +316,7 @@ def convert_registers(way: TilePath, target: Target) -> int:
 
 
 def _sources_registers(way: TilePath, count: int) -> int:
-    """Returns registers of what elements are computed of, beyond those of one tensor as large as the operand."""
+    """Returns how many registers the sources of elements take, beyond those of one tensor as large as the operand."""
     program, registers, first = way.gather.program, 0, True
     assert program is not None
     batch, outer, inner = way.gather.steps()

@@ -1,4 +1,4 @@
-"""The pieces of an operand's tile: which a thread brings to shared memory, and what it reads for them."""
+"""The pieces of an operand's tile: which of them a thread brings to shared memory, and what it reads for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from codegen.tile_path import ACROSS_BYTES, TilePath
 class TilePieces:
     """An operand's tile in pieces of 16 bytes: which of them a thread brings, and what it reads for each.
 
-    w, t     where it is written, and the type of positions and places.
-    way      how the elements come to shared memory.
-    label    "a" or "b", with which the kernel's variables begin; prologue: what is read, and computed of it.  A stage
-             holds a tile of every operand B, brought from the same places of each.
-    tile     rows (of operand A) or columns (of the second) of a tile; of_warp: those of a warp.
-    total    rows or columns altogether; depth: terms of a sum.
-    inner    terms of a stage.
-    threads  that bring the tiles; target: the C expression of the tile's place in shared memory.
+    w         the writer of the kernel.
+    t         C type of positions and places.
+    way       how the elements come to shared memory.
+    label     "a" or "b", with which the kernel's variables begin.
+    prologue  what is read, and what is computed from it.  A stage holds a tile of every operand B, brought from the
+              same places of each.
+    tile      rows (of operand A) or columns (of operand B) of a tile; ``of_warp`` those of a warp.
+    total     rows or columns altogether; ``depth`` terms of a sum.
+    inner     terms of a stage.
+    threads   that bring the tiles; ``target`` the C expression of the tile's place in shared memory.
     """
 
     w: Writer
@@ -44,13 +46,13 @@ class TilePieces:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of the tile as it lies in shared memory."""
+        """Bytes of a row of the tile as it lies in shared memory."""
         way = self.way
         return self.inner * way.itemsize if way.along_k else min(ACROSS_BYTES, self.tile * way.itemsize)
 
     @property
     def bytes(self) -> int:
-        """Of a tile."""
+        """Bytes of a tile."""
         return self.tile * self.inner * self.way.itemsize
 
     @property
@@ -74,22 +76,22 @@ class TilePieces:
 
     @property
     def count(self) -> int:
-        """Pieces of a thread."""
+        """How many pieces a thread brings."""
         return self.way.count(self.tile, self.inner, self.threads)
 
     @property
     def step(self) -> int:
-        """From one of them to the next: rows of the tile, or pieces of one row."""
+        """The distance from one of them to the next: rows of the tile, or pieces of one row."""
         return self.way.step(self.tile, self.inner, self.threads)
 
     @property
     def vectors(self) -> int:
-        """Copies of a piece."""
+        """How many copies a piece takes."""
         return self.way.piece // self.way.vector
 
     @property
     def bases(self) -> int:
-        """Places along rows or columns that a thread brings pieces from."""
+        """From how many places along rows or columns a thread brings pieces."""
         if not self.way.along_k:
             return self.vectors
         return self.count if self.way.threads_along_k else 1
@@ -106,43 +108,43 @@ class TilePieces:
         return f"{self.label}_base{place or ''}"
 
     def _start(self, source: Source) -> tuple[str, int]:
-        """Returns where a source's row or column starts."""
+        """Returns the C expression of where a source's row or column starts, and its factor."""
         moves = source.place == 0 or self.prologue.place(source).moves
         return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
 
     def _apart(self, source: Source) -> int:
-        """From one element of a vector to the next."""
+        """Returns the distance from one element of a vector to the next."""
         place = self.prologue.place(source)
         return (place.inner if self.way.along_k else place.outer)[-1]
 
     def _fixed(self, source: Source) -> bool:
-        """Returns true if what is read for a row or column stays the same over the reduction."""
+        """Tells whether what is read for a row or column stays the same over the reduction."""
         return self.computed and not any(self.prologue.place(source).inner) and self.prologue.free(source)
 
     def _common(self, source: Source) -> bool:
-        """Returns true if a thread's pieces, in different rows, share what is read."""
+        """Tells whether a thread's pieces, which lie in different rows, share what is read."""
         way, place = self.way, self.prologue.place(source)
         if not (self.computed and way.along_k and way.threads_along_k) or self._fixed(source):
             return False
         return not any((*place.batch, *place.outer)) and self.prologue.free(source)
 
     def _single(self, source: Source) -> bool:
-        """Returns true if the elements of a vector are one, or a position from which the others follow."""
+        """Tells whether the elements of a vector are all one, or follow from one position."""
         return self.computed and (self._apart(source) == 0 or not source.pointer)
 
     def _held(self, source: Source) -> str:
-        """Returns C type of what is read for a vector."""
+        """Returns the C type of what is read for a vector."""
         if self._single(source):
             return source.ctype
         return f"{'Packed' if self._packed(source) else 'Vector'}<{source.ctype}, {self.way.vector}>"
 
     def _packed(self, source: Source) -> bool:
-        """Returns true if a vector is kept in the words that it comes in."""
+        """Tells whether a vector is kept in the words in which it is loaded."""
         as_it_is = not self.computed and source.ctype == self.way.element and self.vectors == 1
         return not as_it_is and source.itemsize <= 2 and source.itemsize * self.way.vector >= 4 and self._wide(source)
 
     def _wide(self, source: Source) -> bool:
-        """Returns true if a vector of a source is one access, or several of 16 bytes."""
+        """Tells whether a vector of a source is one access, or several of 16 bytes."""
         if not self.computed:
             return True
         place, vector = self.prologue.place(source), self.way.vector
@@ -155,10 +157,10 @@ class TilePieces:
 
     @property
     def computed(self) -> bool:
-        """Whether elements are computed of what is read."""
+        """Whether elements are computed from what is read."""
         return self.way.gather.program is not None
 
     @property
     def guarded(self) -> bool:
-        """Whether some elements that are computed are zero, whatever the program says."""
+        """Whether some computed elements are zero, whatever the program says."""
         return self.computed and bool(self.way.gather.limits or self.depth % self.inner)

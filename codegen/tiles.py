@@ -1,8 +1,8 @@
 """Tiles of a contraction's operands as TMA brings them to shared memory.
 
 The reduction is cut into panels: at most 128 bytes of neighbouring channels of one tap.  A stage of the pipeline holds
-as many panels as make up 128 bytes of each operand.  What has no tensor map (strides that are no multiple of 16
-bytes, a tensor that steps over gaps TMA cannot express) raises `Declined` with the reason.
+as many panels as make up 128 bytes of each operand.  An operand without a tensor map (strides that are no multiple of
+16 bytes, or steps that TMA cannot express) raises `Declined` with the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_l
 
 
 def gathered(spec: ContractionSpec) -> OperandTiles:
-    """Returns a convolution whose image is gathered by threads.  Raises Declined, with the reason, where it cannot
-    be.
-    """
+    """Returns a convolution whose image threads gather.  Raises Declined, with the reason, where they cannot."""
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     if image is None:
         raise Declined("only the windows of an image are gathered")
@@ -65,19 +63,22 @@ def _check_elements(spec: ContractionSpec) -> None:
 
 
 def check_element(gather: Gather) -> None:
-    """Raises Declined if TMA cannot bring an operand, however its elements lie."""
+    """Raises Declined if TMA cannot bring an operand, whatever its strides."""
     if gather.operand.alignment % 16:
         raise Declined(f"{gather.operand.name!r} may lie at an address that is no multiple of 16 bytes")
 
 
 def check_limits(spec: ContractionSpec) -> None:
-    """Raises Declined for phases of a strided convolution and filters turned around."""
+    """Raises Declined for phases of a strided convolution, and for reversed filters."""
     if spec.terms or spec.results or any(any(x) for x in (spec.a.image.shifts if spec.a.image else ())):
         raise Declined("phases of a strided convolution, or a filter turned around")
 
 
 def _across(spec: ContractionSpec) -> OperandTiles:
-    """Backward to the filter: rows are (*taps, channels), the reduction runs over the windows."""
+    """Returns a convolution backward to the filter: rows are (*taps, channels), the reduction runs over the windows.
+
+    Raises Declined where it has no tensor maps.
+    """
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     assert image is not None
     name, width = gather.operand.name, ROW_BYTES // itemsize
@@ -95,7 +96,7 @@ def _across(spec: ContractionSpec) -> OperandTiles:
         raise Declined("batches that do not lie at equal distances")
     pixels, step = spec.k, 0
     if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
-        # Batches are parts of the reduction: windows of images one behind another.
+        # Batches are parts of the reduction: windows of the images, one image behind another.
         step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
         first, second = (0,), (0,)
         if step % width:
@@ -139,10 +140,10 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
 
 
 def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
-    """Returns the gradient of a strided convolution: a batch is a group and a phase, whose windows and taps are its
+    """Returns the gradient of a strided convolution: a batch is a group and a phase, which has windows and taps of its
     own.
 
-    A phase has the last taps of each dimension, without those that would lie outside of the filter: these are not
+    A phase has the last taps of each dimension.  The first ones that would lie outside of the filter are not
     multiplied, not even with zeros.
     """
     _, *taps = spec.k
@@ -182,7 +183,7 @@ def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
 
 
 class _Skip:
-    """How many of the first taps of a dimension a phase does not have: those whose numbers are past the filter.
+    """How many of the first taps of a dimension a phase does not have: those whose numbers lie past the filter.
 
     The number of tap i is ``b . batch + i * inner + start`` with a negative step.
     """
@@ -200,16 +201,14 @@ class _Skip:
 
 
 def _placeholders(terms: Sequence[tuple[str, int]], constant: int) -> str:
-    """Returns a linear expression of coordinates as the placeholders of their names, what is added before what is
-    taken off.
-    """
+    """Returns a linear expression with placeholders for the names of coordinates, positive terms first."""
     ordered = sorted([*terms, (str(constant), 1)] if constant > 0 else terms, key=lambda term: term[1] < 0)
     text = linear(ordered, min(constant, 0))
     return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 
 def _simplified(spec: ContractionSpec) -> ContractionSpec:
-    """Returns dimensions that both operands step over alike merged; an image keeps its windows apart."""
+    """Returns the spec with dimensions merged that both operands step over alike; an image keeps its windows apart."""
     a, b = spec.a, spec.b
     batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))
     a, b = replace(a, batch=strides[0]), replace(b, batch=strides[1])
@@ -228,7 +227,7 @@ def _simplified(spec: ContractionSpec) -> ContractionSpec:
 
 
 def _rows_as_batch(spec: ContractionSpec) -> ContractionSpec:
-    """Returns rows in several dimensions as batches of their last one: operand B repeats."""
+    """Returns the spec with all row dimensions but the last as batches: operand B repeats."""
     lead = spec.m[:-1]
     a = replace(spec.a, batch=(*spec.a.batch, *spec.a.outer[:-1]), outer=spec.a.outer[-1:])
     b = replace(spec.b, batch=(*spec.b.batch, *(0 for _ in lead)))
@@ -236,8 +235,9 @@ def _rows_as_batch(spec: ContractionSpec) -> ContractionSpec:
 
 
 def _channel(spec: ContractionSpec, image: bool) -> int:
-    """Returns the dimension of the reduction in which panels lie: contiguous in the operands stored along the
-    reduction.
+    """Returns the dimension of the reduction in which panels lie.
+
+    It is contiguous in the operands stored along the reduction.
     """
     if image:
         return 0  # (channels, *taps)
@@ -299,7 +299,7 @@ def tiled(
         terms.append(term)
         sizes.append(size)
         strides.append(stride * itemsize)
-    # A dimension of one element may have any stride: the map wants one that it can express.
+    # A dimension of one element may have any stride: the map needs one that it can express.
     strides = [max(16, s) if size == 1 else s for size, s in zip(sizes, strides)]
     _check(name, sizes, strides[1:], start * itemsize)
     ctype, steps = gather.operand.dtype.ctype, (1,) * len(sizes)
@@ -339,8 +339,10 @@ def _windows(
     letter: str,
     batch: Sequence[int] = (),
 ) -> MappedOperand:
-    """Returns an im2col map: ``start`` is the channel's expression, ``positions`` are (images, *output positions), the
-    coordinates of which the placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
+    """Returns an im2col map.
+
+    ``start`` is the C expression of the channel; ``positions`` are (images, *output positions), whose coordinates the
+    placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
     """
     name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
     rank, (images, *out) = len(image.sizes), positions

@@ -1,10 +1,10 @@
 """Windows along one dimension: which elements the window at a position holds.
 
-``count`` is the most elements that a window has; tap t, from 0 to count - 1, is an element of it or nothing.
+``count`` is the most elements that a window has; tap t, from 0 to count - 1, is one of its elements or nothing.
 
 The windows at ``many`` neighbouring positions, the first a multiple of many, span ``span(many)`` elements, from
-``origin`` of the first position plus ``shift``; the window at the q-th of them holds the i-th of these if offset
-``q_step * q + i_step * i + start`` of its own is from 0 to before ``reach``, and a multiple of ``dilation``.
+``origin`` of the first position plus ``shift``.  The window at the q-th position holds the i-th of these elements if
+the offset ``q_step * q + i_step * i + start`` is at least 0, less than ``reach``, and a multiple of ``dilation``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True)
 class _Strided:
-    """What windows that slide are told by."""
+    """The fields of windows that slide."""
 
     size: int
     taps: int
@@ -43,14 +43,14 @@ class Sliding(_Strided):
         return -self.before
 
     def patches(self, many: int) -> bool:
-        """Returns true if so many neighbouring positions can be taken together."""
+        """Tells whether ``many`` neighbouring positions can be taken together."""
         return many >= 1
 
     def span(self, many: int) -> int:
         return (many - 1) * self.stride + self.reach
 
     def fresh(self, many: int) -> int:
-        """Returns the elements from one group of so many positions to the next."""
+        """Returns how many elements lie between the beginnings of one group of ``many`` positions and of the next."""
         return many * self.stride
 
     def offset(self) -> tuple[int, int, int]:
@@ -60,7 +60,7 @@ class Sliding(_Strided):
 
 @dataclass(frozen=True)
 class Covering(_Strided):
-    """The other way round: the windows, of ``size`` that slide as `Sliding` says, which hold the element at a position.
+    """The inverse of `Sliding`: of ``size`` windows that slide like that, those that hold the element at a position.
 
     Tap t of position p is window (p + before) / stride - t, rounded down, if there is one and it holds the element.
     """
@@ -74,7 +74,7 @@ class Covering(_Strided):
         return self.before // self.stride - self.count + 1
 
     def patches(self, many: int) -> bool:
-        """Returns true if so many neighbouring positions can be taken together: windows begin at the first of each
+        """Tells whether ``many`` neighbouring positions can be taken together: a window must begin at the first of each
         group.
         """
         return many % self.stride == 0
@@ -83,7 +83,7 @@ class Covering(_Strided):
         return (many - 1 + self.before % self.stride) // self.stride + self.count
 
     def fresh(self, many: int) -> int:
-        """Returns the windows from one group of so many positions to the next."""
+        """Returns how many windows lie between the beginnings of one group of ``many`` positions and of the next."""
         return many // self.stride
 
     def offset(self) -> tuple[int, int, int]:
@@ -93,8 +93,8 @@ class Covering(_Strided):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Windows that share out ``size`` elements among ``positions``: from floor(p size / positions) to before ceil((p +
-    1) size / positions).
+    """Windows that share out ``size`` elements among ``positions``: window p is from floor(p size / positions) to
+    before ceil((p + 1) size / positions).
 
     The windows that hold an element are Adaptive with the two numbers exchanged.
     """
@@ -110,7 +110,7 @@ class Adaptive:
 
     @property
     def _counts(self) -> set[int]:
-        # One window is as good as another that is a whole number of elements further on.
+        # The windows repeat after a whole number of elements.
         period = self.positions // gcd(self.size, self.positions)
         return {int(self.end(p) - self.start(p)) for p in range(period)}
 
@@ -120,7 +120,7 @@ class Adaptive:
 
     @property
     def alike(self) -> bool:
-        """Whether all windows have as many elements."""
+        """Whether all windows have the same number of elements."""
         return len(self._counts) == 1
 
 

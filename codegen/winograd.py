@@ -1,8 +1,8 @@
-"""The winograd family: the transforms of Winograd's convolution, a thread a patch, all of it in registers.
+"""The winograd family: the transforms of Winograd's convolution, one patch per thread, all of it in registers.
 
-Threads side by side take neighbouring channels where those are neighbours in memory (NHWC), ``width`` of them each,
-else neighbouring tiles; either way what a warp reads or writes for one element of its patches is contiguous, or becomes
-so with the elements next to it, which the L1 cache holds.
+Neighbouring threads take neighbouring channels, ``width`` each, where these are neighbours in memory (NHWC); else they
+take neighbouring tiles.  Either way, what a warp reads or writes for one element of its patches is contiguous, or is so
+together with the next elements, which the L1 cache holds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from codegen.kernel import Kernel, parameter
 from codegen.spec import KernelSource
 from codegen.target import Target
 
-#: Elements of all patches of a thread; it needs more registers than that for the transforms.
+#: Most elements of all patches of a thread; the transforms need further registers.
 _MOST_ELEMENTS = 144
 
 
 @dataclass(frozen=True)
 class WinogradSchedule(Schedule):
-    """Neighbouring channels of a thread (1, 2 or 4) and threads of a block."""
+    """Neighbouring channels of a thread (1, 2 or 4), and threads of a block."""
 
     width: int
     threads: int
@@ -32,14 +32,14 @@ class WinogradSchedule(Schedule):
 
 
 def schedules(spec: WinogradSpec, target: Target) -> tuple[WinogradSchedule, ...]:
-    """Returns the schedules worth trying: one channel a thread keeps most patches on their way."""
+    """Returns the schedules worth trying: with one channel per thread, most patches are in flight."""
     itype = _itype(spec)
     widths = [w for w in (1, 2, 4) if _takes(spec, w)]
     return tuple(WinogradSchedule(w, threads, itype) for w in widths for threads in (256, 128))
 
 
 def _takes(spec: WinogradSpec, width: int) -> bool:
-    """Returns true if a thread can read so many neighbouring channels at once and keep their patches in registers."""
+    """Tells whether a thread can read ``width`` neighbouring channels at once and keep their patches in registers."""
     if width == 1:
         return True
     source = spec.source
@@ -129,8 +129,8 @@ class _Renderer:
         return [found[name] for name in (of, "channel", "row", "col")]
 
     def _channels_fast(self) -> bool:
-        """Returns true if neighbouring threads take neighbouring channels: the larger of what is read and written
-        decides.
+        """Tells whether neighbouring threads take neighbouring channels, as the larger of input and output lies in
+        memory.
         """
         spec = self.spec
         larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
@@ -175,7 +175,9 @@ class _Renderer:
             w.line(call)
 
     def _write(self, position: list[str]) -> None:
-        """Writes the program on every element of the result: on neighbours at once where that makes an access wide."""
+        """Writes the program on every element of the result; on several neighbours at once where this makes an access
+        wide.
+        """
         w, spec, width = self.w, self.spec, self.s.width
         side = spec.sides[1]
         w.line()

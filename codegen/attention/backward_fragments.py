@@ -1,9 +1,9 @@
 """Probabilities and gradients as tensor cores leave them: what the forms of attention's gradients do with fragments.
 
 C variables: ``s`` the scores of a tile, then the probabilities; ``d`` the products with the loss, then the gradients;
-``slope``; ``kept``, a bit an element, whether random numbers are large enough; ``factor`` and ``g_factor``, what is
-multiplied; ``row`` the thread's first row in the block's
-tile, which begins at ``r0``, ``lane``, ``unit``; lse and row_dot, numbers of the thread's rows if those are queries.
+``slope``; ``kept``, one bit per element, whether its random number is large enough; ``factor`` and ``g_factor``, the
+operands A; ``row`` the thread's first row in the block's tile, which begins at ``r0``; ``lane``; ``unit``; lse and
+row_dot, numbers of the thread's rows if those are queries.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from codegen.iteration import linear
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec
 
-#: Bits of a word; registers for the keys of Philox's ten rounds, which are made in front of all tiles.
+#: Bits of a word; registers for the keys of Philox's ten rounds, which are computed before the loop over tiles.
 BITS, KEYS = 32, 20
 
 
 def random_registers(a: AttentionSpec, cols: int) -> int:
-    """Returns registers of a thread for the bits that say which elements of a tile dropout keeps, and to draw them."""
+    """Returns how many registers a thread needs to draw dropout's random numbers and to hold a bit for each element
+    kept.
+    """
     return -(-cols // 2 // BITS) + KEYS if a.weight is not None and random_words(a.weight) is not None else 0
 
 
@@ -48,7 +50,9 @@ class BackwardFragments(BackwardScores):
         self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
 
     def lse_of(self, name: str, query: str, exists: str) -> str:
-        """Returns the C expression of the lse of a query, to base 2; one that does not exist has no probabilities."""
+        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
+        exist.
+        """
         op = self.whole.lse
         text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.offset(op, query)}]')}"
         text = f"attention::lse({text})" if self.whole.guarded else text
@@ -78,7 +82,7 @@ class BackwardFragments(BackwardScores):
         return self.plain and not self.differ
 
     def define(self) -> None:
-        """Writes the functions that make scores of a tile's products, and the slopes, and that draw random numbers."""
+        """Writes the functions that compute scores and slopes from a tile's products, and that draw random numbers."""
         w = self.w
         if self.random is not None:
             with w.block("const auto draw = [&](int tile)", "};"):
@@ -110,7 +114,7 @@ class BackwardFragments(BackwardScores):
             self.w.line(f"draw({tile});")
 
     def _draw(self, random: RandomWords) -> None:
-        """Writes what makes the bits of a tile: sixteen neighbouring keys have four counters, if they may."""
+        """Writes what draws the bits of a tile; where possible, sixteen neighbouring keys share four counters."""
         w, queries = self.w, self.whole.queries
         assert self.weight is not None
         program, constant = self.weight.program, self.weight.constant
@@ -148,8 +152,9 @@ class BackwardFragments(BackwardScores):
             w.line("kept[word] = bits;")
 
     def _weigh(self, tile: str, values: str, *results: str) -> None:
-        """Writes what becomes of a tile's ``values``, two neighbours at a time; results are statements that take it,
-        the vector ``weighted``.
+        """Writes the weight of a tile's ``values``, two neighbours at a time, and then ``results``.
+
+        These are statements that use the vector ``weighted``.
         """
         w = self.w
         assert self.weight is not None
@@ -164,7 +169,9 @@ class BackwardFragments(BackwardScores):
                 w.line(line)
 
     def probabilities(self, tile: str, lse: str) -> None:
-        """Makes probabilities of a tile's products; lse is, of columns, a pointer to the numbers of the tile's."""
+        """Writes the probabilities of a tile's products; where columns are queries, ``lse`` points to the tile's
+        numbers.
+        """
         w = self.w
         if not self.trivial:
             w.line(f"scores({tile});")
@@ -184,8 +191,8 @@ class BackwardFragments(BackwardScores):
             self._weigh(tile, "s", f"factor[j / 8][j / 2 % 4 + f] = {pair};")
 
     def gradients(self, tile: str, row_dot: str, by_scores: str, factor: str, ready: str = "") -> None:
-        """Makes gradients of the products with the loss, then operands A, for which the statement ``ready`` is
-        waited.
+        """Writes the gradients of the products with the loss, then operands A, once the statement ``ready``
+        has waited.
         """
         w, spec = self.w, self.whole
         if self.weight is not None:

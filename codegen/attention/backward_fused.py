@@ -1,13 +1,14 @@
 """All of attention's gradients by one kernel on Hopper: a block keeps keys, and adds to the sums of queries in memory.
 
 Two kernels, one for every query and one for every key, compute the products of queries with keys and of the loss with
-values twice.  Here they are computed once, as the kernel for every key does.  The gradients by a tile's scores go
-through shared memory to their product with the keys, which TMA adds to what other blocks have added.  They
-add to a tile of queries in turn, so that the same inputs give the same bits.  Blocks take numbers as they begin, and
-wait for smaller ones only.  (Shah et al., "FlashAttention-3", 2024, section B.1; turns as in its deterministic mode.)
+values twice.  Here they are computed once, as the kernel for every key does.  The gradients of a tile's scores go
+through shared memory to their product with the keys, which TMA adds to the sums in memory.  Blocks add to a tile of
+queries in turn, so that the same inputs give the same bits.  Each block takes a number as it begins, and waits for
+blocks with smaller numbers only.  (Shah et al., "FlashAttention-3", 2024, section B.1; turns as in its deterministic
+mode.)
 
-Where later queries meet more keys, blocks of the last keys are the first, and each goes through the queries from the
-first that meets its keys on: it comes to a tile when the block whose turn is before its own is some tiles ahead.
+Where later queries meet more keys, the blocks of the last keys begin first.  Each goes through the queries from the
+first one that meets its keys: when it comes to a tile, the block whose turn is before its own is some tiles ahead.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from codegen.spec import KernelSource, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import refusal
 
-#: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and with short sums.
+#: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and the same with short
+#: sums.
 GROUPS, REGISTERS, FEWER = 2, (24, 240), (40, 232)
 #: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = 224
-#: Warps that add to the sums of queries, each every so many tiles: while one waits, the others have their turns.
+#: Warps that add to the sums of queries, taking tiles by turns: while one waits, the others have their turns.
 WRITERS = 2
-#: Named barriers: the gradients of a tile are in shared memory; so are their products with the keys, for each writer.
+#: Named barriers: a tile's gradients are in shared memory; so are their products with the keys (one for each writer).
 GRADIENTS, SUMS = 4, 5
 #: Floats of a row of 128 bytes.
 FLOATS = 32
@@ -44,9 +46,9 @@ FLOATS = 32
 class AttentionBackwardFusedSchedule(Schedule):
     """A tile of 128 keys a block.
 
-    cols    queries of a tile that is brought, a multiple of 16.
+    cols    queries of a tile in the ring, a multiple of 16.
     stages  of the ring of tiles, two or more.
-    apart   whether operands A of two sums have registers of their own; else one sum is waited for.
+    apart   whether the operands A of the two sums have registers of their own; else the second sum waits for the first.
     """
 
     cols: int
@@ -71,7 +73,8 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
         raise Declined("there are other results than the sums of queries, keys and values")
     if max(a.depth, a.width) > 2 * PANEL:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
-    # Which keys a tile of queries meets, and which queries a tile of keys, are asked in two places that must agree.
+    # Two places in the code ask which keys a tile of queries meets and which queries a tile of keys meets: they must
+    # agree.
     if a.ranges or any(abs(b.row) > 1 or abs(b.key) > 1 for b in a.bounds):
         raise Declined("which tiles meet is not known from either side")
     preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
@@ -106,7 +109,7 @@ def _sums_map(spec: AttentionBackwardSpec, cols: int, argument: int) -> TensorMa
 
 
 def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    """Returns the CUDA C of a specification.  Raises Declined if this form does not suit it."""
     return _Fused(without_places(spec), schedule).render()
 
 
@@ -121,7 +124,7 @@ class _Fused(Renderer):
         self.scores.whole_tiles = True
         self.sums = self.names.unique(spec.by_queries.name, "_map")
         self.order = self.names.unique(spec.order.name)
-        #: number of the argument that is the sums of queries; that of their order follows
+        #: number of the argument that holds the sums of queries; the next argument is their order
         self.number = len(spec.arguments) + len(self.a.loads) + len(self.results)
         #: columns of the product with the keys that a warpgroup computes: all queries for a panel of elements, or half
         self.part = cols if self.deep > 1 else cols // GROUPS
@@ -135,7 +138,7 @@ class _Fused(Renderer):
         zeroed = [(self.number + 1, counters)]
         met = all(not b.loads and b.start >= 0 and b.row + b.key == 0 for b in a.bounds)
         if not met or (a.rows > a.keys and any(b.key > 0 for b in a.bounds)):
-            # A tile of queries to which no block adds is not written.
+            # No block writes a tile of queries to which none adds.
             zeroed.append((self.number, 4 * prod(a.batch) * a.rows * a.depth))
         return replace(
             source,
@@ -176,7 +179,7 @@ class _Fused(Renderer):
         w.line()
 
     def _work(self) -> None:
-        """A block has one tile."""
+        """Writes no loop: a block has one tile."""
 
     def _end_work(self) -> None:
         pass
@@ -184,12 +187,12 @@ class _Fused(Renderer):
     # ---- the warp that brings the numbers of queries
 
     def _meet(self, condition: str, comment: str = "") -> None:
-        """Writes the barrier of consumers and of the warp that brings numbers of queries."""
+        """Writes the barrier between the consumers and the warp that brings the numbers of queries."""
         before = f"if ({condition}) " if condition else ""
         self.w.line(f"{before}named_barrier_sync({GRADIENTS}, {GROUPS * GROUP + 32});{comment}")
 
     def _numbers(self) -> None:
-        """Those of a tile are there when consumers have finished reading those of the tile before the one before."""
+        """Writes the warp that brings a tile's numbers, once consumers have read those of the tile two before it."""
         w = self.w
         w.otherwise("else if (threadIdx.x / 32 == 1)")
         self._tiles()
@@ -232,7 +235,7 @@ class _Fused(Renderer):
         self._end_tiles()
 
     def _turn(self) -> None:
-        """Writes where blocks count that have added to the tile, and how many come before this one."""
+        """Writes the counter of blocks that have added to the tile, and how many blocks come before this one."""
         w, s, a = self.w, self.s, self.a
         terms: list[tuple[str, int]] = []
         step = -(-a.rows // s.cols)

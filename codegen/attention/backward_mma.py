@@ -1,8 +1,8 @@
 """Attention's gradients by the tensor cores of a warp (mma.sync, sm_80 and newer).
 
-A warp has 16 rows, queries or keys, of a tile that the block keeps in shared memory; the others are copied there in
-tiles (cp.async) while the tile before is multiplied.  Probabilities and gradients stay in registers, which are the
-operands A of the sums as the products before leave them.
+A warp has 16 rows, queries or keys, of a tile that the block keeps in shared memory; the other side is copied there in
+tiles (cp.async) while the tile before is multiplied.  Probabilities and gradients stay in registers: as the first
+products leave them, they are the operands A of the sums.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from codegen.target import Target
 
 #: Registers of a thread that scores, gradients, operands and sums may take.
 HELD = 208
-#: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
+#: Share of the L2 cache that may hold the tiles which blocks running at the same time share.
 SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
 class AttentionBackwardMmaSchedule(Schedule):
-    """warps of a block, of 16 rows each; cols of a tile, a multiple of 16; batches that are worked on together."""
+    """``warps`` of a block, of 16 rows each; ``cols`` of a tile, a multiple of 16; ``heads``, batches worked on
+    together.
+    """
 
     warps: int
     cols: int
@@ -101,7 +103,9 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What tiles are copied from: an operand of so many rows of so many elements, which become ``padded`` ones."""
+    """What tiles are copied from: an operand of ``total`` rows of ``elements`` elements, which are padded to
+    ``padded``.
+    """
 
     operand: Operand
     name: str
@@ -183,7 +187,7 @@ class _Renderer:
         )
 
     def _copy(self, rows: _Rows, what: str, first: str, size: int) -> None:
-        """Writes the copies of a tile's rows; what does not exist is 0."""
+        """Writes the copies of a tile's rows; what does not exist becomes 0."""
         w, op, t = self.w, rows.operand, self.scores.t
         each = copied_together(op, (*self.a.batch, rows.total), rows.elements)
         pieces = rows.padded // each
@@ -247,11 +251,11 @@ class _Renderer:
             w.line("__syncthreads();  // the tile has been used")
 
     def _multiply(self, result: str, which: int) -> None:
-        """Writes the products of the warp's rows with a tile that was brought."""
+        """Writes the products of the warp's rows with a tile in shared memory."""
         (held, rows), (other, _) = self.held[which], self.brought[which]
         multiply(self.w, self.element, result, held, other, rows.padded, self.s.cols)
 
     def _sum(self, sums: str, which: int) -> None:
-        """Writes the products of a tile of operands A with what was brought."""
+        """Writes the products of a tile of operands A with a tile in shared memory."""
         other, rows = self.brought[which]
         add_products(self.w, self.element, sums, "factor", other, self.s.cols, rows.padded)

@@ -14,7 +14,7 @@ from codegen.iteration import extent, index_type, linear, negated
 from codegen.naming import Names, Writer
 from codegen.spec import Bound
 
-#: What is known of a tile's rows by ranges: see `BackwardScores`.
+#: C variables of what ranges say of a tile's rows: see `BackwardScores`.
 INTERVALS = ("low", "high", "begin", "end")
 
 
@@ -28,8 +28,9 @@ def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """Returns the same with programs whose stores are registers, and with its own ranges alone: if there are no others,
-    ``inside`` is where none of them is broken.
+    """Returns the same spec with programs whose stores are registers, and with its own ranges alone.
+
+    If it has no other ranges, ``inside`` is where none of them is broken.
     """
     a, own = spec.attention, own_ranges(spec)
     if len(own) == len(a.ranges):
@@ -49,19 +50,19 @@ class BackwardScores(Scores):
     """Writes what depends on the spec alone, for tiles of ``height`` rows and ``width`` columns.
 
     C variables: ``r0`` and ``c0``, the first row and column of a tile; ``b0``, ``b1``, ... as in `Scores`; ``low``,
-    ``high``, ``begin`` and ``end``, by ranges: the rows of a tile meet none of the columns before low and from high on,
-    and all of those from begin to end - 1.
+    ``high``, ``begin`` and ``end``, which follow from ranges: the rows of a tile meet no column before low or from high
+    on, and every column from begin to end - 1.
     """
 
     def __init__(self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
         self.whole, self.height, self.width = spec, height, width
-        #: whether keys that do not exist count as well where it is asked which tiles meet
+        #: whether keys that do not exist count, too, when it is asked which tiles meet
         self.whole_tiles = False
         super().__init__(w, spec.attention, names, width if spec.queries else height)
         if not spec.queries:
             self.ragged = False  # what becomes of keys that do not exist is not stored
         self.ranged = bool(spec.attention.ranges)
-        #: whether they are all, so that begin and end matter
+        #: whether ranges that give intervals are all there are, so that begin and end matter
         self.settled = self.ranged and spec.attention.inside == spec.attention.within
         self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
         for epilogue in (self.edge, self.inner):
@@ -113,7 +114,7 @@ class BackwardScores(Scores):
             stops.append(f"(high + {self.width - 1}) / {self.width}")
 
     def met(self) -> None:
-        """Writes ``first`` and ``last``: of the tiles of columns, those from first to last - 1 are met by the rows."""
+        """Writes ``first`` and ``last``: the rows meet the tiles of columns from first to last - 1."""
         spec = self.whole
         if spec.queries:
             self.keys_met("r0", self.height)
@@ -124,7 +125,7 @@ class BackwardScores(Scores):
         ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if ragged else f"r0 + {self.height - 1}"
 
         def most(number: int, sign: int = 1) -> str:
-            """Returns the largest key * j + start of the keys, or what is to be added to it for 0."""
+            """Returns the largest key * j + start of the keys; with ``sign`` -1, its negative."""
             bound = a.bounds[number]
             terms, constant = self._start(number, bound)
             if bound.key:
@@ -152,8 +153,8 @@ class BackwardScores(Scores):
         w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
-        """Returns the C condition under which no bound and no range is broken by ``group`` rows from ``top`` on and
-        a tile of columns.
+        """Returns the C condition that ``group`` rows from ``top`` on and a tile of columns break no bound and no
+        range.
         """
         if self.whole.queries:
             bounds = self.inside(top, group, "c0")
@@ -164,7 +165,9 @@ class BackwardScores(Scores):
         return " && ".join([bounds] * bool(bounds) + ranges)
 
     def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
-        """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; product is text."""
+        """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; ``product`` is C
+        text.
+        """
         starts = {"score": f"-infinity<{self.spec.program.real}>()", **({"slope_of": ""} if self.whole.sloped else {})}
         guarded = not inside and self.ragged
         self._evaluate(self.inner if inside else self.edge, starts, row, col, product, guarded=guarded, count=count)
@@ -186,8 +189,10 @@ class BackwardScores(Scores):
         guarded: bool,
         count: int,
     ) -> None:
-        """Writes a program on ``count`` values; starts are the C variables of its results, and what they are of keys
-        that do not exist, if they are ``guarded``.
+        """Writes a program on ``count`` values.
+
+        ``starts`` are the C variables of its results, and, if keys may not exist (``guarded``), their values for such
+        keys.
         """
         w, a, spec, real = self.w, self.spec, self.whole, self.spec.program.real
         of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))

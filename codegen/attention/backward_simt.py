@@ -21,13 +21,13 @@ from codegen.spec import KernelSource
 from codegen.target import Target
 
 WARPS, LANES = 4, 32
-#: Bytes of shared memory that a block has at most, and elements of results that a thread has.
+#: Most bytes of shared memory of a block, and most elements of results of a thread.
 MOST_SHARED, MOST_ELEMENTS = 96 << 10, 64
 
 
 @dataclass(frozen=True)
 class AttentionBackwardSimtSchedule(Schedule):
-    """rows of a warp; a block has four warps, a tile 32 columns."""
+    """``rows`` of a warp; a block has four warps, a tile 32 columns."""
 
     rows: int
 
@@ -129,7 +129,7 @@ class _Renderer:
         )
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
-        """Writes what is known of a query; one that does not exist has no probabilities."""
+        """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""
         w, spec, real = self.w, self.spec, self.real
         w.line(f"const {self.scores.t} x = {query};")
         unit = literal(log2(e), real)

@@ -18,20 +18,20 @@ class AttentionBackwardSpec(KernelSpec):
     over keys     first[j] = factor * sum over i of g[i, j] * slope[i, j] * q[i]; second[j] = sum over i of
                   weight(p[i, j]) * loss[i]
 
-    attention  scores, and the weight if that is not the identity; its ``out`` is the loss.  The program has a second
-               store, the slope, unless that is 1.
-    over       "queries" or "keys".
-    lse      the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
-    by_queries  None, or where the sums over keys go as well, less the factor: float32, strides over batch + (query,
-               element of a key), packed.  Only the form that computes all gradients by one kernel has it.
-    order      beside them: int32 in which blocks count (`backward_fused`), one more than there are tiles of queries.
-    guarded    whether p is 0 where the lse is minus infinity, which is the logarithm of no sum.
-    row_dot      strides over batch + (row,).
-    factor     any number.
-    first      strides over batch + (query or key, element of a key); or None.
-    second     strides over batch + (key, element of a value); or None.
-    by_scores  strides over batch + (row, key); or None.
-    shared     whether queries of the last batch dimension share their keys: results of keys are sums over them.
+    attention   scores, and the weight if that is not the identity; its ``out`` is the loss.  The program has a second
+                store, the slope, unless that is 1.
+    over        "queries" or "keys".
+    lse         the logarithm of the sum of the scores' exponentials; strides over batch + (row,).
+    by_queries  None, or where the sums over keys are added up as well, without the factor: float32, strides over batch
+                + (query, element of a key), packed.  Only the form that computes all gradients by one kernel has it.
+    order       goes with by_queries: int32 in which blocks count (`backward_fused`), one more than tiles of queries.
+    guarded     whether p is 0 where the lse is minus infinity, that is, where a query meets no key.
+    row_dot     strides over batch + (row,).
+    factor      any number.
+    first       strides over batch + (query or key, element of a key); or None.
+    second      strides over batch + (key, element of a value); or None.
+    by_scores   strides over batch + (row, key); or None.
+    shared      whether queries of the last batch dimension share their keys: results of keys are sums over them.
     """
 
     attention: AttentionSpec
@@ -57,12 +57,12 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def fused(self) -> bool:
-        """Whether there are sums of queries and of keys."""
+        """Whether one kernel computes the gradients of queries and of keys."""
         return self.by_queries is not None
 
     @property
     def queries(self) -> bool:
-        """Whether it is for every query."""
+        """Whether there is a result for every query; else for every key."""
         return self.over == "queries"
 
     @property
@@ -71,12 +71,12 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def rows(self) -> int:
-        """How many have results."""
+        """The number of queries or keys that have results."""
         return self.attention.rows if self.queries else self.attention.keys
 
     @property
     def cols(self) -> int:
-        """How many are summed up."""
+        """The number of keys or queries that are summed over."""
         return self.attention.keys if self.queries else self.attention.rows
 
     @property
@@ -105,7 +105,7 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def rounded(self) -> tuple[Operand, ...]:
-        """What is written but for what is rounded later."""
+        """What is written, except what is rounded later."""
         return tuple(op for op in self.written if op not in (self.by_queries, self.order))
 
     @property
@@ -115,7 +115,7 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def summed(self) -> int:
-        """Queries that share a key, over which its results are summed up."""
+        """The number of queries that share a key, over which its results are summed."""
         return self.attention.batch[-1] if self.shared and not self.queries else 1
 
     @property

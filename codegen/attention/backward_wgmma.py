@@ -1,9 +1,9 @@
 """Attention's gradients on Hopper: all products by warpgroups (wgmma), of tiles that TMA brings.
 
-A block keeps a tile of queries, or of keys, and one thread of it brings the others in a ring of stages.  Each consumer,
-a warpgroup, has 64 rows.  Probabilities and gradients stay in registers, which are the operands A of the sums as the
-products before leave them: where rows are keys, it is the scores turned that are computed.  While the tensor cores
-multiply a tile, the consumer computes the exponentials of the next one or the gradients of this one.
+A block keeps a tile of queries, or of keys, and one of its threads brings tiles of the other side in a ring of stages.
+Each consumer, a warpgroup, has 64 rows.  Probabilities and gradients stay in registers: as the first products leave
+them, they are the operands A of the sums.  Where rows are keys, the scores are therefore computed transposed.  While
+the tensor cores multiply a tile, the consumer computes the exponentials of the next one or the gradients of this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from codegen.spec import KernelSource, TensorMap
 
 @dataclass(frozen=True)
 class Result:
-    """A result: the C variable of its sums, their factor, where it goes, and elements of a row."""
+    """A result: the C variable of its sums, their factor, its operand, and the elements of a row."""
 
     sums: str
     factor: float
@@ -130,10 +130,10 @@ class Renderer(Producer):
             arguments=passed,
         )
 
-    # ---- what a kernel has that does more (`codegen.attention.backward_fused`)
+    # ---- for a kernel that does more (`codegen.attention.backward_fused`)
 
     def _shapes(self) -> list[int]:
-        """Returns columns of products."""
+        """Returns the numbers of columns of the products."""
         return [self.s.cols, *(columns(r.elements) for r in self.results)]
 
     def _more_parameters(self) -> list[str]:
@@ -214,7 +214,7 @@ class Renderer(Producer):
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
     def _release(self, condition: str) -> None:
-        """Writes that the tile of rows before may be overwritten, once its results have left it."""
+        """Lets the producer overwrite the tile of rows before, once its results have been read from shared memory."""
         w = self.w
         if self.mapped:
             with w.block(f"if ({condition})"):
@@ -223,7 +223,7 @@ class Renderer(Producer):
                 w.line("stored = false;")
 
     def _multiply(self, result: str, which: int) -> None:
-        """Writes the products of the rows with a tile that was brought."""
+        """Writes the products of the rows with a tile of the ring."""
         w, s = self.w, self.s
         (held, _), (other, _) = self.held[which], self.brought[which]
         steps = -(-(self.a.width if which else self.a.depth) // 16)
@@ -238,7 +238,7 @@ class Renderer(Producer):
         w.line("wgmma_commit();")
 
     def _sum(self, sums: str, factor: str, which: int) -> None:
-        """Writes the products of a tile of operands A, which are in registers, with what was brought."""
+        """Writes the products of a tile of operands A, which are in registers, with a tile of the ring."""
         w, s = self.w, self.s
         width = columns(self.a.width if which else self.a.depth)
         w.line("wgmma_fence();")
@@ -258,7 +258,7 @@ class Renderer(Producer):
             if r.map is None:
                 self.scores.store(r.sums, r.op, r.name, r.elements, columns(r.elements), r.factor)
         if not mapped:
-            # Warps that multiply are together; where there was nothing to multiply one may be late.
+            # Warps that multiply are in step; where there was nothing to multiply one may be late.
             w.line(f"named_barrier_sync(1 + group, {GROUP});  // all warps have been here")
             w.line("if (t == 0) barrier_arrive(shared.held_empty[held.index]);")
             return

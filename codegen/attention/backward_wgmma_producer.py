@@ -1,7 +1,7 @@
 """Attention's gradients on Hopper: what a block has in shared memory, and the threads that bring it there.
 
-One thread has TMA bring tiles.  The numbers of queries, lse and row_dot, are any tensors' elements: warps
-beside it bring them by ordinary loads.
+One thread has TMA bring tiles.  The numbers of queries, lse and row_dot, may have any strides: other warps bring them
+by ordinary loads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
 from codegen.kernel import Kernel, shared_memory
 from codegen.spec import AttentionSpec
 
-NUMBERS = 4  #: Named barriers of warpgroups and of who brings them numbers of queries begin here, others at 1.
+NUMBERS = 4  #: First named barrier between consumers and the warps that bring numbers of queries; others begin at 1.
 
 
 class Producer:
     """Writes what lies in shared memory, and what brings it there; the rest is `codegen.attention.backward_wgmma`'s.
 
-    held, brought   names of a block's tiles, and of those of the ring, with the number of the argument of each.
+    held, brought   names of the tiles that a block keeps and of those of the ring, with the argument number of each.
     maps_of     C names of the arguments' tensor maps; lse and row_dot those of the numbers of queries.
     element     C type of the tiles.
     deep, wide  panels of rows of queries and keys, and of values and losses.
@@ -51,7 +51,7 @@ class Producer:
     each: bool
     head: str
 
-    # ---- what a kernel has that does more (`codegen.attention.backward_fused`)
+    # ---- for a kernel that does more (`codegen.attention.backward_fused`)
 
     def _more_shared(self) -> None:
         pass
@@ -109,7 +109,7 @@ class Producer:
         self.w.close()
 
     def _tiles(self) -> None:
-        """Opens the loop over the heads that share keys, and writes which tiles are met."""
+        """Opens the loop over the heads that share keys, and writes the range of tiles that are met."""
         if self.head:
             head = self.head
             self.w.open(f"for ({self.scores.t} {head} = 0; {head} < {self.spec.summed}; ++{head})")
@@ -138,7 +138,7 @@ class Producer:
         w.line(f"Ring<{s.stages}> stage;")
         w.line(f"Ring<{s.ahead}> held;")
         ranged = self.scores.ranged
-        if ranged:  # all lanes of a warp look at rows, one of them brings tiles
+        if ranged:  # all lanes of a warp look at rows; one of them brings tiles
             w.line("const int lane = threadIdx.x % 32;")
         with w.block(f"if (threadIdx.x {'< 32' if ranged else '== 0'})"):
             self._work()
@@ -170,9 +170,10 @@ class Producer:
             self._more_warps()
 
     def _numbers(self) -> None:
-        """Writes the warps that bring the numbers of queries, each for a warpgroup of consumers, by ordinary loads.
+        """Writes the warps that bring the numbers of queries by ordinary loads, each for one warpgroup of consumers.
 
-        Two tiles' have places, in turn.  Who reads or writes them meets when a tile's are there: the last is done.
+        There is room for the numbers of two tiles, in turn.  Writer and readers of a tile's numbers meet at a barrier
+        when they are there: by then the tile before has been read.
         """
         w, s = self.w, self.s
         w.otherwise(f"else if (threadIdx.x >= 32 && threadIdx.x < {32 + 32 * s.groups})")
@@ -188,7 +189,7 @@ class Producer:
         self._end_work()
 
     def _bring(self, place: str) -> None:
-        """Writes what a warp does for the numbers of a tile."""
+        """Writes how a warp brings the numbers of a tile."""
         w, s, spec = self.w, self.s, self.spec
         exists = f"x < {spec.cols}" if spec.cols % s.cols else ""
         text, i = self.scores.lse_of(self.lse, "x", exists), "i"

@@ -16,11 +16,11 @@ from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
-#: Those of two consumers that hold less than so much.
+#: The same for two consumers that hold at most so many registers.
 FEWER, MOST_WITH_FEWER = (40, 232), 200
 #: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
-#: Share of the L2 cache for what is brought that blocks at work at the same time share in the L2 cache.
+#: Share of the L2 cache that may hold the tiles which blocks running at the same time share.
 SHARED_IN_L2 = 2 / 5
 
 
@@ -29,10 +29,10 @@ class AttentionBackwardWgmmaSchedule(Schedule):
     """A tile of groups * 64 rows a block.
 
     groups  consumer warpgroups of a block, 1 to 3.
-    cols    of a tile that is brought, a multiple of 16 up to 256.
-    stages  of the ring of tiles, two or more: a tile is given back when the next one is at work.
+    cols    columns of a tile of the ring, a multiple of 16 up to 256.
+    stages  of the ring of tiles, two or more: a tile is released while the next one is worked on.
     heads   batches whose rows are worked on together.
-    apart   whether operands A of two sums have registers of their own; else one sum is waited for.
+    apart   whether the operands A of the two sums have registers of their own; else the second waits for the first.
     blocks  of the grid, if there is work for as many.
     ahead   tiles of rows in shared memory: with two, the next one is brought while this one is worked on.
     """
@@ -62,7 +62,7 @@ def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule)
 
 
 def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
-    """Returns registers of a consumer's thread for scores, gradients, operands and sums."""
+    """Returns how many registers of a consumer's thread scores, gradients, operands and sums take."""
     a = spec.attention
     first, second = spec.first is not None, spec.second is not None
     sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
@@ -117,7 +117,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
         cols = min(cols, max(16, -(-spec.cols // 16) * 16))
         for stages in (3, 2) if tall <= 64 else (2,):
             s = AttentionBackwardWgmmaSchedule(groups, cols, stages, heads)
-            # Whoever brings tiles looks at ranges, too, which takes more registers.
+            # The threads that bring tiles look at ranges, too, which takes more registers.
             most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
             if (
                 registers_held(spec, cols, apart=s.apart) <= most

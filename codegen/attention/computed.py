@@ -1,5 +1,7 @@
-"""Queries, keys or values that are computed while they are brought to shared memory: threads read what they are made
-of, a vector of neighbouring elements at a time, and store the result where a copy would have put it.
+"""Queries, keys or values that are computed while they are brought to shared memory.
+
+Threads read the tensors that they are computed from, a vector of neighbouring elements at a time, and store the result
+where a copy would have put it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from codegen.pointwise.schedule import aligned
 from codegen.pointwise.tables import ahead
 from codegen.spec import ComputedRows
 
-#: The most bytes of a vector of results, and vectors that a thread has on their way.
+#: Most bytes of a vector of results, and vectors that a thread has in flight.
 MOST_BYTES, IN_FLIGHT = 16, 4
-#: The most bytes, and vectors, of results that a thread keeps in registers; bytes of a line of the L2 cache.
+#: Most bytes, and most vectors, of results that a thread keeps in registers; bytes of a line of the L2 cache.
 MOST_HELD, MOST_ROUNDS, LINE = 256, 16, 128
 
 
@@ -59,7 +61,7 @@ class Rows:
 class RowsPrologue(Elements):
     """Writes the tiles of one operand.
 
-    reads   the number of tensors that it is made of: the first of its parameters.
+    reads   the number of tensors that it is computed from: the first of its parameters.
     vector  elements that a thread makes at a time.
     """
 
@@ -74,7 +76,7 @@ class RowsPrologue(Elements):
         self.vector = next(n for n in fits if last % n == 0 or (n % last == 0 and self._sizes[-2] % (n // last) == 0))
 
     def fill(self, tile: Rows, store: Store) -> None:
-        """Writes what makes a tile."""
+        """Writes the code that computes a tile."""
         w = self.w
         w.line(f"#pragma unroll {IN_FLIGHT}")
         with w.block(f"for (int i = {tile.thread}; i < {tile.size * self._pieces(tile)}; i += {tile.threads})"):
@@ -82,8 +84,9 @@ class RowsPrologue(Elements):
             store(name)
 
     def hold(self, tile: Rows) -> str | None:
-        """Writes what makes a thread's vectors of a tile and keeps them in registers; returns their C name.  None if
-        they are too many.
+        """Writes the code that computes a thread's vectors of a tile and keeps them in registers.
+
+        Returns their C name, or None, having written nothing, if there are too many.
         """
         w, count = self.w, self._rounds(tile)
         if count * self.vector * self.dtype.itemsize > MOST_HELD or count > MOST_ROUNDS:
@@ -96,7 +99,7 @@ class RowsPrologue(Elements):
         return held
 
     def put(self, tile: Rows, held: str, store: Store) -> None:
-        """Writes the stores of what `hold` has made."""
+        """Writes the stores of the vectors that `hold` has computed."""
         w = self.w
         with w.unrolled(f"for (int u = 0; u < {self._rounds(tile)}; ++u)"):
             w.line(f"const int i = {tile.thread} + u * {tile.threads};")
@@ -104,7 +107,7 @@ class RowsPrologue(Elements):
             store(f"{held}[u]")
 
     def prefetch(self, tile: Rows) -> None:
-        """Writes what brings most of what a tile is made of to the L2 cache, if it is rows of neighbours."""
+        """Writes prefetches into the L2 cache of the tensors a tile is computed from, where its rows are contiguous."""
         w = self.w
         for op, pointer, strides, start in self._read():
             steps = [step for text, step in zip((*tile.batch, "m"), strides) if text != "0"]
@@ -119,8 +122,8 @@ class RowsPrologue(Elements):
             return
 
     def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
-        """Yields what is read at places that coordinates say: operand, C name, steps along the space, and the first
-        place.
+        """Yields the tensors read at the coordinates' places: operand, C name, strides over the space, and
+        first place.
         """
         program = self.program
         for n in self.varying_loads():
@@ -138,22 +141,22 @@ class RowsPrologue(Elements):
                 )
 
     def _dense(self, strides: Sequence[int]) -> bool:
-        """Returns true if the elements of a row are neighbours, as far as they are told apart."""
+        """Tells whether the elements of a row are neighbours, as far as the strides tell them apart."""
         own = strides[len(strides) - len(self._sizes) :]
         return all(step in (0, whole) for step, whole in zip(own, packed(self._sizes)))
 
     def _pieces(self, tile: Rows) -> int:
-        """Returns vectors of a row."""
+        """Returns the number of vectors in a row."""
         return -(-tile.padded // self.vector)
 
     def _rounds(self, tile: Rows) -> int:
-        """Returns vectors of a thread."""
+        """Returns the number of vectors that a thread computes."""
         rounds, left = divmod(tile.size * self._pieces(tile), tile.threads)
         assert not left
         return rounds
 
     def _place(self, tile: Rows) -> None:
-        """Writes the place of the i-th vector."""
+        """Writes the row and the first element of the i-th vector."""
         count, pieces = self.vector, self._pieces(tile)
         self.w.line(f"const int r = i / {pieces}, d = i % {pieces}{f' * {count}' if count > 1 else ''};")
 
@@ -170,7 +173,7 @@ class RowsPrologue(Elements):
         return name
 
     def _vector(self, name: str, outer: Sequence[str], element: str) -> None:
-        """Writes the elements from d on of a row of the coordinates ``outer``."""
+        """Writes the elements from d on of a row with the coordinates ``outer``."""
         w, count, sizes = self.w, self.vector, self._sizes
         inner = []
         for k in range(len(sizes)):
@@ -212,7 +215,7 @@ class RowsPrologue(Elements):
             w.line(f"{name}[{'e' if count > 1 else '0'}] = {text};")
 
     def _along(self, strides: Sequence[int]) -> str:
-        """Returns how far the e-th element of a vector lies behind the first, empty if it is the same."""
+        """Returns how far the e-th element of a vector lies behind the first; "" if all lie at one place."""
         last = self._sizes[-1]
         if self.vector <= last or strides[-2] == strides[-1] * last:
             text = linear([("e", strides[-1])])
@@ -221,7 +224,7 @@ class RowsPrologue(Elements):
         return "" if text == "0" else text
 
     def _wide(self, op: Operand) -> bool:
-        """Returns true if a vector's elements are one access."""
+        """Tells whether a vector's elements are one access."""
         outer = op.strides[:-1] if self.vector <= self._sizes[-1] else op.strides[:-2]
         width = min(16, self.vector * op.dtype.itemsize)
         return self._along(op.strides) == "e" and aligned(op, width, outer)

@@ -20,8 +20,9 @@ from codegen.spec import AttentionSpec
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
-    """Raises Declined with the reason if tensor cores cannot compute an attention; ``small``: of 8-bit floats, too,
-    which become float16.
+    """Raises Declined with the reason if tensor cores cannot compute an attention.
+
+    With ``small``, 8-bit floats are accepted, too: they become float16.
     """
     kind = spec.q.dtype.name
     floats = [op.dtype for op in (spec.q, spec.k, spec.v)]
@@ -35,13 +36,13 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
         raise Declined("tensor cores do not add up in float64")
 
 
-#: The score that a thread has of two neighbours' e-th one.
+#: The score that a thread has of the e-th of two neighbours.
 SCORE = "s[j + f * 2 + e]"
 
 
 def factored(program: Program) -> int | None:
-    """Returns the instruction that multiplies every product, before anything else is done with it, with the same
-    number.
+    """Returns the instruction that multiplies every product by one number before anything else is done with it; or
+    None.
     """
     varies = varying(program, lambda v: not isinstance(v, Load) or any(program.loads[v.operand].strides))
     found = [k for k, i in enumerate(program.instructions) if Anchor() in i.args]
@@ -56,8 +57,10 @@ def factored(program: Program) -> int | None:
 
 
 class ScoreFragments(Scores):
-    """Of the ``block_rows`` queries of a block, the ``group_rows`` from ``top`` on (a C expression) are looked at
-    together when a tile of ``keys`` is masked.
+    """Writes scores and results of a block's ``block_rows`` queries.
+
+    When a tile of ``keys`` is masked, the ``group_rows`` queries from ``top`` on (a C expression) are looked at
+    together.
     """
 
     def __init__(
@@ -76,18 +79,20 @@ class ScoreFragments(Scores):
         super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
-        #: exponentials are 2^lift times as large, so that more of them are normal numbers when they are rounded
+        #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded
         self.lift = 0
         #: whether, of each four keys, two are in the first half of a tile and two in the second
         self.quads = False
-        #: what multiplies every product, where that is all that becomes of one that no mask rules out
+        #: what multiplies every product, where nothing else is done to products that no mask rules out
         self.factor = self._factor()
         #: the tile of which scores were made last
         self.made = ""
 
     def place(self, batch: str, col: str, *, keys: bool = True, some: bool = False) -> None:
-        """Writes where a tile of queries is and, with ``keys``, which ones it may meet (with ``some``, at least one
-        tile of them).  batch and col are C expressions of its numbers.
+        """Writes where a tile of queries is and, with ``keys``, which tiles of keys it may meet (with ``some``, at
+        least one).
+
+        ``batch`` and ``col`` are C expressions of its numbers.
         """
         self.begin(batch, col)
         self.bound_numbers()
@@ -152,7 +157,7 @@ class ScoreFragments(Scores):
         return self.plain and not self.differ and self.factor is None
 
     def define(self) -> None:
-        """Writes the function that makes scores of a tile's products."""
+        """Writes the function that computes scores from a tile's products."""
         if self.spanned:
             self._intervals()
         if not self.trivial:
@@ -178,7 +183,7 @@ class ScoreFragments(Scores):
             self.interval("m")
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
-        """Writes what becomes of a tile's exponentials, sixteen keys of a row at a time."""
+        """Writes the weight of a tile's exponentials, sixteen keys of a row at a time."""
         w = self.w
         above, seed, offset = random.numbers(weight.program, weight.constant, (*self.batch, "", ""))
         weight.known[Result(random.compared)] = random.enough("words[h * 2 + e]")
@@ -195,19 +200,20 @@ class ScoreFragments(Scores):
                 w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
 
     def make(self, tile: str) -> None:
-        """Makes scores of a tile's products."""
+        """Writes the call that turns a tile's products into scores."""
         self.made = f"{tile} / 2" if self.listed else tile
         if not self.trivial:
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
     def softmax(self, chains: int, rounded: str = "") -> None:
-        """Takes the scores of the tile in of which they were made last; their exponentials are rounded to the type
-        `rounded` before they are summed up, if it is given.
+        """Writes the softmax of the tile whose scores were made last.
+
+        If the type ``rounded`` is given, exponentials are rounded to it before they are summed.
         """
         self._taken_in("softmax", f"{chains}, {rounded}" if rounded else str(chains), "rescale")
 
     def largest(self, chains: int) -> None:
-        """The first half of `softmax`: nothing is written to the scores."""
+        """Writes the first half of `softmax`, which leaves the scores as they are."""
         self.w.line("float shift[2];")
         self.w.line(f"attention::largest<{chains}>(s, rows, unit, shift, rescale);")
 
@@ -240,7 +246,7 @@ class ScoreFragments(Scores):
         return "__all_sync(0xffffffffu, meets)"
 
     def _positions(self, epilogue: Epilogue) -> None:
-        """Writes positions as floats, which the program asks for: a conversion takes as long as an exponential."""
+        """Writes positions that the program converts to float once: a conversion takes as long as an exponential."""
         program = epilogue.program
         every = {
             Result(k): program.indices[i.args[0].index][-2:]
@@ -258,7 +264,7 @@ class ScoreFragments(Scores):
             epilogue.known |= dict.fromkeys(keys, f"(n_real + float({step} + e))")
 
     def _key(self) -> tuple[str, str]:
-        """Returns the number in the tile of a thread's first score from s[j] on: what depends on the lane, and on j."""
+        """Returns the number in the tile of a thread's first key from s[j] on: the part of the lane, and that of j."""
         if self.quads:
             return "lane % 4 * 4", f"j % {self.keys // 4} * 4 + j / {self.keys // 4} * 2"
         return "lane % 4 * 2", "j * 2"
@@ -268,8 +274,9 @@ class ScoreFragments(Scores):
         self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
 
     def _each(self, name: str, write: Callable[[bool], None]) -> None:
-        """Writes what becomes of all scores of a tile: ``write`` is told whether all rows exist, and writes the vector
-        ``name`` for two neighbours.
+        """Writes a loop over all scores of a tile, two neighbours at a time.
+
+        ``write`` is told whether all rows exist, and writes the vector ``name`` of the two results.
         """
         w = self.w
         with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
@@ -280,7 +287,7 @@ class ScoreFragments(Scores):
             w.line(f"s[j + f * 2 + 1] = {name}[1];")
 
     def finish(self, stats: str) -> None:
-        """Writes ``inverse``, with which the results are multiplied, and stores the logarithms of the sums."""
+        """Writes ``inverse``, by which the results are multiplied, and stores the logarithms of the sums."""
         w, spec = self.w, self.spec
         w.line("attention::finish(rows);")
         w.line("float inverse[2];")

@@ -1,8 +1,8 @@
 """Which tiles of keys a tile of queries meets where masks depend on data: the producer finds out before it loads them.
 
-A range compares integers that depend on the query with integers that depend on the key, documents of a sequence, say.
-Of a tile all that matters are the least and the largest of each: where no query can meet a key the tile is skipped, and
-where every query meets every key no mask is evaluated.  A lane looks at one tile, the warp at 32.
+A range compares integers that depend on the query with integers that depend on the key, such as the documents of a
+sequence.  Of a tile, only the least and the largest of each matter: where no query can meet a key the tile is skipped,
+and where every query meets every key no mask is evaluated.  A lane looks at one tile, the warp at 32.
 """
 
 from __future__ import annotations

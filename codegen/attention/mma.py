@@ -1,8 +1,8 @@
 """Attention by the tensor cores of a warp (mma.sync, sm_80 and newer), as in FlashAttention-2 (Dao, 2023).
 
 A warp has 16 queries.  Tiles of keys and values are copied to shared memory (cp.async) while the tile before is
-multiplied; rows there are 16 bytes longer than they need be, so that eight of them begin in different banks.  The
-probabilities stay in registers, which are the fragments of the second product as the first one leaves them.
+multiplied; rows there are padded by 16 bytes, so that eight of them begin in different banks.  The probabilities stay
+in registers: as the first product leaves them, they are the fragments of the second.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ VECTOR = 8  # elements of 16 bytes
 HELD = 200
 CHAINS = 2  # of maxima and sums
 PRODUCER_WARPS = 7  # warps that compute keys or values
-#: Share of the L2 cache for keys and values that blocks at work at the same time share in the L2 cache.
+#: Share of the L2 cache that may hold the keys and values which blocks running at the same time share.
 SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
 class AttentionMmaSchedule(Schedule):
-    """warps of a block, of 16 queries each; keys of a tile, a multiple of 16; batches that are worked on together.
+    """``warps`` of a block, of 16 queries each; ``keys`` of a tile, a multiple of 16; ``heads``, batches worked on
+    together.
 
-    producer_warps  more warps, which bring the tiles of keys and values, while the others multiply; 0: all do both.
+    producer_warps  further warps, which bring the tiles of keys and values while the others multiply; 0: all do both.
     """
 
     warps: int
@@ -60,7 +61,7 @@ class AttentionMmaSchedule(Schedule):
 
 
 def _padded(elements: int) -> int:
-    """Returns elements of a row that is multiplied."""
+    """Returns the number of elements of a padded row."""
     return -(-elements // 16) * 16
 
 
@@ -90,7 +91,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
     elif spec.rows <= 32:
         preferred = [(2, 32), (2, 64), (2, 16), *preferred]
     producer_warps = 0
-    if any(spec.computed[1:]):  # nothing is on its way while it is computed: other warps multiply meanwhile
+    if any(spec.computed[1:]):  # nothing is in flight while keys or values are computed: other warps multiply meanwhile
         warps = next((n for n in (1, 2, 4) if WARP_ROWS * n >= spec.rows), 8)
         preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
@@ -124,7 +125,7 @@ class _Renderer:
         self.deep, self.wide = _padded(spec.depth), _padded(spec.width)
         self.tiles, self.batches = -(-spec.rows // schedule.rows), prod(spec.batch)
         self.threads = 32 * (schedule.warps + schedule.producer_warps)
-        #: the number of a thread that brings keys and values, and how many do
+        #: the number of a thread that brings keys and values, and the number of such threads
         first, bringing = (
             (32 * schedule.warps, 32 * schedule.producer_warps) if schedule.producer_warps else (0, self.threads)
         )
@@ -184,8 +185,8 @@ class _Renderer:
                 w.line("__syncthreads();")
             multiply(w, t, "s", "queries", "keys", self.deep, s.keys)
             self.scores.make("tile")
-            # Of many keys the errors of rounding even out in the sum; of few, what is divided by is the sum of what is
-            # multiplied.  Statistics are of the exponentials as they are.
+            # With many keys the errors of rounding even out in the sum; with few, the divisor is the sum of the rounded
+            # exponentials, which are what is multiplied.  Statistics are of the unrounded exponentials.
             few = spec.keys <= s.keys and spec.stats is None
             self.scores.softmax(CHAINS, self.element if few else "")
             w.line("attention::scale(o, rescale);")
@@ -218,7 +219,7 @@ class _Renderer:
         padded: int,
         pages: Pages | None = None,
     ) -> None:
-        """Writes the copies of a tile's rows, of the argument of this number; what does not exist is 0."""
+        """Writes the copies of a tile's rows of the argument of this number; what does not exist becomes 0."""
         w, t, name = self.w, self.scores.t, self.arguments[number]
         computed = self.scores.computed[number]
         if computed is not None:
@@ -249,7 +250,7 @@ class _Renderer:
     def _compute(
         self, computed: RowsPrologue, number: int, what: str, first: str, size: int, total: int, padded: int
     ) -> None:
-        """Writes a tile of rows that are computed; of those that do not exist values are 0."""
+        """Writes a tile of rows that are computed; values that do not exist become 0."""
         w, scores = self.w, self.scores
 
         def store(name: str) -> None:
@@ -274,7 +275,7 @@ class _Renderer:
 
 
 def multiply(w: Writer, t: str, sums: str, held: str, brought: str, depth: int, cols: int) -> None:
-    """Writes the products of a warp's rows of the tile ``held`` with a tile that was brought; ``t`` is their C type."""
+    """Writes the products of a warp's rows of the tile ``held`` with the tile ``brought``; ``t`` is their C type."""
     w.unrolled_line(f"for (int i = 0; i < {cols // 2}; ++i) {sums}[i] = 0.0f;")
     with w.unrolled(f"for (int kk = 0; kk < {depth}; kk += 16)"):
         w.line("uint32 a[4];")
@@ -288,7 +289,7 @@ def multiply(w: Writer, t: str, sums: str, held: str, brought: str, depth: int, 
 
 
 def add_products(w: Writer, t: str, sums: str, factor: str, brought: str, cols: int, width: int) -> None:
-    """Writes the products of a tile's factors, which are in registers, with a tile that was brought."""
+    """Writes the products of a tile of operands A, which are in registers, with the tile ``brought``."""
     with w.unrolled(f"for (int kk = 0; kk < {cols // 16}; ++kk)", f"for (int j = 0; j < {width}; j += 16)"):
         w.line("uint32 b[2][2];")
         w.line(f"load_matrices_transposed(b, &shared.{brought}[stage][kk * 16 + lane % 16][j + lane / 16 * 8]);")
@@ -297,9 +298,7 @@ def add_products(w: Writer, t: str, sums: str, factor: str, brought: str, cols: 
 
 
 def copied_together(op: Operand, sizes: Sequence[int], elements: int) -> int:
-    """Returns neighbours of an operand's rows that are copied at once; ``sizes`` are those of the batch and the
-    rows.
-    """
+    """Returns how many neighbours in an operand's rows are copied at once; ``sizes`` are those of batch and rows."""
     aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0 and elements % VECTOR == 0
     aligned = aligned and not any(step % VECTOR for n, step in zip(sizes, op.strides) if n > 1)
     return VECTOR if aligned else 1

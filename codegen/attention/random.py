@@ -1,7 +1,7 @@
 """Random numbers in a program on probabilities: words that lanes compute for each other.
 
-Dropout asks whether a random number is at least a multiple of 2^-24: whether the upper 24 bits of a word are, which is
-to say whether the word is at least 256 times that multiple.
+Dropout asks whether a random number, the upper 24 bits of a word times 2^-24, is at least n * 2^-24.  That is to ask
+whether the word is at least 256 * n.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _COMPARED = re.compile(r"philox::at_least\(\{0\}, (0|\{1\}), (.+), (.+), (\d+)\)
 
 @dataclass(frozen=True)
 class RandomWords:
-    """steps     strides of the elements' numbers over the space.
-    above     those of the number above them, of tensors of 2^31 elements and more; else None.
+    """Random words that a program compares with one number.
+
+    steps     strides of the elements' numbers over the space.
+    above     strides of the upper halves of these numbers, for tensors of 2^31 elements and more; else None.
     compared  the instruction that compares the words.
-    least     the least word that is enough.
+    least     the least word that is large enough.
     """
 
     steps: tuple[int, ...]
@@ -31,16 +33,18 @@ class RandomWords:
 
     @property
     def together(self) -> bool:
-        """Whether sixteen neighbours that begin at a multiple of 16 have four counters of their own."""
+        """Whether sixteen neighbours that begin at a multiple of 16 share four counters."""
         return self.steps[-1] == 1 and not any(n % 4 for n in self.steps[:-1])
 
     def enough(self, word: str) -> str:
-        """Returns the C expression of whether a word is enough; none is where everything is dropped."""
+        """Returns the C expression of whether a word is large enough; "false" where everything is dropped."""
         return f"{word} >= {self.least}u" if self.least < 1 << 32 else "false"
 
     def numbers(self, program: Program, constant: Callable[[Value], str], place: Sequence[str]) -> list[str]:
-        """Returns the C expressions of the number above, the seed and the offset; constant gives those of values
-        that are the same for all, place are the coordinates.
+        """Returns the C expressions of the upper half of the element's number, the seed and the offset.
+
+        ``constant`` returns the C expression of a value that is the same for all elements; ``place`` are the
+        coordinates.
         """
         instruction = program.instructions[self.compared]
         found = _COMPARED.fullmatch(instruction.template)
@@ -51,7 +55,7 @@ class RandomWords:
 
 
 def random_words(program: Program) -> RandomWords | None:
-    """Returns the random numbers that a program compares with one number, if these are all that it has."""
+    """Returns the random numbers that a program compares with one number; None if it has none, or others."""
     every = [k for k, i in enumerate(program.instructions) if "philox::" in i.template]
     if len(every) != 1:
         return None

@@ -1,5 +1,6 @@
-"""The ranges of an attention, conditions that compare integers of the query with integers of the key, over a tile: of
-all its queries, or keys, only the least and the largest sum matter.
+"""The ranges of an attention: conditions that compare integers of the query with integers of the key.
+
+For a tile of queries, or of keys, only the least and the largest sum matter.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ from codegen.naming import Writer
 from codegen.spec import AttentionSpec, Bound
 
 LANES = 32
-#: So many neighbours a lane reads at once, where it can, and so many of these are on their way together.
+#: Neighbours that a lane reads at once, where it can, and how many such reads are in flight together.
 VECTOR, UNROLL = 4, 8
 
 
 @dataclass(frozen=True)
 class Number:
-    """An integer of a query or key: coefficient * position + sum of coefficient * load, the first of them positive."""
+    """An integer of a query or key: coefficient * position + sum of coefficient * load, its first coefficient
+    positive.
+    """
 
     position: int
     loads: tuple[tuple[int, int], ...]
 
 
 class Ranges:
-    """Writes the extents of what some of a spec's ranges add up.  batch are C expressions of the coordinates, pointers
-    C names of the program's loads.
+    """Writes the extents (least and largest value) of the sums of some of a spec's ranges.  ``batch`` are C expressions
+    of the coordinates, ``pointers`` C names of the program's loads.
 
     C variables: ``rows0``, ``rows1``, ... the extents of the numbers of a tile of queries, ``keys0``, ... those of a
-    tile of keys, ``rest0``, ... what a range adds of the batch.
+    tile of keys, ``rest0``, ... what depends on the batch alone in a range.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Ranges:
     ) -> None:
         self.w, self.spec, self.batch, self.pointers = w, spec, batch, pointers
         self.ranges = {n: spec.ranges[n] for n in (range(len(spec.ranges)) if chosen is None else chosen)}
-        #: the numbers of keys (True) or queries, each once, and of each range which one it is, and its sign
+        #: the numbers of keys (True) or queries, each once; and for each range the index of its number, and its sign
         self._numbers: dict[bool, list[Number]] = {}
         self._which: dict[bool, dict[int, tuple[int, int]]] = {}
         for of_keys in (False, True):
@@ -54,8 +57,9 @@ class Ranges:
 
     @staticmethod
     def intervals(spec: AttentionSpec, *, of_queries: bool = False) -> list[int]:
-        """Returns the numbers of the ranges that leave an interval of keys to each query, whatever the keys; or one
-        of queries to each key, whatever the queries.
+        """Returns the indices of the ranges that leave each query an interval of keys, whatever the keys.
+
+        With ``of_queries``, of those that leave each key an interval of queries, whatever the queries.
         """
         loads, other = spec.program.loads, -2 if of_queries else -1
         return [
@@ -65,7 +69,7 @@ class Ranges:
         ]
 
     def _part(self, bound: Bound, *, of_keys: bool) -> tuple[Number, int]:
-        """Returns what a range's sum has of the key (or query), and its sign."""
+        """Returns the part of a range's sum that depends on the key (or query), and its sign."""
         axis = -1 if of_keys else -2
         position = bound.key if of_keys else bound.row
         loads = tuple((x, c) for x, c in bound.loads if self._load(x).strides[axis])
@@ -74,7 +78,7 @@ class Ranges:
         return Number(sign * position, tuple((x, sign * c) for x, c in loads)), sign
 
     def _rest(self, bound: Bound) -> list[tuple[str, int]]:
-        """Returns the loads that it has of neither, and their coefficients."""
+        """Returns the loads of a range that depend on neither query nor key, and their coefficients."""
         return [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
 
     def _load(self, number: int) -> Operand:
@@ -88,14 +92,14 @@ class Ranges:
         return f"{self.pointers[load]}[{self._place(load, position, axis)}]"
 
     def _alone(self, number: Number) -> bool:
-        """Returns true if a number is what one load reads, and an int."""
+        """Tells whether a number is just what one load reads, and fits an int."""
         if number.position or [c for _, c in number.loads] != [1]:
             return False
         dtype = self._load(number.loads[0][0]).dtype
         return dtype.itemsize < 4 or dtype.name == "int32"
 
     def _vectors(self) -> bool:
-        """Returns true if the numbers of neighbouring keys are read together."""
+        """Tells whether the numbers of neighbouring keys are read together."""
         found = [n for n in self._numbers[True] if n.loads]
         loads = [self._load(n.loads[0][0]) for n in found if self._alone(n)]
         return (
@@ -113,8 +117,9 @@ class Ranges:
         return linear(terms)
 
     def _extents(self, start: str, stop: str, *, of_keys: bool, lanes: bool) -> None:
-        """Writes the extents of the numbers from position start to stop - 1, of which a lane looks at all, or at each
-        32nd.
+        """Writes the extents of the numbers from position start to stop - 1.
+
+        A lane looks at every one, or, with ``lanes``, at every 32nd.
         """
         w, (axis, letter, name) = self.w, (-1, "n", "keys") if of_keys else (-2, "m", "rows")
         looped = []
@@ -158,21 +163,23 @@ class Ranges:
         self._extents(start, stop, of_keys=True, lanes=False)
 
     def end(self, n: int, keys: int) -> str:
-        """Of an interval, the first tile of ``keys`` keys that queries meet, or the one behind the last."""
+        """Returns the C expression of the first tile of ``keys`` keys that queries meet, or of the one behind
+        the last.
+        """
         furthest, every = self.sum(n, keys=False), self.spec.keys
         if self.ranges[n].key > 0:
             return f"int(min(max({negated(furthest)}, int64(0)), int64({every}))) / {keys}"
         return f"int(min(max({furthest} + {keys}, int64(0)), int64({-(-every // keys) * keys}))) / {keys}"
 
     def of_row(self, n: int, row: str) -> str:
-        """Returns what the sum of a range is of this query, and of key 0."""
+        """Returns the C expression of a range's sum for this query and key 0."""
         bound = self.ranges[n]
         terms = [(f"int64({row})", bound.row)]
         terms += [(f"int64({self._at(x, row, -2)})", c) for x, c in bound.loads]
         return linear(terms, bound.start)
 
     def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:
-        """Returns the largest (or least) that the sum of a range can be; without ``rows`` or ``keys``, that of its
+        """Returns the largest (or least) value of a range's sum; without ``rows`` or ``keys``, that of its
         other parts.
         """
         parts = [(f"rest{n}", 1)] if self._rest(self.ranges[n]) else []

@@ -16,22 +16,22 @@ from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
 
-#: More than there are queries and keys: bounds further away decide the same as those at this distance, where what is
-#: added to them still is an int.
+#: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
+#: is added to them still fits an int.
 FAR = 1 << 30
-#: More neighbours than are read at once.
+#: More neighbours than any program reads at once.
 VECTOR = 16
 
 
 def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
-    """Returns a kernel that does not use the order in which blocks count: it is not given that."""
+    """Returns a kernel without the parameter for the order in which blocks count, which it does not use."""
     if spec.order is None:
         return source
     return replace(source, parameters=tuple(range(len(spec.read) + len(spec.loads) + len(spec.written))))
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
-    """Returns the same with neighbouring batch dimensions merged where every tensor steps over them alike."""
+    """Returns the same spec with neighbouring batch dimensions merged where every tensor steps over them alike."""
     rank = len(spec.batch)
     prologues = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
@@ -74,9 +74,10 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
 
 
 class Scores:
-    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.  ``listed``: the tiles that are
-    met are known one by one, and of each whether no range is broken in it (the C variable ``whole``).  ``spanned``:
-    ranges, too, leave each query an interval of keys, which is known of a thread's rows (``begin`` and ``end``).
+    """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.
+
+    listed   the producer lists the tiles that are met, and tells of each whether no range is broken in it (``whole``).
+    spanned  ranges, too, leave each query an interval of keys, known for a thread's rows (``begin`` and ``end``).
 
     C variables: ``b0``, ``b1``, ... coordinates of the batch; ``bound0``, ... what the numbers of a bound add up to.
     """
@@ -100,7 +101,7 @@ class Scores:
         if spec.epilogue is not None:
             real = spec.program.real
             self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
-        #: of spans' first keys: pages and parts hold whole tiles, vectors that programs read begin at multiples of it
+        #: what a span's first key is a multiple of: pages and parts hold whole tiles, and programs read aligned vectors
         self.step = 1
         if spec.pages is not None or spec.parts > 1:
             self.step = keys
@@ -110,7 +111,7 @@ class Scores:
             or spec.q.dtype.itemsize == 1
         ):
             self.step = VECTOR
-        #: whether tiles differ: some lie outside of bounds, or at the end
+        #: whether tiles differ: some may break bounds or ranges, or reach past the end
         self.differ = bool(spec.bounds) or self.ragged or known
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
@@ -138,19 +139,22 @@ class Scores:
         return self.inner.program.stores[0].value == Anchor(0)
 
     def page(self, pages: Pages, table: str, number: str) -> str:
-        """Returns the block that is a page, by its number (a C expression of one that exists)."""
+        """Returns the C expression of the block that holds a page, given by its number (a C expression of one that
+        exists).
+        """
         place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
 
     def offset(self, op: Operand, *place: str) -> str:
-        """Returns the C expression of where an element of this batch lies; ``place`` is its position behind the
+        """Returns the C expression of the offset of an element of this batch; ``place`` is its position behind the
         batch.
         """
         return linear(list(zip((*self.batch, *place), op.strides)))
 
     def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
-        """Returns the terms of a row's place.  With pages, writes which one it is in; rows beyond the last are taken
-        for it.
+        """Returns the terms of a row's offset.
+
+        With pages, writes which one the row is in; rows beyond the last count as the last.
         """
         terms = list(zip(self.batch, op.strides))
         if pages is None:
@@ -160,7 +164,7 @@ class Scores:
         return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
 
     def parameters(self) -> list[str]:
-        """Returns those of what the programs read."""
+        """Returns the parameters for the tensors that the programs read."""
         first = [p for c in self.computed if c is not None for p in c.pointers.parameters()[: c.reads]]
         names = [n for e in (self.edge, self.weight, self.epilogue) if e is not None for n in e.pointers.loads]
         loads = self.spec.loads[len(first) :]
@@ -172,7 +176,7 @@ class Scores:
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
     def scalars(self) -> None:
-        """Writes operands with one value; once, outside of all loops."""
+        """Writes the reads of operands with one value: once, outside of all loops."""
         self.edge.scalars()
         if not self.plain:
             self.inner.scalars()
@@ -181,12 +185,12 @@ class Scores:
                 written.scalars()
 
     def coordinates(self, number: str, batch: Sequence[int] | None = None) -> None:
-        """Writes the coordinates of the batch, or of its first dimensions, of this number (a C expression)."""
+        """Writes the coordinates of the batch, or of its first dimensions, with this number (a C expression)."""
         sizes = self.spec.batch if batch is None else batch
         coordinates(self.w, self.t, "b", number, sizes, long(sizes))
 
     def bound_numbers(self) -> None:
-        """Writes the numbers that bounds read of the batch."""
+        """Writes the parts of bounds that are read from tensors of the batch."""
         spec = self.spec
         for n, bound in enumerate(spec.bounds):
             if bound.loads:
@@ -203,19 +207,21 @@ class Scores:
         return ([(f"bound{number}", 1)], 0) if bound.loads else ([], min(max(bound.start, -FAR), FAR))
 
     def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
-        """Writes ``first`` and ``last``: the tiles of keys which the queries m0 to m0 + rows - 1 may meet are those
-        from first to last - 1.  With ``some`` there is one, if need be one in which no query meets a key.
+        """Writes ``first`` and ``last``: queries m0 to m0 + rows - 1 may meet the tiles of keys from first to last - 1.
+
+        With ``some`` there is at least one tile, if need be one in which no query meets a key.
         """
         first, last = self.keys_range(m0, rows)
         if some and self.spec.bounds:
-            # Where a bound rules all tiles out it rules out each one.
+            # A bound that rules out all tiles together also rules out each one.
             first = f"min({first}, {-(-self.spec.keys // self.keys) - 1})" if first != "0" else first
             last = f"max(first + 1, {last})"
         self.w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
 
     def keys_range(self, m0: str, rows: int, *, whole: bool = False) -> tuple[str, str]:
-        """Returns C expressions of the first tile of keys that these queries may meet, and of the one after the
-        last.  With ``whole`` queries that do not exist count, too.
+        """Returns C expressions of the first tile of keys that these queries may meet, and of the one behind the last.
+
+        With ``whole``, queries that do not exist count, too.
         """
         spec = self.spec
         tiles = -(-spec.keys // self.keys)
@@ -247,14 +253,16 @@ class Scores:
         return first, last
 
     def _most(self, m0: str, last: str, number: int, bound: Bound) -> str:
-        """Returns the largest row * i + start of the queries m0 to last."""
+        """Returns the C expression of the largest row * i + start of the queries m0 to last."""
         terms, constant = self._start(number, bound)
         if bound.row:
             terms = [(f"({last})" if bound.row > 0 and last != m0 else m0, bound.row), *terms]
         return linear(terms, constant)
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
-        """Adds the first tiles of keys that ranges let queries meet, and those behind the last ones."""
+        """Adds to ``starts`` the first tiles of keys that ranges let queries meet, and to ``stops`` those behind the
+        last ones.
+        """
         intervals = Ranges.intervals(self.spec)
         ranges = Ranges(self.w, self.spec, self.batch, self.edge.pointers.loads, intervals)
         if intervals:
@@ -263,8 +271,10 @@ class Scores:
             (starts if self.spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
 
     def span(self, m0: str, rows: int, *, some: bool) -> None:
-        """Writes ``base``, the first key that one of the queries m0 to m0 + rows - 1 may meet, or one before it, and
-        ``tiles``, how many tiles of keys from there on they may meet; with ``some`` at least one.
+        """Writes ``base`` and ``tiles``, which say what keys the queries m0 to m0 + rows - 1 may meet.
+
+        ``base`` is the first such key, or one before it; ``tiles`` counts the tiles of keys from there on, with
+        ``some`` at least one.
         """
         w, spec, keys = self.w, self.spec, self.keys
         ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads)
@@ -284,9 +294,7 @@ class Scores:
         w.line(f"const int base = {base}, tiles = max({'1' if some else '0'}, (high - base + {keys - 1}) / {keys});")
 
     def interval(self, row: str) -> None:
-        """Writes ``begin[f]`` and ``end[f]``: the keys that no bound and no range keeps this query from are those from
-        begin to end - 1.
-        """
+        """Writes ``begin[f]`` and ``end[f]``: bounds and ranges let this query meet the keys from begin to end - 1."""
         w, spec = self.w, self.spec
         every = Ranges(w, spec, self.batch, self.edge.pointers.loads)
         w.line("begin[f] = 0;")
@@ -298,7 +306,9 @@ class Scores:
             self._limit(bound.key, every.of_row(n, row), "begin[f]", "end[f]")
 
     def _limit(self, key: int, rest: str, low: str, high: str) -> None:
-        """Narrows an interval of keys to those n for which key * n + rest, a C expression, is not negative."""
+        """Writes the narrowing of an interval of keys to those n for which key * n + rest, a C expression, is not
+        negative.
+        """
         if not key:
             self.w.line(f"if ({rest} < 0) {high} = 0;")
             return
@@ -307,8 +317,9 @@ class Scores:
         self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
 
     def by_tile(self, unbroken: Callable[[], str], write: Callable[[bool], None]) -> None:
-        """Writes what makes the scores of a tile; ``write`` is told whether no bound and no range is broken in it,
-        which is what the C condition that ``unbroken`` returns says.
+        """Writes the code that computes the scores of a tile, apart for tiles in which no bound and no range is broken.
+
+        ``unbroken`` returns the C condition for this, and ``write`` is told whether it holds.
         """
         w = self.w
         if not self.differ:
@@ -334,8 +345,10 @@ class Scores:
         tile: tuple[int, int],
         value: Callable[[str], str],
     ) -> None:
-        """Stores a tile from fragments, of which the rows begin at the C variable ``first``, two neighbours at a time
-        where they are one access; ``value`` is the C expression of a thread's i-th element.
+        """Stores a tile from fragments whose rows begin at the C variable ``first``, two neighbours at a time where
+        they are one access.
+
+        ``value`` returns the C expression of a thread's i-th element.
         """
         w = self.w
         pairs = op.strides[-1] == 1 and extents[1] % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
@@ -353,9 +366,7 @@ class Scores:
                 w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
 
     def inside(self, m0: str, rows: int, n0: str) -> str:
-        """Returns the C condition under which no bound is broken by the queries from m0 on and a tile of keys from
-        n0 on.
-        """
+        """Returns the C condition that no bound is broken by the queries from m0 on and the tile of keys from n0 on."""
         conditions = ["whole"] if self.listed else []
         m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
         if self.ragged:
@@ -374,8 +385,9 @@ class Scores:
         return " && ".join(conditions)
 
     def score(self, m: str, n: str, sums: str, *, inside: bool, count: int, row_exists: bool) -> None:
-        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on; sums is a product by its
-        number e.  Keys that do not exist have minus infinity.
+        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on.
+
+        ``sums`` is the C expression of the e-th product.  Keys that do not exist have minus infinity.
         """
         w = self.w
         epilogue = self.inner if inside or self.spanned else self.edge
@@ -414,28 +426,28 @@ def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
 
 
 def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """Returns what is written in front of a statement that is for elements that exist: see `existing`."""
+    """Returns the C text in front of a statement that is for elements that exist: see `existing`."""
     condition = existing(extents, tile)
     return f"if ({condition}) " if condition else ""
 
 
 def stored(op: Operand, text: str, real: str) -> str:
-    """Returns a value in the dtype in which it is stored."""
+    """Returns the C expression of a value in the dtype in which it is stored."""
     return text if op.dtype.ctype == real else f"convert<{op.dtype.ctype}>({text})"
 
 
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
-    """Returns the C names of a spec's arguments, empty for what is computed."""
+    """Returns the C names of a spec's arguments, "" for those that are computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
 
 
 def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[str]:
-    """Returns the parameters of those that have a name."""
+    """Returns the parameters of the arguments that have a name."""
     return [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
 
 
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
-    """Writes the score of the sink, in units of the others; returns its C name."""
+    """Writes the score of the sink, in the unit of the other scores; returns its C name."""
     assert spec.sink is not None
     value = converted(spec.sink, f"{name}[{linear(list(zip(batch, spec.sink.strides)))}]", real)
     inverse = literal(1 / spec.scale, real)

@@ -30,13 +30,13 @@ from codegen.spec import AttentionSpec, KernelSource, Pages
 from codegen.target import Target
 
 WARPS, LANES = 4, 32
-#: Elements of queries, keys and values that a block has in shared memory.
+#: Most bytes of shared memory for a block's elements of queries, keys and values.
 MOST_SHARED = 96 << 10
 
 
 @dataclass(frozen=True)
 class AttentionSimtSchedule(Schedule):
-    """queries of a warp; a block has four warps, a tile 32 keys."""
+    """``queries`` of a warp; a block has four warps, a tile 32 keys."""
 
     queries: int
 
@@ -147,7 +147,7 @@ class _Renderer:
             w.line(f"shared.{what}[i / {elements}][d] = {value};")
 
     def _compute(self, computed: RowsPrologue, what: str, first: str, size: int, total: int) -> None:
-        """Writes a tile of rows that are computed; of those that do not exist values are 0."""
+        """Writes a tile of rows that are computed; values that do not exist become 0."""
         w, count = self.w, computed.vector
 
         def store(name: str) -> None:

@@ -3,8 +3,9 @@
 The pipeline is that of FlashAttention-3 (Shah et al., 2024).  One thread fills two rings of stages, of keys and of
 values.  Each consumer, a warpgroup, has 64 queries.  It gives two products at a time to the tensor cores, that of its
 queries with the next tile of keys and that of the probabilities of a tile, which lie in registers, with its values.
-Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers: they ping-pong.
-Blocks are persistent: behind the last product of a tile of queries a block starts the first one of its next.
+Then it computes the exponentials of the next tile, while the tensor cores work for the other consumers: they
+ping-pong.  Blocks are persistent: behind the last product of a tile of queries, a block starts the first product of its
+next tile.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ class _Renderer(AttentionResults):
         self.size = spec.q.dtype.itemsize
         #: elements of queries and keys in a row of 128 bytes
         self.panel = 2 * PANEL // self.size
-        #: of a thread of the producer and of a consumer
+        #: registers of a thread of the producer and of a consumer
         self.registers = schedule.registers(listing=listed(spec), spanned=spanned(spec))
         #: how the producer finds the tiles that are met, where that depends on data
         self.listing = Listing(self.w, spec, self.scores, schedule.rows) if listed(spec) else None
         quads = quads_box(spec) if self.narrow else None
-        #: whether of each four keys of a tile two are in its first half: then a thread has four neighbours' scores
+        #: whether, of each four keys of a tile, two are in its first half: then a thread has four neighbours' scores
         self.quads = self.scores.quads = quads is not None
         maps = [
             None if self.prologue is not None else box(spec, spec.q, 0, spec.rows, spec.depth, schedule.rows),
@@ -78,7 +79,7 @@ class _Renderer(AttentionResults):
         ]
         self.maps = [replace(x, argument=n) for n, x in enumerate(x for x in maps if x is not None)]
         self.element = spec.q.dtype.ctype
-        #: products that a wgmma adds up
+        #: products that a wgmma adds up along the reduction
         self.step = 32 // self.size
         self.width = columns(spec.width)
         number = len(spec.read) + len(spec.loads)
@@ -230,13 +231,13 @@ class _Renderer(AttentionResults):
         w.line("wgmma_wait<1>();  // the scores are there")
         w.line("if (t == 0) barrier_arrive(shared.keys_empty[stage.index]);")
         self.scores.make("tile")
-        # Where consumers do not ping-pong, and products are those of 8-bit floats, it was faster to look for
-        # maxima while the products with values go on.
+        # Where consumers do not ping-pong and multiply 8-bit floats, it was faster to look for maxima while the
+        # products with values go on.
         apart = self.narrow and not s.pingpong
         if apart:
             self.scores.largest(s.chains)
-        # The other consumers' products run meanwhile; what follows may be done in any order, rounding while the units
-        # for exponentials are busy, only once nothing reads the probabilities of the tile before.
+        # The other consumers' products run meanwhile; what follows may be done in any order, such as rounding while the
+        # units for exponentials are busy, but only once nothing reads the probabilities of the tile before.
         w.line("wgmma_wait<0>();")
         w.line("if (t == 0) barrier_arrive(shared.values_empty[previous.index]);")
         self._add_part()
@@ -279,14 +280,16 @@ class _Renderer(AttentionResults):
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
     def _await_queries(self, query: str, work: str) -> None:
-        """Writes what waits for a tile of queries, or computes the consumer's part of it."""
+        """Writes the wait for a tile of queries, or the call that computes the consumer's part of it."""
         if self.prologue is None:
             self.w.line(f"barrier_wait(shared.queries_full[{query}.index], {query}.parity);")
         else:
             self.w.line(f"compute_queries({work}, {query}.index);")
 
     def _define_queries(self, prologue: RowsPrologue) -> None:
-        """Writes the functions that compute a consumer's part of a tile of queries, and prefetch what that takes."""
+        """Writes the functions that compute a consumer's part of a tile of queries, and that prefetch what
+        this reads.
+        """
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
         part = f"group * {ROWS}" if s.groups > 1 else "0"
         meet = f"named_barrier_sync({s.groups + 1} + group, {GROUP});"
@@ -305,7 +308,7 @@ class _Renderer(AttentionResults):
             scores.begin("at.row", "at.col")
             held = prologue.hold(rows)
             if self.out_map is not None:
-                # What was stored last may lie in the other place.
+                # The results stored last may lie in the other place.
                 w.line(f"if (t == 0) tma_wait_read<{0 if self.joined else s.ahead - 1}>();  // what lay there has left")
             w.line(f"{meet}  // and has been multiplied by all warps")
             if held is None:
@@ -327,7 +330,7 @@ class _Renderer(AttentionResults):
         return self.tiles * self.batches > self.s.blocks
 
     def _registers(self) -> None:
-        """Writes what holds the scores of a tile and, rounded, its probabilities."""
+        """Declares the scores of a tile and, rounded, its probabilities."""
         w, s = self.w, self.s
         w.line(f"float s[{s.keys // 2}], rescale[2];")
         w.line(f"uint32 probability[{s.keys // self.step}][4];")
@@ -335,13 +338,15 @@ class _Renderer(AttentionResults):
             w.line(f"float part[{self.width // 2}], before[2];  // a tile's products with values, and o's next factors")
 
     def _first_product(self, query: str) -> None:
-        """Starts the product of queries with the first tile of keys."""
+        """Writes the start of the product of queries with the first tile of keys."""
         self._turn(begin=True)
         self._multiply_keys("stage", query)
         self._turn(begin=False)
 
     def _begin_next(self) -> None:
-        """Starts the first product of the block's next tile of queries, behind the last one of this."""
+        """Writes the start of the first product of the block's next tile of queries, behind the last one of
+        this tile.
+        """
         w, s = self.w, self.s
         w.line(f"const Ring<{s.stages}> previous = stage;")
         w.line("++stage;")
@@ -360,7 +365,7 @@ class _Renderer(AttentionResults):
         w.close()
 
     def _round(self, *, again: bool = False, free: bool = False) -> None:
-        """Makes exponentials an operand of the products with the tile's values."""
+        """Writes the rounding of exponentials to the operand of the products with the tile's values."""
         w = self.w
         if free and self.prologue is None:
             self._free_queries()
@@ -372,7 +377,9 @@ class _Renderer(AttentionResults):
         w.line(f"attention::round{'_quads' if self.quads else ''}_to_fragments<{self.element}>(s, probability);")
 
     def _add_part(self) -> None:
-        """Adds what the last products with values are to the results, where they are not added up there."""
+        """Writes the addition of the last products with values to the results, where wgmma does not add them
+        up itself.
+        """
         if self.narrow:
             self.w.line("attention::add(o, before, part);")
 

@@ -1,7 +1,7 @@
 """Attention on Hopper: what a block has in shared memory, and the thread, or warp, that has TMA fill it.
 
-Where masks leave each query an interval of keys that depends on data (packed sequences), a second warp looks at the
-queries of tiles to come, so that nothing waits for what it finds: the tiles of keys that they meet.
+Where masks leave each query an interval of keys that depends on data (packed sequences), a second warp looks ahead at
+the queries of tiles to come and finds the tiles of keys that they meet, so that nothing waits for this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from codegen.expr import Operand
 from codegen.kernel import Kernel, shared_memory
 from codegen.spec import AttentionSpec, TensorMap
 
-#: So many tiles of keys are met in less time than it takes to look at further queries.
+#: A tile of queries that meets so many tiles of keys, or fewer, takes less time than looking at further queries.
 FEW_TILES = 8
 
 
@@ -29,11 +29,11 @@ class Producer:
     panel, size  elements of queries and keys in a row of 128 bytes, and their bytes.
     width       columns of the products with values.
     narrow      whether these are of 8-bit floats.
-    quads       whether of each four keys two lie in the first half of a tile.
+    quads       whether, of each four keys, two lie in the first half of a tile.
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
     order       the counter of tiles of queries that are taken as blocks come to them; or empty.
-    prologue       what computes queries, which the consumers do then; or None.
+    prologue       the code that computes queries, which the consumers run then; or None.
     """
 
     w: Kernel
@@ -102,7 +102,7 @@ class Producer:
         w.line()
 
     def _work(self, *, keys: bool = True) -> None:
-        """Opens the loop over tiles of queries; ``keys``: and which tiles of keys they may meet."""
+        """Opens the loop over tiles of queries; with ``keys``, writes which tiles of keys they may meet."""
         w, s = self.w, self.s
         work = self.tiles * self.batches
         step = f"work = {self._following()}" if s.alternate else "work += gridDim.x"
@@ -118,7 +118,7 @@ class Producer:
         self._tile_at("span.work")
 
     def _read_span(self, span: str, ring: str) -> None:
-        """Defines the variable ``span``: what the scout has found of the queries at a place of ``ring``."""
+        """Writes the variable ``span``: what the scout has found of the queries at a place of ``ring``."""
         w = self.w
         w.line(f"barrier_wait(shared.spans_full[{ring}.index], {ring}.parity);")
         w.line(f"{span} = shared.spans[{ring}.index];")
@@ -131,7 +131,7 @@ class Producer:
 
     @property
     def last(self) -> str:
-        """The one behind the last."""
+        """The tile of keys behind the last."""
         return "span.tiles" if self.scores.spanned else "last"
 
     def _tile_at(self, work: str, *, keys: bool = False) -> None:
@@ -144,7 +144,7 @@ class Producer:
         return "back_and_forth(work)" if self.s.alternate else "work + gridDim.x"
 
     def _box(self, op: Operand, number: int, elements: int) -> TensorMap:
-        """Returns the map of keys or values, a tile's, or what of it lies in one page."""
+        """Returns the tensor map of keys or values, whose box is a tile or what of it lies in one page."""
         spec, keys = self.spec, self.s.keys
         if spec.pages is None:
             return box(spec, op, number, spec.keys, elements, keys)
@@ -184,7 +184,7 @@ class Producer:
                 w.open(f"for (int r = 0; r < {keys}; r += {height})")
         row, page = "(n0 + r)" if height < keys else "n0", f"{name}_page"
         block = self.scores.page(pages, self.pointers[number], f"{row} / {pages.size}")
-        # What lies behind the last page is what TMA brings from outside of the container: zeros.
+        # Rows behind the last page get a block outside of the container, which TMA fills with zeros.
         w.line(f"const int {page} = {row} < {pages.pages * pages.size} ? {block} : {pages.blocks};")
         first = f"{row} % {pages.size}" if height < pages.size else "0"
         with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
@@ -239,7 +239,7 @@ class Producer:
         w.close()
 
     def _scout(self) -> None:
-        """Writes the warp that looks at queries, while those before them are worked on."""
+        """Writes the warp that looks ahead at queries, while those before them are worked on."""
         w, s = self.w, self.s
         w.otherwise("else if (threadIdx.x / 32 == 1)")
         w.line("const int lane = threadIdx.x % 32;")
@@ -261,7 +261,7 @@ class Producer:
 
     @property
     def _told(self) -> str:
-        """What waits for a place for a span."""
+        """The wait for a free place for a span."""
         return "barrier_wait(shared.queries_empty[query.index], query.parity ^ 1);"
 
     def _tell(self, span: str) -> None:
@@ -273,7 +273,7 @@ class Producer:
             w.line("barrier_arrive(shared.spans_full[query.index]);")
 
     def _load_tile(self) -> None:
-        """Writes the loads of a tile of keys and of values, in front of the first that of the queries."""
+        """Writes the loads of a tile of keys and of values; in front of the first, that of the queries."""
         w, spec = self.w, self.spec
         w.line(f"const int n0 = {self.scores.first_key};")
         w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
@@ -286,7 +286,7 @@ class Producer:
         self._load_rows("values", 1, spec.width)
 
     def _end_list(self) -> None:
-        """Tells the consumers that there is no further tile."""
+        """Writes how the consumers are told that there is no further tile."""
         w = self.w
         w.line("barrier_wait(shared.keys_empty[stage.index], stage.parity ^ 1);")
         w.line("shared.tiles[stage.index] = -1;")
@@ -296,7 +296,7 @@ class Producer:
         w.line("++stage;")
 
     def _load_queries(self, condition: str) -> None:
-        """Writes the load of the queries, under a condition; none where they are computed."""
+        """Writes the load of the queries, under a condition; writes none where they are computed."""
         w, s, spec = self.w, self.s, self.spec
         if self.prologue is not None:
             return

@@ -1,4 +1,6 @@
-"""Attention on Hopper: the results of a tile of queries, which leave from the place of these queries."""
+"""Attention on Hopper: the results of a tile of queries, which are stored from where these queries lay in shared
+memory.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ class AttentionResults(Producer):
         return "span.work" if self.scores.spanned else "work"
 
     def _free_queries(self) -> None:
-        """Lets the producer bring queries to where the results before have left from."""
+        """Writes how the producer may bring queries again to where the results before were stored from."""
         w = self.w
         with w.block(f"if (t == 0 && {self._number} != blockIdx.x)"):
             w.line("tma_wait_read<0>();")
             w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
 
     def _meet(self) -> None:
-        """Writes that a consumer's warps meet before one of its threads gives away what all of them waited for: where
-        nothing is multiplied, which they do together, one may be so late that what comes next takes its place.
+        """Writes a barrier of a consumer's warps, before one thread releases what all of them waited for.
+
+        Without products, which warps run together, a warp might be so late that it would find the next contents in its
+        place.
         """
         self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
 

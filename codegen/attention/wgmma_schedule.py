@@ -26,23 +26,24 @@ LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
 SPANNED_REGISTERS = {1: (56, 240), 2: (40, 232), 3: (56, 152), 4: (56, 104)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}
-#: So many queries are few tiles.
+#: At most so many queries are few tiles.
 FEW_ROWS = 1024
-#: More blocks than there is work.
+#: More blocks than there is ever work for.
 MOST_BLOCKS = 1 << 24
-#: More tiles of queries than it matters how they are dealt to blocks.
+#: Most tiles of queries for which it matters how they are dealt to blocks.
 MOST_TILES = 1 << 14
-#: So many ways of dealing them are looked at.
+#: How many ways of dealing them are looked at.
 CHOICES = 12
-#: A time smaller than this part of another makes a difference.
+#: A time makes a difference if it is smaller than this part of another.
 NOTICEABLE = 0.995
-#: So many batches are worked on together where data say which keys are met, of all of them only some: by whether tiles
-#: of queries take different times, so that long ones of all batches begin early, or the same, of keys in the L2 cache.
+#: How many batches are worked on together where data say which keys are met: by whether later queries meet more keys.
+#: If so, tiles take different times, and long ones of many batches are to begin early; else the L2 cache is to hold the
+#: keys.
 TOGETHER = {True: 32, False: 8}
-#: Columns of scores that take as long as what else a tile of keys does, and as the beginning of a tile of queries that
-#: waits for the end of the one before.
+#: Columns of scores that take as long as the other work of a tile of keys, and as the beginning of a tile of queries
+#: that waits for the end of the one before.
 OF_KEYS, OF_QUERIES = 18, 80
-#: Share of the L2 cache for keys and values that blocks at work at the same time share in the L2 cache.
+#: Share of the L2 cache that may hold the keys and values which blocks running at the same time share.
 SHARED_IN_L2 = 2 / 5
 
 
@@ -59,7 +60,7 @@ class AttentionWgmmaSchedule(Schedule):
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
             `joined`) multiplied with its first keys while this one ends.
     chains  of maxima and of sums that do not wait for each other.
-    alternate  whether blocks take the tiles of every other round in reverse: who had a long one then has a short one.
+    alternate  whether blocks take every other round of tiles in reverse: after a long tile a block has a short one.
     """
 
     groups: int
@@ -79,10 +80,10 @@ class AttentionWgmmaSchedule(Schedule):
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
-        """Returns true if the first product of a tile of queries begins while the one before ends.
+        """Tells whether the first product of a tile of queries begins while the tile before ends.
 
-        Not where that may have no tile of keys, and not where of the same tile keys are missing each time: there the
-        compiler, which knows it, finds no registers for products that go on around the loop.
+        Not where the tile before may have no tile of keys.  Nor where every tile of queries has just one tile of keys,
+        the same and incomplete: there the compiler finds no registers for products that go on around the loop.
         """
         return (
             self.ahead > 1
@@ -101,34 +102,35 @@ class AttentionWgmmaSchedule(Schedule):
 
 
 def listed(spec: AttentionSpec) -> bool:
-    """Returns true if the producer finds the tiles of keys that are met one by one: they are no interval."""
+    """Tells whether the producer finds the tiles of keys that are met one by one: they are no interval."""
     return len(Ranges.intervals(spec)) < len(spec.ranges) or (bool(spec.ranges) and spec.computed[0] is not None)
 
 
 def spanned(spec: AttentionSpec) -> bool:
-    """Returns true if they are an interval that depends on data, which a warp finds ahead of the producer."""
+    """Tells whether the tiles met are an interval that depends on data, which a warp finds ahead of the producer."""
     return bool(spec.ranges) and not listed(spec)
 
 
 def dynamic(spec: AttentionSpec) -> bool:
-    """Returns true if blocks take tiles of queries as they come to them: who has short ones takes more."""
+    """Tells whether blocks take tiles of queries as they come to them: a block with short tiles takes more."""
     return spec.order is not None and spanned(spec)
 
 
 def panels(elements: int, size: int = 2) -> int:
-    """Returns rows of 128 bytes that so many elements of a size are."""
+    """Returns how many rows of 128 bytes hold ``elements`` elements of ``size`` bytes."""
     return -(-elements * size // (2 * PANEL))
 
 
 def narrow(spec: AttentionSpec) -> bool:
-    """Returns true if 8-bit floats are multiplied: their values lie along the keys, and what 128 products add up to
-    is added up in float32.
+    """Tells whether 8-bit floats are multiplied.
+
+    Their values lie along the keys, and the sums of 128 products each are added up in float32.
     """
     return spec.q.dtype.itemsize == 1
 
 
 def columns(width: int) -> int:
-    """Returns columns of the product with the values."""
+    """Returns how many columns the product with the values has."""
     return -(-width // 16) * 16
 
 
@@ -142,15 +144,16 @@ def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
-    """Returns registers of a consumer's thread for scores, probabilities and results."""
+    """Returns how many registers of a consumer's thread scores, probabilities and results take."""
     if narrow(spec):
         return keys // 2 + keys // 8 + columns(spec.width)
     return keys // 2 + keys // 4 + columns(spec.width) // 2
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
-    """Returns those of a box of a map of `box`'s, but that along the elements: ``first``, its row, and the batch it
-    is of.
+    """Returns the coordinates of a box of a map of `box`'s, except that along the elements.
+
+    They are ``first``, its row, and those of its batch.
     """
     batch = [f"b{d}" for d, (size, step) in enumerate(zip(spec.batch, op.strides)) if size > 1 and step]
     return ", ".join([first, *batch])
@@ -159,7 +162,10 @@ def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:
-    """Returns the map of queries, keys, values or results: a box has 128 bytes of ``height`` rows."""
+    """Returns the map of queries, keys, values or results, whose box has 128 bytes of each of ``height`` rows.
+
+    Raises Declined if TMA cannot bring them.
+    """
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
@@ -227,7 +233,7 @@ def values_box(spec: AttentionSpec) -> TensorMap:
 
 
 def quads_box(spec: AttentionSpec) -> TensorMap | None:
-    """Returns the map of 8-bit keys of which a box has the first two of each four, or the last two; None if there is
+    """Returns the map of 8-bit keys whose box has the first two of each four keys, or the last two; None if there is
     none.
     """
     plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
@@ -245,9 +251,7 @@ def quads_box(spec: AttentionSpec) -> TensorMap | None:
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
-    """Returns the keys of a tile, as many as are wanted at most, that are made of whole pages or are a part of one;
-    or 0.
-    """
+    """Returns how many keys a tile has: at most ``most``, and whole pages or a part of one; 0 if no number suits."""
     if narrow(spec):
         return 2 * PANEL
     found = min(most, max(16, -(-spec.keys // 16) * 16))
@@ -286,7 +290,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
             preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     if reads or spec.inside.instructions:
         preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
-    if spec.weight is not None:  # what it computes, random numbers say, needs registers of its own
+    if spec.weight is not None:  # what the weight computes, such as random numbers, needs registers of its own
         most = 128 if tall <= 128 else 64 if tall <= 192 else 48
         preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
     if narrow(spec):
@@ -295,7 +299,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
-    # Where tiles of queries take very different times, blocks of one each are spread better.
+    # Where tiles of queries take very different times, blocks of one tile each spread them better.
     blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else target.sms
     shared = target.l2_share(SHARED_IN_L2)
     found = []
@@ -303,17 +307,18 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
         keys = tile_keys(spec, keys)
         if not keys:
             continue
-        # Few queries: what counts are the bytes on their way.  Short rows: so does what comes after a tile of queries.
+        # Few queries: the bytes in flight count.  Short rows: so does what follows a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys, shared)
         chains = 4 if tall <= 64 and groups == 2 else 2
-        # Products of 8-bit floats take half as long, as exponentials do not: a consumer would wait for the other.
+        # Products of 8-bit floats take half as long, but exponentials do not: a consumer would wait for the other.
         pingpong = groups > 1
         if narrow(spec) and 64 < tall <= 128:
             chains, pingpong = 1, False
         grid = blocks
         if groups > 1 and not sides and not spec.ranges:
-            # All tiles take the same time.  No more blocks than the rounds ask for: the last one is as long as others.
+            # All tiles take the same time.  No more blocks than the number of rounds asks for: the last round is as
+            # long as the others.
             work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
@@ -330,8 +335,10 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Returns columns of scores that take as long as the queries of a batch: those of all tiles of keys that they
-    meet, of which wide ones reach farther beyond a diagonal, and of narrow ones there are more.
+    """Returns the time of a batch's queries, in columns of scores.
+
+    These are the columns of all tiles of keys that are met: wide tiles reach farther beyond a diagonal, narrow ones are
+    more numerous.
     """
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
     begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
@@ -341,9 +348,10 @@ def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int
 
 
 def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) -> tuple[int, bool]:
-    """Returns how many batches' tiles of queries follow each other, and whether every other round of them is
-    reversed: as many as have keys and values that fit ``shared`` bytes of the L2 cache together, or fewer where that
-    gives all blocks as much to do.
+    """Returns how many batches' tiles of queries follow each other, and whether every other round of them is reversed.
+
+    As many batches follow each other as have keys and values that together fit ``shared`` bytes of the L2 cache, or
+    fewer where that gives all blocks as much to do.
     """
     batches = prod(spec.batch)
     if spanned(spec):
@@ -361,13 +369,15 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) 
     step = 1 + (most - least) // CHOICES
     found = range(most, least - 1, -step)
     spans = {(h, x): longest(costs, batches, h, blocks, alternate=x) for h in found for x in (False, True)}
-    best = min(spans, key=lambda way: (spans[way], way[1]))  # of equals one that goes forward is faster
+    best = min(spans, key=lambda way: (spans[way], way[1]))  # among equals, the order that only goes forward is faster
     return best if spans[best] < NOTICEABLE * spans[most, False] else (most, False)
 
 
 def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
-    """Returns tiles of keys that the queries from m0 on meet, as far as masks say without data; and one for
-    beginning.
+    """Returns one more than the number of tiles of keys that the queries from m0 on meet, as far as masks say without
+    data.
+
+    The one is for beginning.
     """
     low, high = 0, spec.keys - 1
     for b in spec.bounds:
@@ -380,7 +390,7 @@ def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
 
 
 def longest(costs: Sequence[int], batches: int, heads: int, blocks: int, *, alternate: bool) -> int:
-    """Returns the largest sum of costs of a block's tiles; costs are those of one batch, in their order."""
+    """Returns the largest sum of costs of any block's tiles; ``costs`` are those of one batch, in their order."""
     order: list[int] = []
     for first in range(0, batches, heads):
         together = min(heads, batches - first)

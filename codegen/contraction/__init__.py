@@ -43,6 +43,6 @@ FAMILY = EstimatedFamily(
 
 
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:
-    """Returns true if a spec that reduces parts of its results has the form that it would have without."""
+    """Tells whether a spec that reduces parts of its results has the same form as it would have without them."""
     plain = replace(spec, partials=())
     return all(FAMILY.form(spec, x) is FAMILY.form(plain, x) for x in {target, target.planned})

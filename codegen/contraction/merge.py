@@ -1,4 +1,4 @@
-"""The same contraction otherwise: with fewer dimensions, or with rows and columns exchanged."""
+"""Equivalent forms of a contraction: with fewer dimensions, or with rows and columns exchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from codegen.spec import ContractionSpec
 
 
 def merged(spec: ContractionSpec) -> ContractionSpec:
-    """Returns the spec with neighbouring batch, row and reduction dimensions merged, those of one element dropped.
+    """Returns the spec with neighbouring batch, row and reduction dimensions merged, and those of one element dropped.
 
     The reduction runs in the memory order of operand A: neighbouring threads read neighbouring elements.
     """
@@ -24,7 +24,7 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     batch, over = collapse(spec.batch, [*(s[:nb] for s in every), *over_a[0], *over_b[0], *limits], range(nb))
     batches, a_batch, b_batch, term_batch, result_batch = _cut(over, [*lengths, len(terms)])
     rows, over_rows, a_rows = spec.m, [s[nb : nb + nr] for s in every], over_a[1]
-    if not results:  # else the program's rows are others
+    if not results:  # else the program's rows are not those of the operands
         rows, over = collapse(rows, [*over_rows, *a_rows], range(nr))
         over_rows, a_rows = _cut(over, lengths[:1])
     order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.inner[d]), d))
@@ -45,8 +45,9 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
 
 
 def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
-    """Returns the spec with its operands, and so rows and columns, exchanged; None if they differ in kind (an image,
-    phases of a strided convolution, several operands B, rows that do not lie at equal distances).
+    """Returns the spec with its operands, and so rows and columns, exchanged; None if the operands differ in kind.
+
+    They do with an image, phases of a strided convolution, several operands B, or rows at unequal distances.
     """
     a, b, program = spec.a, spec.b, spec.program
     if spec.others or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
@@ -69,7 +70,7 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
 
 
 def _cut(every: Sequence[Strides], lengths: Sequence[int]) -> list[list[Strides]]:
-    """Returns a list in parts of these lengths and the rest."""
+    """Returns a list cut into parts of these lengths, and the rest."""
     parts, start = [], 0
     for length in (*lengths, len(every)):
         parts.append(list(every[start : start + length]))

@@ -1,11 +1,10 @@
 """The contraction family on tensor cores of every architecture since Ampere: mma.sync on tiles that cp.async brings.
 
 A block has one tile of results.  Its threads fill a ring of stages with tiles of both operands, some stages ahead of
-the one that is multiplied; what cp.async cannot bring as it lies (other types, elements apart, odd addresses) goes
-through
-registers.  Each warp multiplies a part of the tile: fragments come by ldmatrix, one step of the reduction ahead of the
-products.  With split-K, the blocks of a cluster share one tile, each having part of the reduction, and add up their
-sums through distributed shared memory in a fixed order.
+the one that is multiplied.  What cp.async cannot copy as it lies (other types, elements apart, odd addresses) goes
+through registers.  Each warp multiplies a part of the tile: fragments come by ldmatrix, one step of the reduction ahead
+of the products.  With split-K, the blocks of a cluster share one tile, each with part of the reduction, and add up
+their sums through distributed shared memory in a fixed order.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Renderer:
         self.at = space(spec)
         self.fragments = ResultFragments(self.w, self.at, self.names, spec)
         self.fragments_m, self.fragments_n = self.a.fragments, self.b.fragments
-        #: columns of 8 sums of a warp, those of the operands B one after another
+        #: blocks of 8 columns of a warp's sums, those of all operands B one after another
         self.columns = 2 * self.fragments_n * spec.products
         self.tiles_m, self.tiles_n = -(-parts.rows // s.tile_m), -(-parts.cols // s.tile_n)
         self.blocks = parts.batch * self.tiles_m * self.tiles_n
@@ -59,14 +58,17 @@ class _Renderer:
         self.steps = s.tile_k * parts.a.itemsize // STEP
         batches = "batch" if parts.batch > 1 else "0"
         self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
-        # Parts are reduced of sums that are where the main loop left them.
+        # Partial reductions need the sums where the main loop left them.
         direct = self.fragments_m * self.fragments_n // s.split_k <= DIRECT or bool(self.partials)
         self.staging: Staging | None = (
             None if direct else staging(self.at, s.tile_m // s.split_k, s.tile_n, spec.products)
         )
 
     def _index_type(self) -> str:
-        """Of places in both operands: int32 if all fit with room for padding (gathers may start before the tensor)."""
+        """Returns the C type of offsets in both operands: int32 if all fit with room for padding, else int64.
+
+        Gathers may start before the tensor.
+        """
         reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
         return signed_index_type(*reach)
 
@@ -115,7 +117,7 @@ class _Renderer:
                 w.line(side.member(self.s.stages))
 
     def _place(self) -> None:
-        """Where the block's tile and the warp's part of it are."""
+        """Writes where the block's tile and the warp's part of it are."""
         w, s = self.w, self.s
         w.line("const int t = threadIdx.x, lane = t % 32;")
         warp = "t / 32"
@@ -138,7 +140,9 @@ class _Renderer:
     # ---- global memory -> shared memory
 
     def _fetch(self) -> None:
-        """Brings stage k: to shared memory by asynchronous copies, or to registers on the way there."""
+        """Writes the function that brings stage k: to shared memory by asynchronous copies, or to registers on the way
+        there.
+        """
         w = self.w
         w.line()
         for side in self.sides:
@@ -154,7 +158,7 @@ class _Renderer:
     # ---- multiply
 
     def _parts(self) -> None:
-        """Writes fragments of a step of the reduction, from shared memory to registers."""
+        """Writes the loads of the fragments of one step of the reduction, from shared memory to registers."""
         w = self.w
         w.line()
         for side in self.sides:
@@ -176,7 +180,7 @@ class _Renderer:
         number = "i" if ahead > 1 else "0"
         where = linear([(first, 1), (number, 1)])
         if ahead > 1:
-            # What goes through registers takes many instructions: once in front of the loop is enough.
+            # What goes through registers takes many instructions: one copy of them in front of the loop is enough.
             w.line("#pragma unroll 1" if self.stashed else "#pragma unroll")
         with w.block(f"for (int i = 0; i < {ahead}; ++i)", when=ahead > 1):
             with w.block(f"if ({where} < {last})", when=s.split_k > 1 or self.depth < ahead):
@@ -217,13 +221,17 @@ class _Renderer:
             w.line("__syncthreads();  // the ring is free for the sums")
 
     def _landed(self) -> None:
-        """Waits for the next stage: all of the block's threads have brought it, and are done with the one before."""
+        """Writes the wait for the next stage: all threads of the block have brought it, and are done with the one
+        before.
+        """
         if self.copied:
             self.w.line(f"copy_async_wait<{self.s.stages - 2}>();")
         self.w.line("__syncthreads();")
 
     def _exchange(self) -> None:
-        """The blocks of a cluster add up their sums: each gets part of every warp's rows, always in the same order."""
+        """Writes how the blocks of a cluster add up their sums: each gets part of every warp's rows, in a
+        fixed order.
+        """
         w, s, total = self.w, self.s, self.fragments.total
         each, cols = self.fragments_m // s.split_k, self.columns
         part = each * cols * 4
@@ -291,7 +299,9 @@ class _Renderer:
         fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)
 
     def _own(self, part: PartialNames, i: str, j: str) -> str:
-        """Returns the subscripts of what a thread has of a part, for element ``e`` of pair ``f`` of a fragment."""
+        """Returns the subscripts of a thread's values of a partial reduction, for element ``e`` of pair ``f`` of a
+        fragment.
+        """
         if part.partial.rows:
             return f"[{j}][f / 2 * 2 + e]"
         row = linear([(i, 2), ("f % 2", 1)])
@@ -299,7 +309,7 @@ class _Renderer:
         return f"[{row}][{'0' if self.s.warp_cols == part.partial.chunk else j if each == 1 else f'{j} / {each}'}]"
 
     def _finish_partials(self, each: int, m: str) -> None:
-        """The lanes of a warp combine what they have of the parts, and store them."""
+        """Writes how the lanes of a warp combine their values of the partial reductions, and store them."""
         w, s, parts = self.w, self.s, self.parts
         for part in self.partials.parts:
             w.line()

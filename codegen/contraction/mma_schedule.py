@@ -18,14 +18,14 @@ from codegen.tile_path import TilePaths, convert_registers, held_registers, tile
 class MmaSchedule(Schedule):
     """A tile of ``tile_m`` x ``tile_n`` a block, of which each of ``warps_m`` x ``warps_n`` warps has an equal part.
 
-    tile_k   elements of the reduction a stage; stages: of the ring.
+    tile_k   elements of the reduction per stage; ``stages`` those of the ring.
     split_k   blocks (a cluster) that share the reduction of a tile.
-    raster_group    rows of tiles that blocks at work at the same time go through together.
+    raster_group    rows of tiles that concurrent blocks go through together.
     widen   whether 8-bit floats become float16 on the way to shared memory: for tensor cores that do not take them, or
             add them up in fewer bits.
 
-    Raises ValueError for parts of a warp that are no 16, 32 or 64 rows and columns, and for rows of a stage other than
-    64 or 128 bytes, so that `tile_paths` has tiles it can fill.
+    Raises ValueError unless the part of a warp has 16, 32 or 64 rows and columns and a row of a stage 64 or 128 bytes:
+    these are the tiles that `tile_paths` can fill.
     """
 
     tile_m: int
@@ -85,16 +85,16 @@ TILES = (
 )
 STAGES = (4, 3, 2)
 
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle and the cycles until they come; bytes of shared memory
-#: and instructions of single threads in a cycle.
+#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and the cycles until the first arrive; bytes of shared
+#: memory, and instructions of single threads, in a cycle.
 L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
-#: Cycles from one load to registers to the next of a warp that has its scheduler of the multiprocessor for itself.
+#: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image, or has an operand that is computed.
+#: How much longer a stage takes that is gathered from windows of an image, or that has a computed operand.
 WINDOWS, COMPUTED = 1.6, 2.2
-#: Registers of a thread beyond sums, fragments and what it keeps for its pieces.
+#: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
 
@@ -108,8 +108,8 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
-    """Returns cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
-    # Schedules are ranked without the time between loads, of which those that come first have about as much.
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    # Schedules are ranked without the time between loads: the best ones have about the same.
     return _cost(
         spec, tile_paths(spec, _widens(spec, target)), _ranked(spec, target)[0][1], target, between_loads=BETWEEN_LOADS
     )
@@ -127,8 +127,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
 
 
 def _widens(spec: ContractionSpec, target: Target) -> bool:
-    """Returns true if 8-bit floats are multiplied as float16, of whose sums tensor cores keep the bits that float32
-    has.
+    """Tells whether 8-bit floats are multiplied as float16, so that tensor cores add them up with the bits of
+    float32.
     """
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
@@ -157,7 +157,7 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
 
 
 def _possible(parts: TilePaths, s: MmaSchedule, target: Target) -> bool:
-    """Returns true if the block's threads can fill the tiles, its registers hold the sums, its shared memory the
+    """Tells whether the block's threads can fill the tiles, its registers hold the sums, its shared memory the
     stages.
     """
     sides = ((parts.a, s.tile_m), (parts.b, s.tile_n))
@@ -169,12 +169,12 @@ def _possible(parts: TilePaths, s: MmaSchedule, target: Target) -> bool:
 
 
 def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
-    """Returns registers of a thread, roughly."""
+    """Returns how many registers a thread needs, roughly."""
     warp_cols = s.warp_cols * parts.products
     sums = s.warp_rows * warp_cols // 32
     fragments = 2 * (s.warp_rows + warp_cols) // 16 * 4
     if target.arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
-        # Hopper's mma.sync knows no 8-bit floats: the compiler makes float16 of them, some steps ahead.
+        # Hopper's mma.sync has no 8-bit floats: the compiler converts them to float16, some steps ahead.
         fragments = fragments * (7 if s.tile_k > 64 else 5) // 2
     kept = sum(
         held_registers(way, size, s.tile_k, s.threads, products) + convert_registers(way, target)
@@ -184,18 +184,21 @@ def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
 
 
 def ring_bytes(parts: TilePaths, s: MmaSchedule) -> int:
-    """Returns shared memory of the stages."""
+    """Returns how many bytes of shared memory the stages take."""
     return s.stages * s.tile_k * (s.tile_m * parts.a.itemsize + s.tile_n * parts.products * parts.b.itemsize)
 
 
 def shared_bytes(parts: TilePaths, s: MmaSchedule) -> int:
-    """Returns shared memory of a block: the stages and later, in their place, the sums with a pad a row (or column)."""
+    """Returns how many bytes of shared memory a block takes.
+
+    First it holds the stages; the sums, with a pad for each row (or column), take their place.
+    """
     sums = 4 * parts.products * max(s.tile_m * (s.tile_n + 8), s.tile_n * (s.tile_m + 8))
     return max(ring_bytes(parts, s), sums)
 
 
 def _loads(parts: TilePaths, s: MmaSchedule) -> int:
-    """Returns loads to registers of a thread in a stage."""
+    """Returns how many loads to registers a thread has in a stage."""
     sides = ((parts.a, s.tile_m), (parts.b, s.tile_n * parts.products))
     return sum(way.count(n, s.tile_k, s.threads) * way.piece // way.vector for way, n in sides if not way.copied)
 
@@ -203,7 +206,9 @@ def _loads(parts: TilePaths, s: MmaSchedule) -> int:
 def _cost(
     spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, *, between_loads: float = 0.0
 ) -> float:
-    """Returns estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or latency."""
+    """Returns the estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or
+    latency.
+    """
     itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
     blocks = parts.batch * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n) * s.split_k
@@ -215,7 +220,7 @@ def _cost(
     read = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k * itemsize
     shared = (filled + read) / SHARED_RATE
     pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
-    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and fragments for them.
+    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]

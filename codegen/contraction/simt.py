@@ -1,10 +1,9 @@
 """The contraction family, SIMT form: a tiled implicit GEMM for every matmul and convolution, any dtype.
 
 A block computes a tile of rows x columns.  Tiles of both operands go through shared memory in the accumulator's type,
-two stages deep: while a tile is multiplied the next one is on its way in registers (see
-`codegen.contraction.simt_operands`).  Every thread keeps a small tile of
-sums in registers and runs the program (the epilogue) on each.  Convolutions gather their input by coordinates: there is
-no im2col in memory.
+two stages deep: while a tile is multiplied, the next one is in flight to registers (see
+`codegen.contraction.simt_operands`).  Every thread keeps a small tile of sums in registers and runs the program (the
+epilogue) on each.  Convolutions gather their input by coordinates: there is no im2col in memory.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class _Renderer:
         fast, slow, length = ("ty", "tx", down) if self.rows_fast else ("tx", "ty", across)
         neighbours = "rows" if self.rows_fast else "columns"
         w.line("const int warp = t / 32, lane = t % 32;")
-        # Lanes n and n + 1, or n and n + 2, read the same: then shared memory answers half a warp at a time.
+        # Lanes n and n + 1, or n and n + 2, read the same address: then shared memory serves half a warp at a time.
         wide = [(f"(warp % {length // 8})", 8)] if length > 8 else []
         place = linear([*wide, ("lane / 2 % 8", 1)])
         w.line(f"const int {fast} = {place};  // pairs of threads side by side take neighbouring {neighbours}")
@@ -120,7 +119,7 @@ class _Renderer:
             self._multiply("0", s.tile_k)
 
     def _apart(self, loop: str, last: int) -> None:
-        """Writes the loop with one operand's next tile on its way in each half of it."""
+        """Writes the loop in two halves: in each, the next tile of one operand is in flight."""
         w, s, f = self.w, self.s, self.f
         for side in (self.a, self.b):
             with w.block(f"const auto fetch_{side.label} = [&]({self.t} k0)", "};"):
@@ -145,7 +144,7 @@ class _Renderer:
             w.line("if (more) write_b(stage ^ 1);")
 
     def _multiply(self, first: str, count: int) -> None:
-        """Adds the products of some terms of the tiles to the sums."""
+        """Writes the products of some terms of the tiles, added to the sums."""
         w, s = self.w, self.s
         end = str(count) if first == "0" else f"{first} + {count}"
         with w.unrolled(f"for (int kk = {first}; kk < {end}; ++kk)"):
@@ -161,7 +160,7 @@ class _Renderer:
                     w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} += {product};")
 
     def _part(self, side: SimtOperand, of: str, mine: int, thread: str) -> None:
-        """Reads a thread's rows or columns of term ``kk`` from shared memory."""
+        """Writes the loads of a thread's rows or columns of term ``kk`` from shared memory."""
         w, p = self.w, side.label
         at, first = ("kk", []) if not side.in_chunks else (f"kk / {CHUNK}", [(f"kk % {CHUNK}", side.tile)])
         spans = range(0, side.tile // mine * mine, side.tile // mine * CHUNK)
@@ -178,7 +177,7 @@ class _Renderer:
     # ---- epilogue
 
     def _results(self) -> None:
-        """Writes the program on every sum: in chunks of neighbours where that makes an access wide, else one by one."""
+        """Writes the program on every sum: on chunks of neighbours where this makes an access wide, else one by one."""
         w, spec, program = self.w, self.spec, self.spec.program
         nb, nr = len(spec.batch), len(spec.m)
         w.line()
@@ -205,7 +204,7 @@ class _Renderer:
         self.partials.finish((self.a.origin, self.b.origin), (self.m, self.n))
 
     def _placed(self, rows: list[str], leave: str) -> list[str]:
-        """Writes the program's row coordinates, given the rows', and leaves where there is no result."""
+        """Writes the program's row coordinates, given those of the sum, and skips places that have no result."""
         w, spec = self.w, self.spec
         batch = [*zip(self.f.batches(), spec.batch)]
         found, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.m)])
@@ -239,7 +238,7 @@ class _Renderer:
             terms += [(f"{variable} / {CHUNK} * {span}", 1), (f"{variable} % {CHUNK}", 1)]
         w.line(f"const {self.t} {axis} = {linear(terms)};")
         if size % tile:
-            # Outside of any loop these are the thread's only rows; columns are always inside the loop over rows.
+            # Outside of any loop, these are the thread's only rows; columns are always inside the loop over rows.
             leave = "return" if count == 1 and axis == "m" and not self.partials else "continue"
             w.line(f"if ({axis} >= {size}) {leave};")
         if not run:
@@ -248,7 +247,7 @@ class _Renderer:
 
 
 def _in_order(spec: ContractionSpec) -> bool:
-    """Returns true if rows that are neighbours are neighbours in the program's space too."""
+    """Tells whether neighbouring rows are neighbours in the program's space, too."""
     if not spec.results:
         return True
     last = spec.results[-1]

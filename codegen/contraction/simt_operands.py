@@ -1,8 +1,8 @@
 """The two operands of the contraction family's SIMT form: how threads bring tiles of them to shared memory.
 
-A tile is fetched into registers while the one before is multiplied, and written to shared memory after that, along the
-reduction first: the terms of a sum are neighbours' rows.  Where four neighbours in memory are always wanted together
-they are fetched as one vector.
+A tile is fetched into registers while the one before is multiplied, and then written to shared memory, the reduction
+dimension first: each term of the sum is a row.  Where four neighbours in memory are always needed together, they are
+fetched as one vector.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from codegen.spec import ContractionSpec, Gather, Limit
 class SimtOperand:
     """One operand, and how a thread fetches its part of a tile.
 
-    pointers C variables of the tensors: of all operands B, which are fetched from the same places of each.
-    outer    sizes of the rows' or columns' dimensions; axis "m" or "n"; origin: C variable of the tile's first one.
-    along_k  whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
-    width    neighbours that are fetched as one vector: 1 or 4.
-    count    elements, or vectors, that a thread fetches of each tile, ``step`` apart along the other dimension.
-    exact    whether tiles never reach past the last row or column.
+    pointers  C variables of the tensors: of all operands B, which are fetched from the same places of each.
+    outer     sizes of the rows' or columns' dimensions; ``axis`` "m" or "n"; ``origin`` C variable of the tile's first.
+    along_k   whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
+    width     neighbours that are fetched as one vector: 1 or 4.
+    count     elements, or vectors, that a thread fetches of each tile, ``step`` apart along the other dimension.
+    exact     whether tiles never reach past the last row or column.
     """
 
     gather: Gather
@@ -59,12 +59,12 @@ class SimtOperand:
         return f"[{number}]" if self.prologue.products > 1 else ""
 
     def base(self, place: int) -> str:
-        """Returns the C variable of where its rows or columns start in a place."""
+        """Returns the C variable that holds where its rows or columns start in a place."""
         return f"{self.label}_base{place or ''}" if place == 0 or self.prologue.places[place].moves else "0"
 
 
 class SimtOperands:
-    """Both operands of a spec, which is merged."""
+    """Writes how both operands of a spec, which is merged, come to shared memory."""
 
     def __init__(self, w: Writer, spec: ContractionSpec, schedule: SimtSchedule, a: Prologue, b: Prologue) -> None:
         self.w, self.spec, self.s, self.t = w, spec, schedule, schedule.itype
@@ -86,32 +86,37 @@ class SimtOperands:
         return SimtOperand(gather, outer, prologue, label, axis, origin, tile, along_k, wide, count, step, exact)
 
     def batches(self) -> list[str]:
-        """Returns C variables of the batch coordinates."""
+        """Returns the C variables of the batch coordinates."""
         if self.batch <= 1:
             return ["0"] * len(self.spec.batch)
         return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
 
     def within(self, x: Limit, outer: Sequence[str], inner: Sequence[str] = ()) -> str:
-        """Returns the condition that a limit is kept."""
+        """Returns the C condition that a limit is kept."""
         number = linear([*zip(self.batches(), x.batch), *zip(outer, x.outer), *zip(inner, x.inner)], x.start)
         return f"{unsigned(self.t)}({number}) < {x.size}"
 
     # ---- global memory -> registers -> shared memory
 
     def shared(self) -> None:
-        """Declares the tiles: a row for each term of the sum, or for each four of them, one behind the other."""
+        """Declares the tiles: a row for each term of the sum, or for each four terms, which then lie one behind the
+        other.
+        """
         w, s, c = self.w, self.s, self.spec.accumulate
         w.line()
         for side in (self.a, self.b):
-            # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks: of
-            # threads that have a vector each, so many as 32 banks hold write the same terms of neighbouring rows.
+            # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks.
+            # Where threads have a vector each, as many threads as fill 32 banks write the same terms of neighbouring
+            # rows.
             dims = f"[{s.tile_k}][{side.tile + CHUNK}]"
             if side.in_chunks:
                 dims = f"[{s.tile_k // CHUNK}][{CHUNK * side.tile + 32 * CHUNK // s.tile_k}]"
             w.line(f"__shared__ __align__(16) {c} {side.label}_tile{side.of(side.prologue.products)}[2]{dims};")
 
     def prepare(self, side: SimtOperand) -> None:
-        """What stays the same over the reduction: which elements of a tile a thread fetches, their outer offsets."""
+        """Writes what stays the same over the reduction: which elements of a tile a thread fetches, and their outer
+        offsets.
+        """
         w, gather, p, axis = self.w, side.gather, side.label, side.axis
         w.line()
         fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
@@ -154,7 +159,7 @@ class SimtOperands:
             w.close()
 
     def fetch(self, side: SimtOperand) -> None:
-        """Reads this thread's elements of the tile at k0 into registers, zero outside."""
+        """Writes the reads of this thread's elements of the tile at k0 into registers, zero outside."""
         w, gather, p = self.w, side.gather, side.label
         w.open("")
         terms = [x for x in self.spec.terms if any(x.inner)]
@@ -212,14 +217,15 @@ class SimtOperands:
         w.close()
 
     def _guarded(self, side: SimtOperand) -> bool:
-        """Returns true if some elements of an operand that is computed are zero whatever the program says."""
+        """Tells whether some elements of a computed operand are zero whatever the program says."""
         ragged = bool(self.k % self.s.tile_k) or not side.exact
         terms = any(any(x.inner) for x in self.spec.terms)
         return side.gather.program is not None and (ragged or terms or bool(side.gather.limits))
 
     def _reduction(self, side: SimtOperand, position: str) -> list[str]:
-        """Writes a position of the reduction; returns the C variables of its coordinates, "k" for the last if the
-        operand needs no others.
+        """Writes a position of the reduction, and returns the C variables of its coordinates.
+
+        Where the operand needs only the last one, that is "k".
         """
         w, inner = self.w, self.spec.k
         w.line(f"const {self.t} k = {position};")
@@ -232,7 +238,7 @@ class SimtOperands:
         return coordinates(w, self.t, "r", "k", inner, used([*steps, *limits]))
 
     def stash(self, side: SimtOperand) -> None:
-        """Writes the fetched elements to shared memory."""
+        """Writes the stores of the fetched elements to shared memory."""
         w, p, step = self.w, side.label, f"i * {side.step}"
         k, outer = f"{p}_k", f"{p}_{side.axis}"
         at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
@@ -258,7 +264,7 @@ class SimtOperands:
                     w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
 
     def declare(self) -> None:
-        """Declares what a thread has fetched of the next tiles."""
+        """Declares the registers for what a thread has fetched of the next tiles."""
         w, c = self.w, self.spec.accumulate
         sides = (self.a, self.b)
         if all(side.gather.program is None and side.width == 1 for side in sides):
@@ -274,5 +280,5 @@ class SimtOperands:
 
 
 def used(every: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the dimensions in which some of these take steps."""
+    """Returns the dimensions in which some of these strides are not 0."""
     return sorted({d for steps in every for d, step in enumerate(steps) if step})

@@ -1,4 +1,4 @@
-"""Reductions of parts of the results in the SIMT form: the threads of a block combine theirs through shared memory."""
+"""Reductions of parts of the results in the SIMT form: the threads of a block combine their values in shared memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.spec import ContractionSpec
 class SimtPartials(Partials):
     """Partial reductions of sums that threads have in chunks of four neighbouring rows and columns.
 
-    A chunk of a part's rows (or columns) is a whole number of these: so many threads share it.
+    The rows (or columns) of a part are several such chunks, each of another thread.
     """
 
     def __init__(self, w: Writer, spec: ContractionSpec, schedule: SimtSchedule, names: Names, batch: str) -> None:
@@ -23,19 +23,21 @@ class SimtPartials(Partials):
         self._tiles = [names.unique(x.partial.operand.name, "_tile") for x in self.parts]
 
     def begin_all(self) -> None:
-        """Declares what a thread has of every part: one for each of its chunks and each row (or column) across."""
+        """Declares a thread's values of every partial reduction: one for each chunk along it and each row (or column)
+        across.
+        """
         for part in self.parts:
             mine = (self.s.thread_rows, self.s.thread_cols)
             along, over = mine if part.partial.rows else mine[::-1]
             self.begin(part, along // CHUNK, over)
 
     def sinks(self, i: str, j: str) -> list[Sink]:
-        """Returns where the result goes whose sum has these subscripts."""
+        """Returns where the result of the sum with these subscripts is combined."""
         places = (_own(i, j, self.s.thread_rows), _own(j, i, self.s.thread_cols))
         return [Sink(x.reduction, x.own + places[0 if x.partial.rows else 1]) for x in self.parts]
 
     def finish(self, origins: Sequence[str], sizes: Sequence[int]) -> None:
-        """Combines what the threads have, and stores it.
+        """Writes how the threads combine their values, and the store of the results.
 
         origins are the C expressions of the tile's first row and column, sizes those of the whole result.
         """
@@ -78,7 +80,10 @@ class SimtPartials(Partials):
 
 
 def _own(along: str, over: str, mine: int) -> str:
-    """Returns the subscripts of what a thread has of a part, of ``mine`` sums along it, given those of a sum."""
+    """Returns the subscripts of a thread's value of a partial reduction.
+
+    Those of the sum along and across it are given; ``mine`` is the number of sums along it.
+    """
     if mine == CHUNK:
         return f"[0][{over}]"
     return f"[{along if along.isidentifier() else f'({along})'} / {CHUNK}][{over}]"

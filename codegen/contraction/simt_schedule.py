@@ -23,9 +23,9 @@ CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: 
 class SimtSchedule(Schedule):
     """Tile of a block (tile_m, tile_n, tile_k) and sums of a thread (thread_rows x thread_cols).
 
-    ``blocks`` is how many blocks at least a multiprocessor is to hold: registers are rationed for it.  ``apart``: the
-    operands' next tiles are on their way one after the other, which takes fewer of them.
-    Raises ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
+    ``blocks`` is the least number of blocks that a multiprocessor is to hold, which limits the registers of a thread.
+    With ``apart``, the operands' next tiles are in flight one after the other, which takes fewer registers.  Raises
+    ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
     """
 
     tile_m: int
@@ -65,30 +65,30 @@ TILES: tuple[Tile, ...] = (
     (32, 128, 16, 4, 4),
     (32, 32, 16, 4, 4),
 )
-#: A tile for plain products (see `_plain`) on Hopper, and the blocks of it that a multiprocessor is to hold: elsewhere
-#: it takes more registers than that leaves.
+#: A tile for plain products (see `_plain`) on Hopper, and how many blocks of it a multiprocessor is to hold: elsewhere
+#: it takes more registers than are left for each then.
 PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
 PLAIN_BLOCKS = 3
-#: What one and two blocks of it that are left over take longer, in blocks: a block alone has one warp a scheduler.  And
-#: what its fetches, of vectors, cost of those of single elements.  From times of prototypes.
+#: How much longer one and two blocks of it that are left over take, in blocks: a block alone has one warp per
+#: scheduler.  And what its fetches of vectors cost, relative to those of single elements.  From times of prototypes.
 PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
-#: The tile of which a multiprocessor is to hold two blocks if the product is plain: it lacks two registers for that
-#: otherwise.  And what a block takes then beside another, in times of one alone (rms error 7 %).
+#: The tile of which a multiprocessor is to hold two blocks if the product is plain: otherwise it needs two registers
+#: too many for that.  And what a block takes then beside another, in times of one alone (rms error 7 %).
 PAIR_TILE: Tile = (128, 128, 8, 8, 8)
 PAIR = 0.92
-#: Shared memory that a block may declare.
+#: Bytes of shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
-#: Cycles that a stage takes at least, however little is to be multiplied while the next one is on its way; those of
-#: what is fetched element by element, and what such a stage takes longer while all blocks began together.  Like the
-#: others below fits to times (rms error 9 %).
+#: Cycles that a stage takes at least, however little is to be multiplied while the next one is in flight; the same
+#: where it is fetched element by element, and how much longer such a stage takes while all blocks began together.  Fits
+#: to times (rms error 9 %), as are the constants below.
 LATENCY, SCATTERED_LATENCY, IN_STEP = 1400.0, 1150.0, 600.0
 #: What a thread's reads of shared memory, and a block's fetches and writes of tiles, add to its multiply-adds; cycles
-#: of a block beside its stages; registers of a thread beside its sums.
+#: of a block besides its stages; registers of a thread besides its sums.
 READS, FETCHES, BLOCK, OTHER_REGISTERS = 1.0, 12.0, 60.0, 72
 
 
 def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSchedule, ...]:
-    """Returns the tiles by estimated time.
+    """Returns schedules of the tiles, the one with the least estimated time first.
 
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
@@ -99,21 +99,23 @@ def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSch
 
 
 def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
-    """Returns cycles that the best tile is estimated to take."""
+    """Returns the cycles that the best tile is estimated to take."""
     return _ranked(spec, target)[0][0]
 
 
 def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Returns cycles that ``batch`` products of m x k by k x n in float32 are estimated to take in their best tiles."""
+    """Returns the cycles that ``batch`` float32 products of m x k by k x n are estimated to take in their best
+    tiles.
+    """
     return min(_cycles(target, tile, batch, m, n, k) for tile in TILES)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
-    """Returns the tiles that fit, with their estimated cycles."""
+    """Returns the tiles that fit, each after its estimated cycles."""
     sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
     wide = spec.accumulate in ("double", "uint64")
     products, row_chunk, col_chunk = spec.products, spec.row_chunk, spec.col_chunk
-    # Sums of a thread that leave it registers for everything else; the smallest tiles always do.
+    # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
     most = max(32 if wide else 64, CHUNK * CHUNK * products)
     size = 8 if wide else 4
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
@@ -126,13 +128,15 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
 
 
 def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
-    """Returns shared memory in which the threads of a block combine what they have of the parts of a reduction."""
+    """Returns how many bytes of shared memory the threads of a block need to combine their values of partial
+    reductions.
+    """
     each = [SIZE_OF[x.reduction.ctype] for x in spec.partials]
     return max(each, default=0) * rows * cols // CHUNK
 
 
 def _shared(tile: Tile, products: int) -> int:
-    """Returns elements of both stages of the tiles in shared memory."""
+    """Returns how many elements both stages of the tiles in shared memory have."""
     rows, cols, inner, _, _ = tile
     return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
 
@@ -149,9 +153,10 @@ def _cycles(
     scattered: bool = False,
     paired: bool = False,
 ) -> float:
-    """Returns cycles that products of these sizes are estimated to take in tiles: rounds of the blocks that
-    multiprocessors
-    hold, each as long as its stages.  What the next stage is made of is on its way while one is multiplied.
+    """Returns the cycles that products of these sizes are estimated to take in tiles.
+
+    They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
+    flight while one is multiplied.
     """
     rows, cols, inner, tr, tc = tile
     threads, sums = rows // tr * (cols // tc), tr * tc * products
@@ -163,28 +168,26 @@ def _cycles(
     fetches = FETCHES * (PLAIN_FETCHES if apart else 1)
     work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
     tiles = batch * -(-m // rows) * -(-n // cols)
-    blocks: float = -(-tiles // target.sms)  # of a multiprocessor
+    blocks: float = -(-tiles // target.sms)  # per multiprocessor
     together = min(blocks, held)
     if apart:
         blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS]
     if pair:
         blocks -= blocks // 2 * 2 * (1 - PAIR)
     stage = max(LATENCY + work / 10, together * work)
-    if scattered:  # a block has hardly asked for the next stage when it waits for it, those that began with it as well
+    if scattered:  # a block waits for the next stage just after asking for it, as do those that began with it
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
     return blocks / together * (-(-k // inner) * stage + BLOCK) if tiles else 0.0
 
 
 def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
-    """Returns true if threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
+    """Tells whether threads side by side fetch neighbours along the reduction (else along the rows or columns)."""
     over, along = abs(gather.outer[-1]), abs(gather.inner[-1])
     return (along == 1 and spec.k[-1] > 1) or (over != 1 and along < over)
 
 
 def _plain(spec: ContractionSpec, tile: Tile) -> bool:
-    """Returns true if a spec is a product of matrices of float32 whose tiles are fetched as vectors, from near
-    places.
-    """
+    """Tells whether a spec is a float32 matrix product whose tiles are fetched as vectors, with 32-bit offsets."""
     if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
         return False
     spec = merged(spec)
@@ -197,8 +200,10 @@ def _plain(spec: ContractionSpec, tile: Tile) -> bool:
 def width(
     spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
 ) -> int:
-    """Returns neighbours of an operand that threads fetch as one vector: 4 where every four are together in or out
-    of it and lie on a boundary of 16 bytes, and the threads divide the tile evenly; else 1.  The spec is merged.
+    """Returns how many neighbours of an operand threads fetch as one vector: 4 or 1.  The spec is merged.
+
+    It is 4 where every four are all inside or all outside of the operand and lie on a boundary of 16 bytes, and the
+    threads divide the tile evenly.
     """
     rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
     threads = (rows // thread_rows) * (cols // thread_cols)
@@ -216,7 +221,7 @@ def width(
 
 
 def _scattered(spec: ContractionSpec) -> bool:
-    """Returns true if threads work out for each element that they fetch which term of the sum it belongs to."""
+    """Tells whether threads work out for each element that they fetch which term of the sum it belongs to."""
     spec = merged(spec)
     return len(spec.k) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
 

@@ -99,7 +99,7 @@ class _Renderer(Producer, ContractionResults):
         size: int,
         total: int,
     ) -> TileLoader | None:
-        """Returns what fills the tiles of an operand."""
+        """Returns the loader that fills the tiles of an operand; None if TMA or a gathering producer brings them."""
         if not isinstance(side, TilePath):
             return None
         inner, threads = ROW_BYTES // self.itemsize, self.s.producer_warpgroups * GROUP
@@ -213,7 +213,7 @@ class _Renderer(Producer, ContractionResults):
         )
 
     def _bringers(self) -> str:
-        """Returns who brings the tiles."""
+        """Returns what brings the tiles, in words."""
         if not self.s.producer_warpgroups:
             return "cp.async and TMA" if self.s.gather else "TMA"
         threads = f"{self.s.producer_warpgroups * GROUP} threads"
@@ -221,7 +221,7 @@ class _Renderer(Producer, ContractionResults):
         return f"{threads} and TMA" if copied else threads
 
     def _boxed(self, side: MappedOperand, extent_: int) -> TensorMap:
-        """Returns the map of an operand with the box that one load brings."""
+        """Returns the tensor map of an operand, with the box that one load brings."""
         k = self.parts.reduction
         extent_ = brought(side, extent_, self.parts.rows if side is self.parts.a else self.parts.cols)
         if side.im2col:
@@ -234,7 +234,7 @@ class _Renderer(Producer, ContractionResults):
                 for n, term in enumerate(side.terms)
             )
         width = box[0] * self.itemsize
-        # Tensor cores cut floats off to tf32; TMA rounds them, for nothing.
+        # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
         element = "tf32" if self.types[0] == "tf32" else side.map.element
         return replace(side.map, element=element, box=box, swizzle=width if width >= 32 else 0)
 
@@ -250,7 +250,7 @@ class _Renderer(Producer, ContractionResults):
     # ---- shared memory and barriers
 
     def _tile_type(self, side: MappedOperand | Gathered | TilePath, size: int) -> str:
-        """Returns the dimensions of one stage of an operand's tile."""
+        """Returns the C dimensions of one stage of an operand's tile."""
         k = self.parts.reduction
         if side.along_k:
             lead = f"[{k.per_stage}]" if k.per_stage > 1 else ""
@@ -365,7 +365,8 @@ class _Renderer(Producer, ContractionResults):
             w.line("barrier_wait(shared.turn[group], turn);")
             w.line("turn ^= 1;")
         if self.computed is None and (s.groups > 1 or self.columns > GROUP_ROWS):
-            # Unrolled it compiles a fifth longer; only products of few columns are too short to hide the loop itself.
+            # Unrolling it makes compilation a fifth longer; only products of few columns are too short to hide the
+            # loop.
             w.line("#pragma unroll 1")
         with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
             w.line("barrier_wait(shared.full[stage.index], stage.parity);")
@@ -399,7 +400,7 @@ class _Renderer(Producer, ContractionResults):
             self._release_stage(first)
 
     def _add_stage(self) -> None:
-        """Adds the sums of a stage to the tile's, while the other consumers multiply."""
+        """Writes the addition of a stage's sums to the tile's, while the other consumers multiply."""
         w = self.w
         w.line("wgmma_wait<0>();")
         w.line("wgmma_hold(part);")
@@ -407,7 +408,7 @@ class _Renderer(Producer, ContractionResults):
         w.unrolled_line(f"for (int i = 0; i < {self.columns // 2}; ++i) sum[i] += part[i];")
 
     def _release_stage(self, first: str) -> None:
-        """Lets the producer fill a stage again while the next is multiplied."""
+        """Writes how the producer may fill a stage again, while the next one is multiplied."""
         w = self.w
         with w.block(f"if (k > {first})"):
             w.line("wgmma_wait<1>();  // the products of the previous stage are done")
@@ -415,7 +416,9 @@ class _Renderer(Producer, ContractionResults):
         w.line("previous = stage.index;")
 
     def _computed_stage(self, operand_a: OperandAWriter, first: str) -> None:
-        """Writes the products of a stage whose operand A is computed: a fragment while the one before is multiplied."""
+        """Writes the products of a stage whose operand A is computed: each fragment while the one before is
+        multiplied.
+        """
         w = self.w
         operand_a.begin_stage()
         with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
@@ -431,7 +434,7 @@ class _Renderer(Producer, ContractionResults):
         w.line("previous = stage.index;")
 
     def _end_consumers(self, phased: bool) -> None:
-        """Waits for the sums of a tile, and makes the results of them."""
+        """Writes the wait for the sums of a tile, and the results made from them."""
         w, s = self.w, self.s
         if s.pingpong:
             w.line("if (t == 0) barrier_arrive(shared.turn[1 - group]);  // the stages that follow are the other's")

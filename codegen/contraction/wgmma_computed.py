@@ -1,7 +1,7 @@
-"""The Hopper kernels' operand A as consumers compute it in registers: what they read, and the fragments they make.
+"""The Hopper kernels' operand A computed by consumers in registers: what they read, and the fragments they make.
 
-A consumer makes the fragment of the next 16 terms of the sum while the tensor cores multiply the one before: two sets
-of registers take turns, and a product must be done before its registers are written again.
+A consumer computes the fragment of the next 16 terms of the sum while the tensor cores multiply the one before.  Two
+sets of registers take turns: a product must be done before its registers are written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ GRID_CONSTANT = "const __grid_constant__ TensorMap "
 class OperandAWriter:
     """Writes how operand A is computed.
 
-    w, t    where it is written, and the C type of positions.
+    w  the writer of the kernel.
+    t  the C type of positions.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class OperandAWriter:
             else:
                 self._rows.append((source, names.unique(stem, "_rows")))
 
-        #: Where functions take long all of a stage is read first: swish in front takes 14 % less time so.
+        #: Where functions take long, all of a stage is read first: with swish on operand A this takes 14 % less time.
         long = instructions_of(operand.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in operand.brought) == 1
 
@@ -73,7 +74,7 @@ class OperandAWriter:
         return [GRID_CONSTANT + maps[n] if n in maps else parameter(op, name) for n, (op, name) in enumerate(operands)]
 
     def arguments(self) -> list[int | TensorMap]:
-        """Returns the same as the kernel's caller sees them."""
+        """Returns the arguments of these parameters, as the kernel's caller sees them."""
         maps: dict[int, TensorMap] = {b.load: b.boxed(self.s.tile_m) for b in self.operand.brought}
         return [maps.get(n, n) for n in range(len(self.prologue.operands))]
 
@@ -97,11 +98,11 @@ class OperandAWriter:
 
     @property
     def _first_row(self) -> str:
-        """Of a warp in the tile."""
+        """The warp's first row in the tile."""
         return f"group * {GROUP_ROWS} + t / 32 * 16" if self.s.groups > 1 else "t / 32 * 16"
 
     def begin(self) -> None:
-        """What stays the same for all tiles."""
+        """Writes what stays the same for all tiles."""
         self.prologue.scalars()
         for _, b, _, _, at in self._tiles:
             ctype = self._ctype(b)
@@ -117,7 +118,9 @@ class OperandAWriter:
         return self.operand.gather.operands[b.load].dtype.ctype
 
     def begin_tile(self) -> None:
-        """What a thread's two rows of a tile have: elements of tensors with one a row, and where windows begin."""
+        """Writes a thread's values for its two rows of a tile: elements of tensors with one a row, and where windows
+        begin.
+        """
         w, operand = self.w, self.operand
         gather, rows, batch = operand.gather, operand.rows, operand.batch
         limits = gather.limits
@@ -142,7 +145,7 @@ class OperandAWriter:
                 w.line(f"start{d}[i] = {linear([*zip(at, x.batch), *zip(outer, x.outer)], x.start)};")
 
     def begin_stage(self) -> None:
-        """What a stage's fragments are made of if all is read first, and which rows have elements under its tap."""
+        """Writes the reads of a stage where all is read first, and which rows have elements under the stage's tap."""
         if self._first:
             for source, b, member, name, at in self._tiles:
                 if not b.row:
@@ -164,7 +167,7 @@ class OperandAWriter:
         w.unrolled_line(f"for (int i = 0; i < 2; ++i) inside[i] = {' && '.join(conditions)};")
 
     def _load(self, b: Brought, member: str, at: str) -> str:
-        """Returns the C expression of a thread's part of a tile that step kk takes."""
+        """Returns the C expression of a thread's part of a tile for step kk."""
         ctype, stage = self._ctype(b), f"shared.{member}[stage.index]"
         if not b.side.along_k:
             panel = "group" if self.s.groups > 1 else "0"
@@ -176,7 +179,7 @@ class OperandAWriter:
         return f"load_fragment<{ctype}, {b.width}>({stage}[kk / {steps}], {place})"
 
     def fragment(self) -> None:
-        """Makes the fragment of step kk of a stage."""
+        """Writes the computation of the fragment of step kk of a stage."""
         w, k = self.w, self.parts.reduction
         read: dict[Value, str] = {}
         for source, b, member, name, at in self._tiles:
@@ -210,7 +213,7 @@ class OperandAWriter:
         w.line(f"put_fragment(part[kk % 2], made{keep});")
 
     def _pairs(self, read: dict[Value, str]) -> None:
-        """Makes it two elements at a time: register r has those of row r % 2, columns r / 2 * 8 and the next."""
+        """Writes the same for two elements at a time: register r has row r % 2, columns r / 2 * 8 and the next."""
         w, k = self.w, self.parts.reduction
         with w.unrolled("for (int r = 0; r < 4; ++r)"):
             text = self.prologue.element(read)

@@ -19,11 +19,11 @@ from codegen.tiles import gathered, operand_tiles
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
-TAIL = 128  # shared memory behind the buffers comes in units of so many bytes
-RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more of them push each other out
-CARRIED_BYTES = 384  # the same, at most, where warps carry their own rows out: fewer ends of rows
+TAIL = 128  # a block's shared memory behind the buffers is counted in units of so many bytes
+RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
+CARRIED_BYTES = 384  # the same, at most, where warps carry out their own rows: longer chunks have fewer ends of rows
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
-LEAST_STAGES = 3  # of the ring, beside buffers that hold operands
+LEAST_STAGES = 3  # of the ring, besides buffers that hold operands
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
 #: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
@@ -39,18 +39,17 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 class WgmmaSchedule(Schedule):
     """A tile of groups * 64 rows and ``tile_n`` columns a block.
 
-    groups  consumer warpgroups of a block, 1 to 3.
-    pingpong   whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its
-               sums
-            the other multiplies.  Else they share a tile.
-    tile_n    a multiple of 16; times the operands B at most 256.
-    gather  whether the producer's threads gather operand A rather than TMA.
-    producer_warpgroups  of the producer, which fill tiles of an operand that is computed or converted; 0 for none.
-    computes  whether the consumers compute operand A in registers.
-    stages  of the ring, each 128 bytes along the reduction.
-    blocks  of the grid: as many as the device has multiprocessors.
-    split_k   blocks (a cluster) that share the reduction of a tile.
-    raster_group    rows of tiles that blocks at work at the same time go through together.
+    groups        consumer warpgroups of a block, 1 to 3.
+    pingpong      whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its
+                  sums, the other multiplies.  Else they share a tile.
+    tile_n        a multiple of 16; times the number of operands B at most 256.
+    gather        whether the producer's threads, rather than TMA, gather operand A.
+    producer_warpgroups  those that fill tiles of an operand that is computed or converted; 0 for none.
+    computes      whether the consumers compute operand A in registers.
+    stages        of the ring, each 128 bytes along the reduction.
+    blocks        of the grid: as many as the device has multiprocessors.
+    split_k       blocks (a cluster) that share the reduction of a tile.
+    raster_group  rows of tiles that concurrent blocks go through together.
     """
 
     groups: int
@@ -79,7 +78,7 @@ class WgmmaSchedule(Schedule):
 
     @property
     def pieces(self) -> int:
-        """Products of 64 rows with which a consumer covers its rows of a tile."""
+        """How many products of 64 rows cover a consumer's rows of a tile."""
         return 2 if self.pingpong else 1
 
     @property
@@ -88,7 +87,7 @@ class WgmmaSchedule(Schedule):
 
     @property
     def producers(self) -> int:
-        """Warpgroups of the producer: gathering takes more threads than telling TMA what to do."""
+        """Warpgroups of the producer: gathering takes more threads than issuing TMA loads."""
         return self.producer_warpgroups or (2 if self.gather else 1)
 
     @property
@@ -110,23 +109,24 @@ def round_up(value: int, unit: int) -> int:
 
 
 def panel_size(size: int, itemsize: int) -> int:
-    """Returns rows or columns of a panel of a tile that lies across the reduction: rows of it have 128, 64 or 32
-    bytes.
+    """Returns how many rows or columns a panel of a tile has that lies across the reduction.
+
+    A row of it has 128, 64 or 32 bytes.
     """
     return gcd(size, ROW_BYTES // itemsize)
 
 
 def brought(side: object, size: int, total: int) -> int:
-    """Returns rows or columns of a tile of ``size`` that a copy brings, of ``total`` that there are.
+    """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
 
-    Those beyond the last are left as they are, 8 at a time as the swizzle repeats: of a product with few rows most of a
-    tile of 64.  What they hold makes only sums that nobody reads.
+    Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few rows
+    that is most of a tile of 64.  They only make sums that nobody reads.
     """
     return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
 
 
 def ring_bytes(parts: OperandTiles, s: WgmmaSchedule, products: int) -> int:
-    """Returns shared memory of a stage's tiles."""
+    """Returns how many bytes of shared memory a stage's tiles take."""
     first = (
         sum(b.bytes(s.tile_m) for b in parts.a.brought if not b.row) if isinstance(parts.a, ComputedOperand) else None
     )
@@ -134,7 +134,7 @@ def ring_bytes(parts: OperandTiles, s: WgmmaSchedule, products: int) -> int:
 
 
 def row_bytes(parts: OperandTiles) -> int:
-    """Returns shared memory of what all rows of a stage have in common."""
+    """Returns how many bytes of shared memory the tensors take of which a stage has one row for all rows."""
     rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, ComputedOperand) else []
     return sum(round_up(b.bytes(1), ROW_BYTES) for b in rows)
 
@@ -146,7 +146,7 @@ class Layout:
         self.spec, self.parts, self.s = spec, parts, s
         lead = len(spec.batch)
         program = spec.program
-        # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches too.
+        # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches, too.
         extra = 0
         while prod(spec.batch) * prod(spec.m[:extra]) != prod(parts.batch):
             extra += 1
@@ -162,7 +162,7 @@ class Layout:
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
         self.program = restrided(program, new)
         self.stores = tuple(st.operand for st in self.program.stores)
-        #: whether results are contiguous along rows: they are turned on their way through shared memory
+        #: whether results are contiguous along rows: they are transposed on their way through shared memory
         self.turned = (
             bool(self.stores)
             and all(
@@ -186,20 +186,20 @@ class Layout:
 
     @property
     def buffers(self) -> int:
-        """Staging buffers of a consumer and output."""
+        """Staging buffers of each consumer and output."""
         return 1 if self.by_warps else self.chunks if self.operand_maps else STAGING
 
     @property
     def chunks(self) -> int:
-        """Chunks of the results that a consumer makes of a tile."""
+        """How many chunks of results a consumer makes of a tile."""
         return self.s.pieces * (self.s.part // self.chunk)
 
     @cached_property
     def operand_maps(self) -> dict[int, tuple[int, TensorMap]]:
-        """Operands as large as the results that TMA brings while products run, by number: the output in
-        whose buffers each lies, one for every chunk of a tile, and its map.
+        """Operands as large as the results that TMA brings while products run.
 
-        The results take the place of what they were computed of, and leave in the same boxes.
+        By the operand's number: the output in whose buffers it lies, one for every chunk of a tile, and its tensor
+        map.  The results take the place of what they were computed from, and leave in the same boxes.
         """
         if self.maps is None or self.turned or self.parts.reduction.skips:
             return {}
@@ -219,7 +219,9 @@ class Layout:
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:
-        """The outputs' tensor maps, None if one cannot have one: they are written from registers."""
+        """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
+        threads.
+        """
         found = []
         if self.spec.results:
             return None
@@ -233,7 +235,7 @@ class Layout:
 
     @cached_property
     def carried(self) -> bool:
-        """Whether threads carry the results out of shared memory: without maps, but next to each other in memory."""
+        """Whether threads carry the results out of shared memory: they have no maps, but are neighbours in memory."""
         if self.maps is not None or not self.stores or len(self.cols) > 1:
             return False
         if self.turned:
@@ -288,11 +290,11 @@ class Layout:
 
     @property
     def exchange_bytes(self) -> int:
-        """Shared memory in which the warps of a consumer leave what they have of columns that are reduced."""
+        """Bytes of shared memory in which the warps of a consumer leave their values of columns that are reduced."""
         each = [8 if x.reduction.ctype in ("double", "int64", "uint64") else 4 for x in self.spec.partials if x.rows]
         return self.s.groups * 4 * self.chunk * sum(each)
 
     @property
     def sums_bytes(self) -> int:
-        """Shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
+        """Bytes of shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
         return self.s.tile_m * self.s.tile_n * self.spec.products * 4 if self.s.split_k > 1 else 0

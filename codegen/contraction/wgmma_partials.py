@@ -15,9 +15,9 @@ from codegen.spec import ContractionSpec
 class WgmmaPartials(Partials):
     """Partial reductions of the sums of a consumer.
 
-    Columns: the lanes of a warp combine its 16 rows, 16 columns at a time, and leave them in shared memory; when a
-    chunk of columns is complete, a thread a column combines what the four warps have left.  Rows: the four lanes that
-    have columns of a row combine theirs at the end of the tile.
+    Columns: the lanes of a warp combine its 16 rows, 16 columns at a time, and leave the values in shared memory.  When
+    a chunk of columns is complete, one thread per column combines the values of the four warps.  Rows: the four lanes
+    that have columns of a row combine their values at the end of the tile.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WgmmaPartials(Partials):
 
     @property
     def _piece(self) -> str:
-        """Which 64 of the tile's rows a consumer has."""
+        """The number of a consumer's 64 rows in the tile."""
         return "p" if self.s.pingpong else self._group
 
     @property
@@ -48,24 +48,25 @@ class WgmmaPartials(Partials):
         return f"m0 + p * {GROUP_ROWS} + row" if self.s.pingpong else "m0 + row"
 
     def members(self, chunk: int) -> None:
-        """Declares the shared memory for what the warps have of ``chunk`` columns."""
+        """Declares the shared memory for the warps' values of ``chunk`` columns."""
         for name, part in zip(self._left, self.rows):
             dims = f"[{self.s.groups}][4][{chunk}]"
             self.w.line(f"{part.reduction.ctype} {name}{dims};  // what each warp has of a chunk of columns")
 
     def begin_tile(self) -> None:
-        """Declares what a thread has of its two rows."""
+        """Declares a thread's values of its two rows."""
         for part in self.cols:
             self.begin(part, 2, self.s.part // part.partial.chunk)
 
     def begin_columns(self) -> None:
-        """Declares what a thread has of its 4 of 16 columns."""
+        """Declares a thread's values of its 4 of 16 columns."""
         for part in self.rows:
             self.begin(part, 4)
 
     def sinks(self, column: str, n0: str, ragged_m: bool, ragged_n: bool, row: str = "f % 2") -> list[Sink]:
-        """Returns where element ``e`` of pair ``f`` of the 16 columns from n0 + column on goes; ragged: some may be
-        outside.
+        """Returns where element ``e`` of pair ``f`` of the 16 columns from n0 + column on is combined.
+
+        ``ragged_m`` and ``ragged_n`` say whether some rows and columns may be outside of the result.
         """
         n = f"{n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
         inside_m = f"{self._row} + f % 2 * 8 < {self.sizes[0]}" if ragged_m else ""
@@ -79,7 +80,7 @@ class WgmmaPartials(Partials):
         return sinks
 
     def leave_columns(self) -> None:
-        """Combines the lanes' columns, 16 from ``j`` on, and leaves them to the consumer's other warps."""
+        """Writes how the lanes combine their columns, 16 from ``j`` on, and leave the values in shared memory."""
         if not self.rows:
             return
         for name, part in zip(self._left, self.rows):
@@ -90,7 +91,7 @@ class WgmmaPartials(Partials):
                 self.w.line(f"shared.{name}[{self._group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
 
     def finish_columns(self, n0: str, chunk: int) -> None:
-        """Combines what the warps have left of number ``chunk`` of the chunks of columns, and stores it."""
+        """Writes how the values that the warps left of this chunk of columns are combined and stored."""
         w = self.w
         if not self.rows:
             return
@@ -109,6 +110,6 @@ class WgmmaPartials(Partials):
                     self.store(part, "place", "col", total)
 
     def finish_tile(self, n0: str) -> None:
-        """Combines the lanes' rows and stores them."""
+        """Writes how the lanes combine the values of their rows, and store them."""
         for part in self.cols:
             self.finish_cols(part, 2, self.s.part // part.partial.chunk, self._row, n0, self.sizes)

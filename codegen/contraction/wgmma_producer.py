@@ -1,4 +1,4 @@
-"""The producer of the Hopper kernels: who fills the ring of stages with tiles of both operands, and from where."""
+"""The producer of the Hopper kernels: what fills the ring of stages with tiles of both operands, and from where."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from codegen.operands import ROW_BYTES, Brought, Gathered, MappedOperand, Operan
 from codegen.spec import ContractionSpec
 from codegen.tile_loader import TileLoader
 
-#: Stages that are on their way while one that was gathered is rounded, unless the ring is shorter.
+#: Stages that are in flight while one that was gathered is rounded, unless the ring is shorter.
 LATE = 2
 
 
 class Producer:
-    """Writes the loop over a block's tiles, and what the producer does in it."""
+    """Writes the loop over a block's tiles, and the producer."""
 
     spec: ContractionSpec
     s: WgmmaSchedule
@@ -32,9 +32,9 @@ class Producer:
     types: tuple[str, str]
     layout: Layout
     epilogue: Epilogue
-    #: what fills the tiles of the operands, None for those that TMA brings
+    #: what fills the tiles of each operand; None for those that TMA brings
     loaders: tuple[TileLoader | None, TileLoader | None]
-    #: of an operand A that the consumers compute: what is brought, its place in a stage, and its tensor map
+    #: for an operand A that the consumers compute: the tiles brought, their place in a stage, and their tensor maps
     brought: list[tuple[Brought, str, str]]
     #: tiles along rows and columns, batches, and tiles in all
     tiles_m: int
@@ -45,7 +45,7 @@ class Producer:
     t: str
 
     def tiles(self, consumer: bool = False) -> None:
-        """Opens the loop over a block's tiles, or those of one of its consumers, and says where each is."""
+        """Opens the loop over a block's tiles, or those of one of its consumers, and writes where each is."""
         w, s = self.w, self.s
         if s.split_k > 1:
             w.line(f"const int tile = blockIdx.x / {s.split_k};")
@@ -61,7 +61,7 @@ class Producer:
         w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
 
     def phase_range(self) -> tuple[str, str]:
-        """Returns the stages of the reduction that a tile has whose batch is a phase, after its coordinates."""
+        """Returns the first and last stage of a tile whose batch is a phase, once its coordinates are written."""
         w, k = self.w, self.parts.reduction
         values = self.batch_values()
         counts = []
@@ -76,7 +76,7 @@ class Producer:
         return "0", "last"
 
     def batch_values(self) -> dict[str, str]:
-        """Returns C expressions of a tile's batch coordinates."""
+        """Returns the C expressions of a tile's batch coordinates, by name."""
         return {
             f"b{d}": "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
             for d, extent_ in enumerate(self.parts.batch)
@@ -87,7 +87,7 @@ class Producer:
             self.w.close()
 
     def stage_range(self, stages: int) -> tuple[str, str]:
-        """Returns the stages of the reduction that a block has."""
+        """Returns the first stage of the reduction that a block has, and the one behind its last."""
         if self.s.split_k == 1:
             return "0", str(stages)
         self.w.line("const int rank = cluster_rank();")
@@ -102,7 +102,7 @@ class Producer:
 
     @property
     def _second_cols(self) -> int:
-        """Columns of all operands B that it brings."""
+        """Columns of all operands B that TMA brings to a stage."""
         return brought(self.parts.b, self.s.tile_n, self.parts.cols) * len(self.b_maps)
 
     def copying_producer(self, stages: int) -> None:
@@ -141,7 +141,7 @@ class Producer:
             self.end_tiles()
 
     def gathering_producer(self, a: Gathered, stages: int) -> None:
-        """Threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
+        """Writes a producer whose threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
         w, s, image = self.w, self.s, a.image
         rank, t = len(image.sizes), "int32"
         step = s.producers * GROUP // PIECES
@@ -199,7 +199,7 @@ class Producer:
                 w.line(f"const bool inside = {' && '.join(conditions)};")
                 w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
                 tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
-                # Windows that overlap are copied again: from the L1 cache.
+                # Windows that overlap are copied more than once: they come from the L1 cache.
                 overlap = any(
                     size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride)
                 )
@@ -221,11 +221,13 @@ class Producer:
 
     @property
     def _rounds(self) -> bool:
-        """Whether gathered elements are rounded to tf32: asynchronous copies do not, and tensor cores cut them off."""
+        """Whether gathered elements are rounded to tf32: asynchronous copies do not round, and tensor cores
+        truncate.
+        """
         return self.types[0] == "tf32"
 
     def _round_landed(self, count: int, step: int) -> None:
-        """Writes how a thread rounds what it has copied of a stage, and hands it over."""
+        """Writes how a thread rounds what it has copied of a stage, and hands the stage over."""
         w = self.w
         with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
             w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
@@ -235,7 +237,7 @@ class Producer:
         w.line("--late;")
 
     def filling_producer(self, stages: int) -> None:
-        """Threads fill tiles of what is computed or converted; one of them tells TMA about the others."""
+        """Writes a producer whose threads fill computed or converted tiles; one of them has TMA bring the others."""
         w, s = self.w, self.s
         loaders = [x for x in self.loaders if x is not None]
         w.line(f"registers_decrease<{s.registers[0]}>();")
@@ -271,7 +273,7 @@ class Producer:
                         self._load(self.parts.a, "a", self.a_map, "m0", s.tile_m)
                     if cols:
                         self._load_seconds()
-            # After the last stage it is brought once more: a few loads, and no branch among them.
+            # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
             w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else stages - 1});")
             for loader in loaders:
                 p = loader.label
@@ -300,7 +302,7 @@ class Producer:
         w.line(f"const int c = {channel};")
 
     def _walk_phase(self, item: str) -> str:
-        """Writes the taps of panel number ``item`` of a phase; returns the expression of its chunk of channels."""
+        """Writes the taps of panel number ``item`` of a phase; returns the C expression of its chunk of channels."""
         w, k = self.w, self.parts.reduction
         rest = item
         if k.chunks > 1:
@@ -316,7 +318,7 @@ class Producer:
         return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
 
     def _load_seconds(self) -> None:
-        """Writes loads of the operands B's tiles, one behind another."""
+        """Writes the loads of the operands B's tiles, one behind another."""
         side = self.parts.b
         assert isinstance(side, MappedOperand)
         for number, tensor_map in enumerate(self.b_maps):
@@ -325,8 +327,9 @@ class Producer:
     def _load(
         self, side: MappedOperand, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
     ) -> None:
-        """Loads a tile of ``size`` rows or columns to those from ``start`` on of a stage, or its part u, of so many
-        columns.
+        """Writes the load of a tile of ``size`` rows or columns to a stage, from its row or column ``start`` on.
+
+        With ``part``, of part u of it, which has so many columns.
         """
         w, k = self.w, self.parts.reduction
         values = {"c": f"c + u * {part}" if part else "c", "o": origin}
@@ -369,7 +372,7 @@ class Producer:
     def _load_windows_across(
         self, side: MappedOperand, name: str, tensor_map: str, size: int, values: dict[str, str]
     ) -> None:
-        """Writes panels of rows, each some channels of one tap, for the pixels of a stage."""
+        """Writes the loads of panels of rows, each some channels of one tap, for the pixels of a stage."""
         w, across = self.w, ROW_BYTES // self.itemsize
         with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)"):
             w.line(f"const int panel = m0 / {across} + i;")
@@ -393,7 +396,7 @@ class Producer:
 
 
 def tidy(text: str) -> str:
-    """``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
+    """Returns a C term simplified: ``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
     for before, after in ((" * 1", ""), (" - 0", ""), ("0 * ", "0 * ")):
         if text.endswith(before):
             text = text[: -len(before)] + after

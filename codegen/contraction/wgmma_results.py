@@ -1,4 +1,4 @@
-"""The results of the Hopper kernels: the program on a consumer's sums, and the ways out of a block."""
+"""The results of the Hopper kernels: the program on a consumer's sums, and how results leave a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from codegen.naming import Names
 from codegen.operands import OperandTiles
 from codegen.spec import ContractionSpec
 
-#: Bytes: of shorter accesses than these fewer are needed if most have 16 aligned bytes and the rest one element.
+#: Where accesses would be shorter than so many bytes, it takes fewer of them if most have 16 aligned bytes and the rest
+#: one element.
 SHORT = 8
 
 
@@ -35,7 +36,7 @@ class ContractionResults:
     #: C names of the buffers of results on their way out, and of the outputs' tensor maps
     staged: list[str]
     store_maps: list[str]
-    #: those of operands that TMA brings, by number
+    #: the same of operands that TMA brings, by number
     operand_maps: dict[int, str]
     #: columns that a wgmma multiplies
     columns: int
@@ -46,11 +47,11 @@ class ContractionResults:
 
     @property
     def register_type(self) -> str:
-        """C type of the sums as wgmma has them."""
+        """C type of the sums as wgmma leaves them."""
         return "int32" if self.spec.accumulate == "uint32" else "float"
 
     def publish(self) -> None:
-        """Shows the sums of a block to the others of its cluster."""
+        """Writes how the sums of a block are shown to the other blocks of its cluster."""
         w, s = self.w, self.s
         threads = s.groups * GROUP
         w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
@@ -62,7 +63,7 @@ class ContractionResults:
         w.line("cluster_sync();")
 
     def add_up(self) -> None:
-        """A block adds up its part of the columns, always in the same order."""
+        """Writes how a block adds up its part of the columns, in a fixed order."""
         w, s = self.w, self.s
         each, threads = s.part // 2, s.groups * GROUP
         products = self.spec.products
@@ -77,23 +78,23 @@ class ContractionResults:
         w.line()
 
     def pieces(self) -> AbstractContextManager[None]:
-        """Returns the loop over a consumer's products of 64 rows."""
+        """Opens the loop over a consumer's products of 64 rows."""
         return self.w.unrolled(f"for (int p = 0; p < {self.s.pieces}; ++p)", when=self.s.pieces > 1)
 
     @property
     def sum(self) -> str:
-        """The sums of 64 rows."""
+        """C name of the sums of 64 rows."""
         return "sum[p]" if self.s.pieces > 1 else "sum"
 
     @property
     def rows(self) -> str:
-        """Where those rows begin in the tile."""
+        """C expression of where those rows begin in the tile."""
         if self.s.pingpong:
             return f"p * {GROUP_ROWS}"
         return f"group * {GROUP_ROWS}" if self.s.groups > 1 else "0"
 
     def _row(self, position: str, clamp: bool) -> list[str]:
-        """Writes the row m of a result; returns the C expressions of its coordinates, and of the batch's."""
+        """Writes the row m of a result; returns the C expressions of the coordinates of batch and row."""
         w, layout = self.w, self.layout
         position = f"m0 + {self.rows} + {position}" if self.s.pingpong else f"m0 + {position}"
         w.line(f"const {self.t} m = {f'min({position}, {self.parts.rows - 1})' if clamp else position};")
@@ -111,7 +112,7 @@ class ContractionResults:
         return [*batch, *rows]
 
     def _column(self, position: str, clamp: bool) -> str:
-        """Writes the column n of a result, the first of two; returns its name."""
+        """Writes the column n of a result, the first of two; returns its C name."""
         position = f"{self._n0} + {position} + lane % 4 * 2"
         last = self.parts.cols - (1 if self.parts.cols % 2 else 2)
         self.w.line(f"const {self.t} n = {f'min({position}, {last})' if clamp else position};")
@@ -132,7 +133,7 @@ class ContractionResults:
         return "group + 1" if self.s.groups > 1 else "1"
 
     def _sums(self, element: str) -> list[str]:
-        """Returns the sums of an element of a thread's, one a product."""
+        """Returns the C expressions of the sums of a thread's element, one for each product."""
         name = "total" if self.s.split_k > 1 else self.sum
         texts = []
         for number in range(self.spec.products):
@@ -141,7 +142,7 @@ class ContractionResults:
         return [f"uint32({text})" if self.spec.accumulate == "uint32" else text for text in texts]
 
     def begin_buffers(self) -> None:
-        """Declares what says which buffer is next, before all tiles."""
+        """Declares, before all tiles, the variable that says which buffer is next."""
         layout = self.layout
         if layout.operand_maps:
             if self.persistent:
@@ -150,7 +151,7 @@ class ContractionResults:
             self.w.line("int buffer = 0;")
 
     def bring_operands(self) -> None:
-        """Asks TMA for a tile's part of operands as large as the results, before its products."""
+        """Writes the TMA loads of a tile's part of operands as large as the results, before its products."""
         w, layout = self.w, self.layout
         if not layout.operand_maps:
             return
@@ -172,7 +173,7 @@ class ContractionResults:
 
     @property
     def _static_buffer(self) -> str:
-        """The buffer of a chunk where every chunk of a tile has one."""
+        """C expression of the buffer of a chunk where every chunk of a tile has one."""
         chunks = self.s.part // self.layout.chunk
         return f"p * {chunks} + chunk" if self.s.pieces > 1 else "chunk"
 
@@ -192,9 +193,7 @@ class ContractionResults:
         return ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
 
     def through_shared_memory(self) -> None:
-        """Writes results through shared memory, a chunk of columns at a time: TMA copies it out, or the threads
-        carry it.
-        """
+        """Writes results through shared memory, a chunk of columns at a time: TMA copies them out, or threads do."""
         w, s, layout = self.w, self.s, self.layout
         brought = bool(layout.operand_maps)
         if not self.parts.reduction.skips and not brought:
@@ -217,7 +216,7 @@ class ContractionResults:
                     w.line(f"const int buffer = {self._static_buffer};")
                     if self.partials.rows:
                         w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")
-                elif not layout.carried:  # else a barrier of the chunk between tells that this buffer has been read
+                elif not layout.carried:  # else a barrier of the chunk in between tells that this buffer has been read
                     w.line(
                         f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it"
                     )
@@ -237,7 +236,7 @@ class ContractionResults:
                         if self._outside:
                             w.line(f"if ({' || '.join(self._outside)}) continue;")
                         position.append(self._column(f"chunk * {layout.chunk} + j + f / 2 * 8", clamp=ragged_n))
-                        inside = f"min(n + e, {self.parts.cols - 1})"  # a result too many does no harm in the buffer
+                        inside = f"min(n + e, {self.parts.cols - 1})"  # an extra result in the buffer does no harm
                         run = Run(2, len(layout.batch) + len(layout.rows), "e", self._missing, inside)
                         sums = self._sums(f"(chunk * {layout.chunk} + j) / 2 + f / 2 * 4 + f % 2 * 2 + e")
                         sinks = self.partials.sinks(f"chunk * {layout.chunk} + j", self._n0, ragged_m, ragged_n)
@@ -263,14 +262,15 @@ class ContractionResults:
             self.partials.finish_tile(self._n0)
 
     def _buffer(self, name: str) -> str:
-        """Returns the staging buffer of a consumer."""
+        """Returns the C expression of a consumer's staging buffer."""
         buffer = "" if self.layout.by_warps else "[buffer]"
         return f"&shared.{name}[{'group' if self.s.groups > 1 else '0'}]{buffer}[0][0]"
 
     @cached_property
     def _fetched(self) -> dict[int, int]:
-        """Operands as large as the results whose rows begin anywhere, by number, and the output in whose buffer each is
-        read: it has elements of the same type, and results take the place of what was read.
+        """Operands as large as the results whose rows begin anywhere, by number, and the output whose buffer each uses.
+
+        That output has elements of the same type: results take the place of what was read.
         """
         found: dict[int, int] = {}
         for n, op in enumerate(self.layout.program.loads if self.layout.by_warps else ()):
@@ -282,7 +282,7 @@ class ContractionResults:
         return found
 
     def _fetch(self) -> None:
-        """Brings a warp's rows of operands to its buffers."""
+        """Writes the loads of a warp's rows of these operands to its buffers."""
         w, layout, unsigned_ = self.w, self.layout, unsigned(self.t)
         for n, k in self._fetched.items():
             op = layout.program.loads[n]
@@ -302,7 +302,7 @@ class ContractionResults:
             w.line("__syncwarp();")
 
     def _fetched_pairs(self) -> dict[int, str]:
-        """Writes a thread's pairs of what was fetched; returns their names."""
+        """Writes the loads of a thread's pairs of what was fetched; returns their C names."""
         found = {}
         brought = {n: k for n, (k, _) in self.layout.operand_maps.items()}
         for n, k in (*self._fetched.items(), *brought.items()):
@@ -314,11 +314,11 @@ class ContractionResults:
 
     @property
     def _carried_row(self) -> str:
-        """Row r of a consumer's in the tile."""
+        """C expression of where row r of a consumer lies in the tile."""
         return "r" if self.s.pingpong or self.s.groups == 1 else f"{self.rows} + r"
 
     def _carry(self, name: str, pointer: str, op: Operand) -> None:
-        """Writes results of a chunk from shared memory: neighbouring threads write what are neighbours in memory."""
+        """Writes results of a chunk from shared memory: neighbouring threads write neighbours in memory."""
         w, s, layout = self.w, self.s, self.layout
         wide, tall = (GROUP_ROWS, layout.chunk) if layout.turned else (layout.chunk, GROUP_ROWS)
         anywhere, own = self._anywhere(op), layout.by_warps
@@ -350,7 +350,7 @@ class ContractionResults:
         w.close()
 
     def _carry_anywhere(self, function: str, r: str, part: str, name: str, pointer: str, op: Operand) -> None:
-        """One of the functions of carry.cuh for row r of the consumer's, and a part of it."""
+        """Writes a call of one of the functions of carry.cuh for row r of the consumer's, and a part of it."""
         w, chunk, rows, cols = self.w, self.layout.chunk, self.parts.rows, self.parts.cols
         w.line(f"const int r = {r};")
         coordinates = self._row(self._carried_row, clamp=False)
@@ -363,7 +363,7 @@ class ContractionResults:
         w.line(f"{guard}{function}<{chunk}>({to}, {self._buffer(name)}, r, {count}, {part});")
 
     def _vector(self, op: Operand) -> int:
-        """Returns elements that every access to an operand can have at aligned addresses."""
+        """Returns how many elements every access to an operand can have at aligned addresses."""
         along = len(self.layout.batch) + len(self.layout.rows) - (1 if self.layout.turned else 0)
         size = self.layout.rows[-1] if self.layout.turned else self.parts.cols
         vector = 16 // op.dtype.itemsize
@@ -372,7 +372,7 @@ class ContractionResults:
         return vector
 
     def _anywhere(self, op: Operand) -> bool:
-        """Returns true if rows of an output begin anywhere, and are carried out as they lie in memory."""
+        """Tells whether rows of an output begin anywhere in memory, and are carried out as they lie there."""
         return self.layout.by_warps and self._vector(op) * op.dtype.itemsize < SHORT
 
     @property
@@ -381,7 +381,7 @@ class ContractionResults:
         return bool(self._fetched) or any(map(self._anywhere, self.layout.stores))
 
     def _copy_out(self, ragged_m: bool) -> None:
-        """One thread tells TMA to take the results of a chunk."""
+        """Writes how one thread has TMA copy out the results of a chunk."""
         w, s = self.w, self.s
         w.line("fence_async_shared();")
         w.line(f"named_barrier_sync({self._barrier}, {GROUP});")
@@ -397,11 +397,11 @@ class ContractionResults:
 
     @property
     def _missing(self) -> Callable[[str], str] | None:
-        """Whether one of two columns does not exist."""
+        """The C condition that one of two columns does not exist; None where all exist."""
         return (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
 
     def direct(self) -> None:
-        """Writes results from registers: outputs that no tensor map describes."""
+        """Writes results from registers: those of outputs that no tensor map describes."""
         if not self.parts.reduction.skips:
             self._batch_coordinates()
         with self.pieces():
@@ -429,7 +429,7 @@ class ContractionResults:
                 self.epilogue.results(coordinates, self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
 
     def _direct_by_columns(self) -> None:
-        """Writes the same, 16 columns at a time: columns are reduced."""
+        """Writes the same, 16 columns at a time, where columns are reduced."""
         w, s, length = self.w, self.s, self.layout.chunk
         with w.unrolled(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)"):
             w.line(f"named_barrier_sync({self._barrier}, {GROUP});  // what the warps left has been read")

@@ -34,7 +34,7 @@ from codegen.tiles import gathered, operand_tiles
 
 
 def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
-    """Returns how wgmma sees the operands' elements; ``fill``: once threads have converted them.
+    """Returns the types in which wgmma multiplies the operands; with ``fill``, once threads have converted them.
 
     Raises Declined for those it cannot multiply.
     """
@@ -53,19 +53,20 @@ def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
 
 
 def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
-    """Returns true if threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
+    """Tells whether threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
     return types[0].startswith("float8") and not spec.fast_fp8
 
 
 def element_bytes(types: tuple[str, str]) -> int:
-    """Returns bytes of an element of either operand in shared memory."""
+    """Returns how many bytes an element of either operand takes in shared memory."""
     return ELEMENTS[types[0]][1]
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
-    """Returns schedules worth trying, the one with the least estimated time first: the best few, then the best one
-    of every other way to fill tiles and to share them, if it is not hopeless, then the rest.  Raises Declined with a
-    reason.
+    """Returns schedules worth trying, those with the least estimated time first.  Raises Declined with a reason.
+
+    First come the best few, then the best one of every other way to fill tiles and to share them, if it is not
+    hopeless, then the rest.
     """
     return in_order(
         _ranked(spec, target),
@@ -76,9 +77,9 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
-    """Returns cycles that the best schedule is estimated to take, but for what memory takes: the other forms'
-    estimates leave
-    that out, too.  Raises Declined with a reason.
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason.
+
+    The time of memory is left out, as in the estimates of the other forms.
     """
     best = _ranked(spec, target)[0][1]
     return _cost(spec, best.operand_tiles(spec), best, target, cold=False)
@@ -107,7 +108,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
                 operand_types(spec)
             parts = form(spec)
         except Declined as refusal:
-            # Of an operand that threads must bring, the reason why they do not says more.
+            # Where threads must bring an operand, the reason why they cannot says more.
             reason = refusal if form is operand_tiles or (form is filled and has_prologue) else reason
             continue
         if form is filled and has_prologue:
@@ -128,12 +129,12 @@ def _candidates(
 ) -> Iterator[WgmmaSchedule]:
     sms = target.sms
     adds_up = adds_up_stages(spec, operand_types(spec, bool(producer_warpgroups) or computes))
-    # Of several operands that lie across the reduction each has whole panels.
+    # With several operands that lie across the reduction, each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     for groups in (2, 3, 1):
         for cols in (256, 192, 160, 128, 96, 64, 32, 16):
             held = _registers(spec, cols)
-            both = held + cols * spec.products // 2 if adds_up else held  # with the sums of a stage
+            both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
             most = _most_cols(groups, gather, producer_warpgroups)
             if computes and groups == 3:
                 most = 128
@@ -173,21 +174,21 @@ def _candidates(
                         yield replace(taken, stages=stages)
 
 
-#: Schedules that are tried in any case, and how many times as long as the best one a schedule of another kind may be
-#: estimated to take to be tried before others of its kind.
+#: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
+#: be estimated to take, if it is to be tried before others of the best one's kind.
 BEST, HOPELESS = 4, 2.0
-#: Registers that a thread can spare for what it has of parts of its rows.
+#: Registers that a thread can spare for its values of reduced parts of rows.
 SPARE = 16
-#: Most registers for sums of a tile and of a stage, and for parts of rows, by the number of consumers.
+#: Most registers for the sums of a tile and of a stage and for parts of rows, by the number of consumers.
 MOST_BOTH = {1: 192, 2: 192, 3: 128}
-#: Stages of a ring, or more if they are so small that fewer bytes than these would be on their way.
+#: Most stages of a ring, unless they are so small that fewer bytes than these would be in flight.
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
-#: Columns of a ping-pong consumer: its thread has twice as many sums.
+#: Most columns of a ping-pong consumer: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
 
 
 def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> bool:
-    """Returns true if the threads of the producer can fill the tiles, and have registers for what is on its way."""
+    """Tells whether the producer's threads can fill the tiles, and have registers for what is in flight."""
     inner, threads, needed = parts.reduction.panel, s.producer_warpgroups * GROUP, FILL_OTHER_REGISTERS
     for way, size, products in ((parts.a, s.tile_m, 1), (parts.b, s.tile_n, spec.products)):
         if isinstance(way, TilePath):
@@ -200,7 +201,7 @@ def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> boo
 
 
 def _most_cols(groups: int, gather: bool, producer_warpgroups: int) -> int:
-    """Returns columns whose sums fit the registers that a thread of such a block starts with."""
+    """Returns for how many columns the sums fit the registers that a thread of such a block starts with."""
     if producer_warpgroups == 1:
         return {1: 256, 2: 256, 3: 128}[groups]
     if gather or producer_warpgroups:
@@ -209,7 +210,7 @@ def _most_cols(groups: int, gather: bool, producer_warpgroups: int) -> int:
 
 
 def _registers(spec: ContractionSpec, cols: int) -> int:
-    """Returns registers of a thread for its sums and what it has of parts of its two rows."""
+    """Returns how many registers a thread needs for its sums and for its values of reduced parts of its two rows."""
     return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
 
 
@@ -224,42 +225,42 @@ def _most_stages(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, t
     return stages if max(stages * stage, layout.sums_bytes) <= room else 0
 
 
-#: The share of the tensor cores' rate that remains.
+#: The share of the tensor cores' peak rate that is reached.
 SHARE = 0.9
-#: Cycles of a consumer from its last product of a stage to the first of the next, beside those of adding up its sums.
+#: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
-#: Bytes a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
+#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
 L2_RATE, LATENCY = 70.0, 1500.0
-#: The share of memory's rate that all multiprocessors get, bytes that one gets in a cycle, and cycles from asking for a
-#: stage until it is there while others ask as well; the share by which the shorter of what memory and all else take
-#: adds to the longer.
+#: The share of memory's rate that all multiprocessors get; bytes that one gets in a cycle; cycles until a stage arrives
+#: while others are asked for as well; and the share of the shorter of the times of memory and of all else by which it
+#: lengthens the longer.
 MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
-#: Cycles of a warp's copy of 32 pieces, times as many if it rounds them, and of TMA's of a row of a panel.
+#: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
-#: The same of a row of windows some of whose channels do not exist.
+#: Cycles of TMA for a row of windows some of whose channels do not exist.
 PARTIAL_ROW = 6.0
-#: Instructions of a warpgroup's threads that fill tiles in a cycle, and those of any number of them; cycles until what
-#: they fill a tile with has come; instructions of a piece of 16 bytes beside those of its elements, and of a function.
+#: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
+#: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
-#: Instructions of a thread around each fragment that it computes and for each tensor that it is computed of; cycles
-#: until it has one, beside them; instructions that converting an integer takes; those that a quarter of a
-#: multiprocessor issues in a cycle.
+#: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
+#: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
+#: a multiprocessor issues in a cycle.
 FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 8.0, 0.8
-#: Bytes that shared memory moves in a cycle: reads and writes, each of 128 bytes, whoever makes them.
+#: Bytes that shared memory moves in a cycle; bytes of each of its reads and writes.
 SHARED_RATE, SHARED_ACCESS = 116.0, 128
-#: Registers of a thread that fills tiles: in any case, and for each operand beside what it holds of it.
+#: Registers of a thread that fills tiles: in any case, and for each operand besides what it holds of it.
 FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
 #: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
-#: Cycles that a cluster needs to add up, and each of its blocks, and bytes of sums that it exchanges in a cycle.
+#: Cycles that adding up takes in a cluster, and for each of its blocks; bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 
 
 def _filling(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> float:
-    """Returns estimated cycles in which the producer's threads fill a stage; 0 if they do not.
+    """Returns the estimated cycles in which the producer's threads fill a stage; 0 if they do not.
 
-    What a stage is filled with is on its way for as long as the one before takes to be filled.
+    The data for a stage are in flight for as long as it takes to fill the one before.
     """
     instructions = 0.0
     for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * spec.products)):
@@ -277,10 +278,10 @@ def _filling(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> fl
 
 
 def _computing(operand: ComputedOperand, s: WgmmaSchedule, stage: int, products: int) -> float:
-    """Returns estimated cycles in which the consumers compute the fragments of a stage of so many bytes, four each.
+    """Returns the estimated cycles in which the consumers compute the four fragments of a stage of ``stage`` bytes.
 
-    Those of different consumers share the multiprocessor's quarters, and shared memory with TMA and the
-    tensor cores, for which every consumer reads operand B; a consumer has one fragment at a time.
+    Consumers share the multiprocessor's quarters.  They share shared memory with TMA and with the tensor cores, which
+    read operand B for every consumer.  A consumer computes one fragment at a time.
     """
     warps = 4 * s.groups
     traffic = stage + s.groups * ROW_BYTES * s.tile_n * products
@@ -294,13 +295,13 @@ def _computing(operand: ComputedOperand, s: WgmmaSchedule, stage: int, products:
 
 
 def instructions_of(program: Program | None) -> float:
-    """Returns instructions that computing an element takes."""
+    """Returns how many instructions computing an element takes."""
     templates = [i.template for i in program.instructions] if program else []
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
 def _windows_past_channels(parts: OperandTiles) -> float:
-    """Returns the share of the panels of windows that TMA must fill up with zeros behind the last channel."""
+    """Returns the share of the panels of windows that TMA must fill with zeros behind the last channel."""
     k = parts.reduction
     windows = isinstance(parts.a, MappedOperand) and parts.a.im2col and parts.a.along_k
     return 1 / k.chunks if windows and k.channels % k.panel else 0.0
@@ -311,7 +312,7 @@ _FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|
 
 
 def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
-    """Returns bytes of the operands that TMA brings, each counted once."""
+    """Returns how many bytes the operands that TMA brings have, each counted once."""
     sides = ((parts.a, spec.a, 1), (parts.b, spec.b, spec.products))
     return sum(
         count * prod(side.map.sizes) * gather.operand.dtype.itemsize
@@ -321,16 +322,15 @@ def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
 
 
 def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
-    """Returns estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands; the
-    epilogue.
+    """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
+    the epilogue.
 
-    Nor can the whole be faster than memory, where the operands are if ``cold``.  The constants are fits to
-    measurements.
+    With ``cold``, operands are in memory, and the whole is no faster than it.  The constants are fits to measurements.
     """
     itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
     tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
     depth = parts.reduction.share * -(-parts.reduction.stages // s.split_k)
-    # A wgmma spends as long as 16 columns take to get at the rows, and more if there are few columns to hide that.
+    # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
     cols = s.tile_n * spec.products
     products = (
         s.tile_m
@@ -362,7 +362,7 @@ def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: 
     if s.split_k > 1:
         epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE
     work = rounds * (mainloop + epilogue)
-    if s.pingpong:  # one consumer's epilogue meanwhile the other's products
+    if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
     rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
     memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0

@@ -1,7 +1,7 @@
 """CUDA C for a host C++ compiler: what to include, and one translation unit made of many kernels.
 
 The headers here give the emitted CUDA C a meaning on a CPU; ``runtime.cpp`` runs it, one fiber per CUDA thread.  This
-package only makes text; finding and calling a compiler is ``fusegraph.runtime.host_compiler``'s part.
+package only makes text; finding and calling a compiler is the part of ``fusegraph.runtime.host_compiler``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def headers() -> list[Path]:
 def translation_unit(kernels: Sequence[KernelSource]) -> str:
     """Returns one C++ source with all ``kernels`` and the table of their entries, ``fusegraph_cpu_module``.
 
-    Entry i of the table is ``kernels[i]``; those that are equal are one code.  Each kernel's code lies in a namespace
-    of its own and its name is renamed by the preprocessor, so that kernels of different graphs may share names of
-    kernels, helpers and macros.  For that the ``#include`` lines are moved to the top: only comments and other
-    preprocessor lines may come before them.  A macro defined before an ``#include`` does not reach the header, which
-    all kernels share.
+    Entry i of the table is ``kernels[i]``; equal kernels share one code.  Each kernel's code lies in a namespace of its
+    own and its name is renamed by the preprocessor, so that kernels of different graphs may share names of kernels,
+    helpers and macros.  For that the ``#include`` lines are moved to the top: only comments and other preprocessor
+    lines may come before them.  A macro defined before an ``#include`` does not reach the header, which all kernels
+    share.
 
     Raises ``ValueError`` for a name that is no C identifier and for an ``#include`` further down.
     """

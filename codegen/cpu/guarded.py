@@ -25,7 +25,7 @@ class GuardedArray:
     alignment   bytes, a power of two that the address of the array's memory stays a multiple of.  Up to
                 ``alignment - 1`` bytes then lie between the array and the page; they, and the rest of the page at the
                 other end, hold a pattern that ``damage`` checks.  16 is what 16-byte vector accesses need.
-    writable    False: writes to any of it fault.
+    writable    whether the copy may be written; if not, any write to it faults.
     name        for messages.
 
     ``array`` is the guarded copy and ``pointer`` the address of its element (0, ..., 0).  Raises ``ValueError`` for an
@@ -74,7 +74,7 @@ class GuardedArray:
         return int(self.array.ctypes.data)
 
     def damage(self) -> str | None:
-        """Returns what was written around the array within its pages, or None."""
+        """Returns a message about what was written around the array within its pages; None if nothing was."""
         for first, last in ((_PAGE, self._begin), (self._begin + self.span, _PAGE + self._usable)):
             wrong = np.flatnonzero(self._bytes[first:last] != _PATTERN)
             if wrong.size:
@@ -105,7 +105,7 @@ def describe_address(address: int) -> str | None:
 
 
 def _extent(array: NDArray[Any]) -> tuple[int, int]:
-    """Returns first and one-past-last byte that the elements occupy, relative to element (0, ..., 0)."""
+    """Returns the first and one-past-last byte that the elements occupy, relative to element (0, ..., 0)."""
     if array.size == 0:
         return 0, 0
     steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides)]

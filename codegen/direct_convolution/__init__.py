@@ -1,4 +1,4 @@
-"""Direct convolution: few channels a group, each input element read once for a tile of outputs.
+"""Direct convolution: few channels per group, each input element read once for a tile of outputs.
 
 Four forms:
 
@@ -37,7 +37,7 @@ from codegen.epilogue import Run, operand_value
 from codegen.family import Family, Form
 from codegen.iteration import coordinate, linear, unsigned
 
-#: Products a thread's code spells out; loops whose bodies add up to more stay loops, so that the code fits the caches.
+#: Most products that a thread's code spells out: loops with more stay loops, so that the code fits the caches.
 UNROLLED = 800
 
 
@@ -115,7 +115,7 @@ class _Planes(Renderer):
         return blocks
 
     def _plane_of(self, plane: str) -> tuple[str, str]:
-        """Writes image and group of a plane; returns their C variables."""
+        """Writes the image and the group of a plane; returns their C variables."""
         shape = (self.spec.images, self.spec.groups)
         image, group = (
             self.constant(name, coordinate(plane, shape, d)) if shape[d] > 1 else "0"
@@ -131,7 +131,7 @@ class _Planes(Renderer):
             plane, *names = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
             group = self.at.get("group", "0")
             if s.planes > 1:
-                # A block's last planes may not exist: what is staged for them is that of other groups, and not used.
+                # A block's last planes may not exist: other groups' weights are staged for them, and not used.
                 where = linear([(self.at["plane0"], 1), (plane, 1)])
                 group = f"(({where}) % {spec.groups})" if spec.groups > 1 else "0"
             names = names[:2] + [self.reversed_tap(a, n) if n != "0" else n for a, n in enumerate(names[2:])]
@@ -141,7 +141,7 @@ class _Planes(Renderer):
             w.line(f"(&weights{first})[at] = {source};")
 
     def _stage_tile(self) -> None:
-        """Runs of lanes take one row of the halo tile after another; outside the image is zero."""
+        """Writes how a block stages the halo tile: runs of lanes take its rows in turn; outside the image is zero."""
         w, spec, s, t = self.w, self.spec, self.s, self.t
         # With interleaved channels, a row of the tile is all channels of a row of the image.
         interleaved = spec.in_channels > 1 and spec.x.strides[2] == 1
@@ -189,7 +189,7 @@ class _Planes(Renderer):
         w.close()
 
     def _slide(self, plane: str, ty: str, tx: str) -> None:
-        """Every row of the tile under the patch is read once and used by all outputs it touches."""
+        """Writes the sums: every row of the tile under the patch is read once and used by all outputs it touches."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         sh, sw, dw = spec.stride[1], spec.stride[2], spec.dilation[2]
         with w.scope():
@@ -279,7 +279,9 @@ class _Channels(Renderer):
         return blocks
 
     def _stage_tile(self) -> None:
-        """Runs of channels go to shared memory as they are stored, 16 bytes at a time where they are aligned."""
+        """Writes how a block stages the halo tile: runs of channels as they are stored, 16 bytes at a time where
+        aligned.
+        """
         w, spec, s, t = self.w, self.spec, self.s, self.t
         vector = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
         sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
@@ -306,7 +308,9 @@ class _Channels(Renderer):
             w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
 
     def _slide(self, group: str, lane: str, tx: str) -> None:
-        """Columns of taps pass by one after another: a row of the tile is read once for all outputs it touches."""
+        """Writes the sums, one column of taps after another: a row of the tile is read once for all outputs it
+        touches.
+        """
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         with w.scope():
             products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights

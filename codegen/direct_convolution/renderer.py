@@ -1,4 +1,4 @@
-"""What the forms of direct convolution share when they are rendered."""
+"""What the renderers of direct convolution's forms share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Renderer(ABC):
 
     def __init__(self, spec: DirectConvolutionSpec, schedule: DirectConvolutionSchedule) -> None:
         self.spec, self.t, self.w = spec, schedule.itype, Kernel(spec.name)
-        #: type of small numbers that strides multiply: int, unless offsets need more
+        #: C type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
         self.threads, self.patch_rows = schedule.threads, schedule.rows
         self.names = self.w.names
@@ -29,7 +29,7 @@ class Renderer(ABC):
         self.weights = self.names.unique(spec.w.name)
         space = (spec.images, spec.groups, spec.filters, *spec.out)
         self.epilogue = Epilogue(self.w, spec.program, self.names, space, spec.accumulate, spec.result)
-        #: where the block is: each coordinate's C variable, "0" where there is only one
+        #: where the block is: the C variable of each coordinate, "0" where there is only one
         self.at: dict[str, str] = {}
 
     def render(self) -> KernelSource:
@@ -50,7 +50,7 @@ class Renderer(ABC):
         )
 
     def blocks_per_sm(self) -> int | None:
-        """Returns blocks that a multiprocessor should hold; None leaves it to ptxas."""
+        """Returns how many blocks a multiprocessor should hold; None leaves this to ptxas."""
         return None
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Renderer(ABC):
         return locate(self.w, self.t, axes)
 
     def constant(self, name: str, value: str, itype: str | None = None) -> str:
-        """Writes a named constant, unless it is a number or a name already; returns what to call it."""
+        """Writes a named constant, unless the value is a number or a name already; returns the C expression to use."""
         if value.isidentifier() or value.isdigit():
             return value
         self.w.line(f"const {itype or self.t} {name} = {value};")
@@ -82,7 +82,9 @@ class Renderer(ABC):
         return name
 
     def rows(self, unroll: bool) -> tuple[str, str]:
-        """Opens the loop over the rows of the tile under a patch: (row, row of taps if all of it has one)."""
+        """Opens the loop over the rows of the tile under a patch; returns (row, row of taps if it is the same for the
+        patch).
+        """
         spec = self.spec
         if self.patch_rows == 1:
             kr = self.loop("kr", spec.taps[1], unroll)
@@ -95,7 +97,7 @@ class Renderer(ABC):
         return self._tap(1, "kr", iy, p)
 
     def tap_column(self, ix: str, q: str) -> str:
-        """Returns the same for columns."""
+        """Writes the same for columns."""
         return self._tap(2, "ks", ix, q)
 
     def _tap(self, axis: int, name: str, at: str, out: str) -> str:
@@ -117,7 +119,9 @@ class Renderer(ABC):
         return linear([(out, spec.stride[axis]), (local, 1)], -spec.before[axis])
 
     def source_depth(self, iz: str) -> tuple[str, list[str]]:
-        """Writes the input plane that a tap plane reads: (its C variable, the conditions under which it exists)."""
+        """Writes the input plane that a tap plane reads; returns its C variable and the conditions under which it
+        exists.
+        """
         spec = self.spec
         if spec.flat:
             return "0", []

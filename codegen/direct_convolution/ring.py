@@ -1,10 +1,10 @@
 """The ring form of direct convolution: depthwise convolutions whose channels are contiguous, at the speed of memory.
 
 A block walks down the image.  Rows of the input lie in a ring in shared memory; while a few rows of outputs are
-computed from the ring, the input rows of the next ones are on their way to it (cp.async), so that enough bytes are in
-flight without a register spent on them.  A block as wide as the image and as high reads every input element exactly
-once.  Threads side by side take neighbouring channels; a thread computes a patch of rows x columns of its channels with
-its weights in registers.
+computed from the ring, the input rows of the next ones are copied to it (cp.async), so that enough bytes are in flight
+without taking registers.  A block as wide and as high as the image reads every input element exactly once.  Threads
+side by side take neighbouring channels; a thread computes a patch of rows x columns of its channels with its weights in
+registers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ class Ring(Renderer):
         self.dynamic_shared_bytes = ring_bytes(spec, schedule)
 
     def blocks_per_sm(self) -> int | None:
-        """For small filters ptxas's own choice is the best measured; elsewhere it spills to fit one more block."""
+        """Returns how many blocks a multiprocessor should hold; None, ptxas's own choice, measured best for small
+        filters.
+
+        Elsewhere ptxas spills to fit one more block.
+        """
         spec, s = self.spec, self.s
         if spec.word > 4:
             return 1
@@ -95,13 +99,15 @@ class Ring(Renderer):
         w.line(f"{self.t} in_h = {self.source(1, self.at['row0'], '0')};")
 
     def _fetch(self) -> None:
-        """A function that starts the copy of the next input row; columns and rows outside the image become zero."""
+        """Writes a function that starts the copy of the next input row; columns and rows outside the image
+        become zero.
+        """
         w, spec, s, t = self.w, self.spec, self.s, self.t
         slots, columns, channels = ring_shape(spec, s)
         size = spec.x.dtype.itemsize
         lanes = channels // s.copy
         image = spec.x.strides[0]
-        # The stride of a dimension of one element says nothing, not even that addresses stay aligned.
+        # The stride of a dimension of one element means nothing: it need not keep addresses aligned.
         along, across = (stride if many > 1 else 0 for stride, many in zip(spec.x.strides[4:], spec.sizes[1:]))
         with w.block("const auto fetch = [&]", "};"):
             w.line(f"const bool inside = {unsigned(t)}(in_h) < {spec.sizes[1]};")
@@ -126,7 +132,9 @@ class Ring(Renderer):
         return "fetch();" if count == 1 else f"for (int k = 0; k < {count}; ++k) fetch();"
 
     def _first_fetches(self) -> None:
-        """Writes the input of the first steps: a group of copies each, so that as many can be waited for."""
+        """Writes the copies of the first steps' input: a group of copies for each step, so that each can be
+        waited for.
+        """
         w, s, spec = self.w, self.s, self.spec
         w.line(self._fetches(spec.under(1, s.rows)))
         w.line("copy_async_commit();")
@@ -148,9 +156,9 @@ class Ring(Renderer):
             w.line(f"weights[{kr}][{ks}][{e}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
 
     def _slide(self, lane: str, tx: str) -> None:
-        """Every element of the ring under the patch is read once and used by all outputs it touches.
+        """Writes the sums: every element of the ring under the patch is read once and used by all outputs it touches.
 
-        Columns of taps come one after another, as in the form that needs no alignment: both sum up in the same order.
+        Columns of taps come one after another, as in the form that needs no alignment: both add up in the same order.
         """
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         slots = ring_shape(spec, s)[0]
@@ -168,7 +176,9 @@ class Ring(Renderer):
             w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
 
     def _columns(self) -> tuple[str, str]:
-        """Opens the loop over the columns of the ring under a patch: (column, column of taps if all of it has one)."""
+        """Opens the loop over the columns of the ring under a patch; returns (column, column of taps if the patch has
+        one).
+        """
         spec, s = self.spec, self.s
         if s.cols == 1:
             ks = self.loop("ks", spec.taps[2])
@@ -198,5 +208,5 @@ class Ring(Renderer):
 
 
 def _wrapped(place: str, slots: int) -> str:
-    """Returns a place in the ring, given one that is less than a ring too far."""
+    """Returns the C expression of a place in the ring, given one that is less than a whole ring too far."""
     return f"{place} < {slots} ? {place} : {place} - {slots}"

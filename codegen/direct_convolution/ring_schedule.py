@@ -1,4 +1,4 @@
-"""Schedules of direct convolution's ring form: which there are for a spec, and how long each is thought to take."""
+"""Schedules of direct convolution's ring form: the candidates for a spec, and their estimated times."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
 
-#: Registers of a thread for weights and for sums, and threads of a block, beyond which a schedule is not tried.
+#: Most registers of a thread for weights and for sums, and most threads of a block, of the schedules that are tried.
 MAX_WEIGHTS = 100
 MAX_SUMS = 64
-MAX_PRODUCTS = 800  # a thread's code spells out; more do not fit the instruction cache
+MAX_PRODUCTS = 800  # that a thread's code spells out; more do not fit the instruction cache
 MAX_READS = 80  # columns that a step looks at; more do not become straight code
 MAX_THREADS = 512
 MIN_THREADS = 64
-#: Bytes of neighbouring channels that a block reads of every pixel: whole lines of memory where there are so many.
+#: Bytes of neighbouring channels that a block reads of every pixel: whole cache lines where there are so many.
 RUNS = (64, 128, 256)
-#: What the multiprocessors get of the rate of device memory when all ask; bytes that one then gets from the L2 cache in
-#: a cycle, and cycles until one arrives.
+#: The share of the memory bandwidth that is reached when all multiprocessors read; bytes that one then gets from the L2
+#: cache in a cycle, and cycles until one arrives.
 MEMORY_SHARE, CACHE_RATE, LATENCY = 0.7722, 28.0, 1100.0
 START = 3000.0  # cycles before the first rows are there and after the last ones are, when nothing overlaps
-#: Share of the time that a warp of this code cannot issue; share of the issue slots that are filled at best.
+#: Share of the time in which a warp of this code cannot issue; share of the issue slots that are filled at best.
 STALLED, ISSUED = 0.75, 0.85
-#: Blocks for each multiprocessor beyond which blocks are not made smaller.
+#: Blocks per multiprocessor beyond which blocks are not made smaller.
 ENOUGH_BLOCKS = 4
 
 
@@ -35,7 +35,7 @@ class RingSchedule(Schedule):
     """A block walks down rows of outputs with the input rows in a ring in shared memory.
 
     A block has ``lanes`` threads of ``vector`` channels each, and ``across`` of them along the columns; each computes
-    ``rows`` x ``cols`` outputs a step, for ``steps`` steps, while the input of the next ``ahead`` steps is on its way
+    ``rows`` x ``cols`` outputs per step, for ``steps`` steps, while the input of the next ``ahead`` steps is in flight
     in copies of ``copy`` elements.
     """
 
@@ -70,18 +70,19 @@ class RingSchedule(Schedule):
 
 
 def ring_shape(spec: DirectConvolutionSpec, s: RingSchedule) -> tuple[int, int, int]:
-    """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those on their way."""
+    """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those in flight."""
     return spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1], spec.under(2, s.out_cols), s.channels
 
 
 def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns dynamic shared memory of a block, in bytes."""
+    """Returns how many bytes of dynamic shared memory a block takes."""
     return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
 
 
 def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
-    """Returns the channels of the widest access, of so many bytes, at which those of every pixel can start, and which
-    divides some counts; 0 if there is none.
+    """Returns how many channels the widest possible access has, of the ``widths`` in bytes; 0 if there is none.
+
+    Accesses of this width can start at every pixel's channels, and their channels divide the ``counts``.
     """
     size = spec.x.dtype.itemsize
     steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
@@ -93,13 +94,13 @@ def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: i
 
 
 def ring_copy(spec: DirectConvolutionSpec) -> int:
-    """Returns the elements of the widest copy to the ring; 0 if none is of at least 4 bytes."""
+    """Returns how many elements the widest copy to the ring has; 0 if none is of at least 4 bytes."""
     return widest_access(spec, (16, 8, 4))
 
 
 def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[RingSchedule]:
-    """Returns schedules of depthwise convolutions with contiguous channels, best first; none where there is no
-    kernel.
+    """Returns schedules of depthwise convolutions with contiguous channels, best first; none if the spec is no such
+    one.
     """
     if not (target.arch.has_cp_async and spec.flat and ring_copy(spec)):
         return []
@@ -137,7 +138,7 @@ def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iter
 
 
 def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns registers of a thread, estimated: weights, sums of the columns that the taps are over at a time,
+    """Returns the estimated registers of a thread: weights, sums of the columns that the taps touch at a time,
     addresses.
     """
     words = spec.word // 4
@@ -147,8 +148,10 @@ def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
 
 
 def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) -> float:
-    """Returns cycles that a kernel is thought to take: the slowest of instructions, device memory, cache, bytes in
-    flight and shared memory, a little more where several are as slow, and what does not overlap.
+    """Returns the estimated cycles of a kernel.
+
+    The slowest of instructions, device memory, cache, bytes in flight and shared memory counts, a little more where
+    several are as slow, and what does not overlap.
     """
     size, sms = spec.x.dtype.itemsize, target.sms
     strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
@@ -159,7 +162,7 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
         return float("inf")
     waves = -(-blocks // (sms * resident))
     active = min(resident, -(-blocks // sms))
-    # Blocks of an SM that has the most of them.
+    # Blocks of the SM that has most.
     blocks_each = -(-blocks // sms) if waves == 1 else waves * resident
     _, columns, channels = ring_shape(spec, s)
     row_bytes = columns * channels * size
@@ -183,7 +186,7 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
 
 
 def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
-    """Returns instructions of a thread for one step, as counted in compiled kernels."""
+    """Returns how many instructions a thread takes for one step, as counted in compiled kernels."""
     taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     size, words = spec.x.dtype.itemsize, spec.word // 4
@@ -197,7 +200,7 @@ def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
 
 
 def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
-    """Returns accesses of 128 bytes to shared memory that a warp makes in one step."""
+    """Returns how many accesses of 128 bytes to shared memory a warp makes in one step."""
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     access = s.vector * spec.x.dtype.itemsize
     pixel = s.lanes * access

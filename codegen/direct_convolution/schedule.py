@@ -1,4 +1,4 @@
-"""Schedules of direct convolution: the three forms of its kernels, the sizes of their halo tiles, and which fits."""
+"""Schedules of direct convolution: its forms, the sizes of their halo tiles, and which of them fit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PATCH_COLUMNS = 4
 #: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
 LINE_BYTES = 256
 COLUMN_BYTES = 512
-#: Blocks for each multiprocessor, and threads of each, that keep all of them busy.
+#: Blocks per multiprocessor, and threads of each, that keep all multiprocessors busy.
 ENOUGH_BLOCKS = 2
 ENOUGH_THREADS = 128
-#: Limits of the strips form: elements beside a vector, weights, registers of the rows a thread keeps, products it
-#: sums up.
-STRIP_ROWS = 4  # more rows read less twice, but leave room for fewer threads
+#: Limits of the strips form: elements besides a vector, weights, registers of the rows a thread keeps, products it adds
+#: up.
+STRIP_ROWS = 4  # with more rows less is read twice, but there is room for fewer threads
 MAX_HALO = 8
 MAX_WEIGHTS = 50
 STRIP_CANDIDATES = (4, 7, 2, 8, 3, 6)
@@ -117,12 +117,12 @@ Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
 
 
 def fits(spec: DirectConvolutionSpec) -> str | None:
-    """Returns why direct convolution has no kernel for a spec; None if it has."""
+    """Returns why direct convolution has no kernel for a spec; None if it has one."""
     return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
 
 
 def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
-    """Returns why a schedule is no kernel of a spec; None if it is."""
+    """Returns why a schedule does not suit a spec; None if it does."""
     needed = shared_bytes(spec, s)
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
@@ -132,9 +132,7 @@ def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
 
 
 def channels_last(spec: DirectConvolutionSpec) -> bool:
-    """Returns true if neighbouring channels are neighbours in memory and each is convolved with one filter of its
-    own.
-    """
+    """Tells whether neighbouring channels are neighbours in memory, each convolved with a filter of its own."""
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
@@ -149,7 +147,7 @@ def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedu
 
 
 def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
-    """Returns rings worth trying, best guess first: of those that differ in little, one."""
+    """Returns rings worth trying, best guess first; one of each group of similar ones."""
     kinds: dict[tuple[int, ...], RingSchedule] = {}
     for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
@@ -167,12 +165,12 @@ def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedu
 
 
 def best_tiled_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> TiledSchedule:
-    """Of the schedules whose halo tile fits, the one that costs least; if none fits, the smallest."""
+    """Returns the schedule that costs least among those whose halo tile fits; the smallest if none fits."""
     return (channels(spec, target) or planes(spec, target))[0]
 
 
 def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
-    """Returns the schedules that cost least, of those whose halo tile fits; if none fits, the smallest."""
+    """Returns the schedules that cost least among those whose halo tile fits; the smallest one if none fits."""
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
     return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
@@ -181,15 +179,17 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
 
 
 def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns elements that an unstrided filter reaches to the left and to the right of a run of outputs (negative:
-    short of it).
+    """Returns how many elements an unstrided filter reaches to the left and to the right of a run of outputs.
+
+    Negative if it does not reach its end.
     """
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
 def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> StripsSchedule | None:
-    """Returns the largest strips whose code and registers stay reasonable; None where rows cannot be read 16 bytes at a
-    time.
+    """Returns the largest strips whose code and registers stay reasonable.
+
+    None where rows cannot be read 16 bytes at a time.
     """
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
@@ -209,7 +209,7 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
 
 
 def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
-    """Returns true if a strip's input rows fit a thread's registers, and its products the instruction cache."""
+    """Tells whether a strip's input rows fit a thread's registers, and its products the instruction cache."""
     lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
     products = rows * vector * spec.filters * prod(spec.taps)
     return lines * (4 + sum(halo(spec))) <= STRIP_REGISTERS and products <= STRIP_PRODUCTS
@@ -240,11 +240,11 @@ def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedul
 
 
 def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
-    """Returns what to minimise: instructions of all threads, of one wave of blocks if there are no more; then idle
-    threads.
+    """Returns what to minimize: instructions of all threads, at least those of one wave of blocks; then idle threads.
 
-    A count by hand of the code in `codegen.direct_convolution`: staging an element, multiplying, the weights' loads,
-    storing.  Blocks of few threads, and runs that leave much of the sectors of memory they touch unused, take longer.
+    The count was made by hand from the code in `codegen.direct_convolution`: staging an element, multiplying, loading
+    weights, storing.  Blocks of few threads, and runs that leave much of the touched memory sectors unused, take
+    longer.
     """
     depth, rows, cols = tile_sizes(spec, s)
     taps, under = prod(spec.taps), spec.under(1, s.rows)
@@ -270,7 +270,7 @@ def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tupl
 
 
 def _sectors(run: int) -> int:
-    """Returns sectors of memory that a run of bytes touches at most, wherever it starts."""
+    """Returns how many sectors of memory a run of bytes touches at most, wherever it starts."""
     return -(-run // SECTOR) + 1
 
 
@@ -282,7 +282,7 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def _halved(size: int, enough: int) -> int:
-    """Returns a power of two, halved for as long as half of it is enough."""
+    """Returns a power of two, halved for as long as the result is ``enough``."""
     while size > 1 and size // 2 >= enough:
         size //= 2
     return size
@@ -302,26 +302,29 @@ def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int,
 
 
 def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
-    """Returns elements of a tile row under one thread's patch, in whole vectors of four; None if they are too many
-    to keep.
+    """Returns how many elements of a tile row lie under one thread's patch, in whole vectors of four.
+
+    None if they are too many to keep.
     """
     reads = -(-spec.under(2, s.cols) // PATCH_COLUMNS) * PATCH_COLUMNS
     return reads if reads * spec.word <= LINE_BYTES else None
 
 
 def pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
-    """Returns elements from one row of a plane's tile to the next: a multiple of four with room for the last
-    thread's reads.
+    """Returns the distance, in elements, from one row of a plane's tile to the next.
+
+    It is a multiple of four with room for the last thread's reads.
     """
     last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
     return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
 
 
 def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Blocks a multiprocessor should hold: enough threads to hide memory latency, if their registers are enough.
+    """Returns how many blocks a multiprocessor should hold: enough threads to hide memory latency, if registers
+    suffice.
 
-    ptxas left alone spills a few registers to fit one more block; told that one is enough, it takes so many that few
-    fit.
+    Left alone, ptxas spills a few registers to fit one more block; told that one is enough, it takes so many registers
+    that few blocks fit.
     """
     if spec.word > 4:
         return 1  # pairs of registers: ptxas spills before it runs out
@@ -333,7 +336,7 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
 
 
 def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Returns static shared memory of a block, in bytes."""
+    """Returns how many bytes of static shared memory a block takes."""
     depth, rows, cols = tile_sizes(spec, s)
     if isinstance(s, ChannelsSchedule):
         return depth * rows * cols * s.channels * spec.x.dtype.itemsize

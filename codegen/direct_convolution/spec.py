@@ -1,4 +1,4 @@
-"""Specifications of direct convolutions and of the transforms of Winograd's: see `codegen.spec`."""
+"""Specifications of direct convolutions and of the transforms of Winograd's algorithm: see `codegen.spec`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class DirectConvolutionSpec(KernelSpec):
-    """A direct convolution with few channels a group: every input element is read into a halo tile once.
+    """A direct convolution with few channels per group: every input element is read into a halo tile once.
 
     images, groups           N and the number of groups.
     in_channels, filters     channels and filters of one group.
@@ -48,24 +48,24 @@ class DirectConvolutionSpec(KernelSpec):
 
     @property
     def word(self) -> int:
-        """Bytes of an element of the sum."""
+        """Bytes of a sum."""
         return SIZE_OF[self.accumulate]
 
     def under(self, axis: int, outputs: int) -> int:
-        """Returns the elements of the input under so many neighbouring outputs along an axis, padding included."""
+        """Returns how many input elements lie under so many neighbouring outputs along an axis, padding included."""
         return (outputs - 1) * self.stride[axis] + (self.taps[axis] - 1) * self.dilation[axis] + 1
 
 
 @dataclass(frozen=True)
 class WinogradSpec(KernelSpec):
-    """One of the three linear transforms of Winograd's convolution, of patches of an image, a filter or products.
+    """One of the three linear transforms of Winograd's convolution: of patches of an image, of filters, or of products.
 
     transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
-    tile              M, the results a side of a tile: 2 or 4.
+    tile              M, the number of results along a side of a tile: 2 or 4.
     images, channels  of an input or output, or the filters and channels of a filter.
     tiles             rows and columns of tiles of an image; (1, 1) for filters.
     source            strides over (image, channel, tile row, tile column, patch row, patch column), in elements.
-    start             the element of the source at the origin of all of them.
+    start             the offset in the source of the first element of all.
     window            input: for rows and columns (before, size); element i of the patch of tile t is t * tile + i -
                       before of the image, 0 outside of its size.  Else None: there is every element.
     results           output: rows and columns of results; those of tiles beyond are not written.  Else None.
@@ -86,7 +86,7 @@ class WinogradSpec(KernelSpec):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Elements a side of a patch, before and after."""
+        """Elements along a side of a patch, before and after the transform."""
         whole = self.tile + 2
         return {"input": (whole, whole), "filter": (3, whole), "output": (whole, self.tile)}[self.transform]
 

@@ -1,10 +1,10 @@
 """The strips form of direct convolution: unstrided filters over planes whose rows are contiguous, without shared
 memory.
 
-A thread takes as many neighbouring columns as one 16-byte access has, and several rows of them.  It issues the loads
-of all input rows under its outputs at once, each with the few elements to its left and right that the filter reaches
+A thread takes as many neighbouring columns as one 16-byte access has, and several rows of them.  It issues the loads of
+all input rows under its outputs at once, each with the few elements to its left and right that the filter reaches
 (which its neighbours load too: they come from the L1 cache), and keeps them in registers: no input element is read
-from device memory twice but for the rows between two threads' patches, which the L2 cache still has.
+twice from device memory, and the rows between two threads' patches come from the L2 cache.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Strips(Renderer):
         w.line(f"{c} sum[{spec.filters}][{s.rows}][{s.vector}] = {{}};")
         with w.scope():
             reach = (spec.taps[1] - 1) * spec.dilation[1]
-            # Input rows pass by from above; an output row is finished, and its sums are free again, with the last row
-            # that it needs.
+            # Input rows pass by from above.  With the last row that it needs, an output row is finished, and the
+            # registers of its sums are free again.
             iy = self.loop("iy", s.rows + reach)
             left, right = halo(spec)
             width = left + s.vector + right
@@ -87,7 +87,7 @@ class Strips(Renderer):
             w.line(f"weights[{f}][{kr}][{ks}] = {operand_value(spec.w, f'{self.weights}[{linear(terms)}]', c)};")
 
     def _load(self, image: str, group: str, row: str, col: str) -> str:
-        """Writes the loads of all input rows under the patch; returns the array's name."""
+        """Writes the loads of all input rows under the patch; returns the C name of the array."""
         w, s, spec, t = self.w, self.s, self.spec, self.t
         left, right = halo(spec)
         count = spec.under(1, s.rows)

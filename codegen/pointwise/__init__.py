@@ -26,8 +26,9 @@ from codegen.target import Target
 
 
 def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Yields schedules without tiles, of kernels whose streams are evicted last where that is worth it; best guess
-    first.
+    """Yields schedules without tiles, best guess first.
+
+    Where it is worth it, the L2 cache evicts last what their kernels stream.
     """
     worth = worth_evict_last(spec.program, spec.shape, target)
     for schedule in _every(spec, target):

@@ -1,9 +1,9 @@
 """Where rows begin in memory: which operands are aligned together, and how the others are read.
 
-Vectors are aligned in the memory of one operand, the *lead*: an output.  A row of it that begins ``skew`` elements past
-such a vector has that vector as its first one, so that column ``col`` of the row is ``col + skew`` elements into its
-vectors.  Operands whose rows begin as many elements past a vector are aligned where the lead is; the words around a
-vector of any other are shifted into place.
+Vectors are aligned in the memory of one operand, an output called the *lead*.  If a row of it begins ``skew`` elements
+past the beginning of a vector, that vector is the row's first one: column ``col`` of the row is ``col + skew`` elements
+into its vectors.  Operands whose rows have the same skew are aligned where the lead is.  Any other operand's vector is
+made by shifting the words around it into place.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HEADER = "unaligned.cuh"
 
 
 def known(operand: Operand, vector: int) -> bool:
-    """Returns true if an operand's first vector is known to be aligned."""
+    """Tells whether an operand's first vector is known to be aligned."""
     return operand.alignment % min(16, vector * operand.dtype.itemsize) == 0
 
 
 def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
-    """Returns true if the vectors of both operands are aligned at the same elements of the space.
+    """Tells whether the vectors of both operands are aligned at the same elements of the space.
 
     They are if the offsets of the same row of both differ by whole vectors, and both begin with one.
     """
@@ -37,8 +37,10 @@ def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
 
 
 def access(operand: Operand, lead: Operand, vector: int) -> str | None:
-    """Returns how a thread reads a vector that is aligned in the lead: "scalar" (one value for all), "uniform" (one
-    value), "vector" (as it lies) or "unaligned" (words that are shifted); None if it cannot.
+    """Returns how a thread reads a vector that is aligned in the lead; None if it cannot.
+
+    That is "scalar" (one value for all), "uniform" (one value), "vector" (as it lies) or "unaligned" (words that are
+    shifted).
     """
     if not any(operand.strides):
         return "scalar"
@@ -50,12 +52,12 @@ def access(operand: Operand, lead: Operand, vector: int) -> str | None:
 
 
 def is_skewed(lead: Operand, vector: int) -> bool:
-    """Returns true if rows of the lead may begin between its vectors."""
+    """Tells whether rows of the lead may begin between its vectors."""
     return not known(lead, vector) or any(step % vector for step in lead.strides[:-1])
 
 
 def period(lead: Operand, vector: int) -> int:
-    """Returns elements between aligned places in the lead: the skew is less."""
+    """Returns the distance, in elements, between aligned places in the lead: the skew is less."""
     return vector if known(lead, vector) else min(vector, 16 // lead.dtype.itemsize)
 
 

@@ -37,7 +37,7 @@ class Elements:
         self._uses = uses(program)
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
-        #: instructions that have their result before the elements: what is shared, and the vectors of tables
+        #: instructions whose results are known before the elements: shared ones, and vectors of tables
         self._shared: frozenset[int] = frozenset()
         self._vectors: dict[int, str] = {}
 
@@ -51,7 +51,7 @@ class Elements:
         self._emitter.statements(self.w, self.terms, lambda k: not self._varies[k])
 
     def varying_loads(self) -> list[int]:
-        """Returns the loads that are not the same for all elements."""
+        """Returns the numbers of the loads that are not the same for all elements."""
         return [n for n, operand in enumerate(self.program.loads) if any(operand.strides)]
 
     def register(self, n: int) -> str:
@@ -61,7 +61,7 @@ class Elements:
         return self._registers[n]
 
     def results(self, vector: int) -> list[str]:
-        """Declares vectors of results, one a store; returns their names."""
+        """Declares vectors of results, one for each store; returns their names."""
         names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
         for store, name in zip(self.program.stores, names):
             self.w.line(f"{vector_type(store.operand, vector)} {name};")
@@ -70,8 +70,10 @@ class Elements:
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
     ) -> None:
-        """Reads vectors of tables, for which loaded and indices have what is needed of the first element; ``packed``:
-        small elements as `Packed` words.
+        """Writes the reads of vectors of tables.
+
+        ``loaded`` and ``indices`` have the first element's loads and indices; with ``packed``, small elements are read
+        as `Packed` words.
         """
         terms = dict(self.terms)
         for n, text in loaded.items():
@@ -87,7 +89,7 @@ class Elements:
             self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
 
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
-        """Returns the statements of one element; returns what to store, one text a store.
+        """Writes the statements of one element; returns the C expressions to store, one for each store.
 
         loaded has the C expression of the element, as stored, for every load that varies; indices those of the
         program's indices.
@@ -110,7 +112,9 @@ class Elements:
         return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
-        """Returns a constant for a converted value that is used more than once; the expression itself otherwise."""
+        """Writes a constant for a converted value that is used more than once; returns its name, else the expression
+        itself.
+        """
         simple = "(" not in text and "?" not in text
         if isinstance(value, (Literal, Anchor)) or self._uses[value] < 2 or simple:
             return text
@@ -136,7 +140,7 @@ def vector_type(operand: Operand, count: int) -> str:
 
 
 def kept_type(operand: Operand, count: int, guarded: bool) -> str:
-    """Returns the C type of elements that are loaded well before they are used; guarded: under a condition."""
+    """Returns the C type of elements that are loaded well before their use; ``guarded``: under a condition."""
     return (
         vector_type(operand, count).replace("Vector", "Packed")
         if packs(operand, count, guarded)
@@ -145,7 +149,7 @@ def kept_type(operand: Operand, count: int, guarded: bool) -> str:
 
 
 def packs(operand: Operand, count: int, guarded: bool) -> bool:
-    """Returns true if elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
+    """Tells whether elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
     return guarded and count > 1 and operand.dtype.itemsize < 4
 
 

@@ -14,20 +14,21 @@ from codegen.spec import PointwiseSpec
 from codegen.target import PORTABLE, Target
 
 THREADS = 256
-#: Blocks for each multiprocessor that keep a GPU busy; smaller problems take shorter unrolling and vectors instead.
+#: Blocks per multiprocessor that keep a GPU busy; smaller problems get fewer vectors in flight and shorter ones
+#: instead.
 ENOUGH_BLOCKS = 2
 MAX_VECTOR_BYTES = 64
-#: Bytes that a thread may read of rows that repeat, from the L1 cache, for one that memory delivers or takes.
+#: Bytes of repeating rows that a thread may read from the L1 cache for each byte that memory delivers or takes.
 REPEATED_BYTES = 2
 
 
 @dataclass(frozen=True)
 class PointwiseSchedule(Schedule):
-    """vector: elements of one access; unroll: vectors in flight a thread; form: flat, rows, cycles or unaligned.
+    """vector: elements of one access; unroll: vectors in flight per thread; form: flat, rows, cycles or unaligned.
 
     rows needs rows that are a whole number of vectors; cycles, a space with more than one row; unaligned, operands that
-    are contiguous along the rows (`pointwise.unaligned`).  evict_last: the L2 cache evicts what is read once after
-    what is written (`codegen.l2_policy`).
+    are contiguous along the rows (`pointwise.unaligned`).  evict_last: the L2 cache evicts what is read once after what
+    is written (`codegen.l2_policy`).
     """
 
     vector: int
@@ -45,16 +46,16 @@ def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
 
 
 def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:
-    """Returns true if all addresses of an operand that are a sum of multiples of ``steps`` elements are multiples of
-    ``width`` bytes.
+    """Tells whether all addresses of an operand that are sums of multiples of ``steps`` elements are aligned.
+
+    ``width`` is the alignment, in bytes.
     """
     return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in steps)
 
 
 def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operand: Operand | None) -> str:
-    """Returns how a thread reads or writes ``vector`` consecutive elements of the space: the vector at a position
-    that is a
-    multiple of ``vector``.  An operand of None has no memory (an index).
+    """Returns how a thread reads or writes the ``vector`` consecutive elements of the space at a multiple of
+    ``vector``.  An operand of None has no memory (an index).
 
     scalar   one value for the whole kernel
     vector   one wide access
@@ -79,23 +80,23 @@ def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operan
         return "strided" if strides[-1] else "uniform"
     if shape[-1] < vector:
         return "element"
-    # A row is at least as long as the vector: it reaches into the next row at most.
+    # A row is at least as long as the vector, which therefore reaches at most into the next row.
     return "split" if strides[-1] else "pair"
 
 
 def traffic(operand: Operand, shape: tuple[int, ...]) -> int:
-    """Returns bytes of an operand, each counted once."""
+    """Returns how many bytes an operand has, each counted once."""
     return operand.dtype.itemsize * prod(size for size, stride in zip(shape, operand.strides) if stride)
 
 
 def cycle(shape: tuple[int, ...], vector: int) -> int:
-    """Returns elements after which vectors have the same columns again, in whole blocks' widths or more."""
+    """Returns after how many elements vectors have the same columns again: at least a block's width."""
     once = shape[-1] * vector // gcd(shape[-1], vector)
     return once * max(1, -(-THREADS * vector // once))
 
 
 def repeats(operand: Operand) -> bool:
-    """Returns true if an operand is the same in every row, but not the same for all elements."""
+    """Tells whether an operand is the same in every row, but not the same for all elements."""
     return operand.strides[-1] != 0 and not any(operand.strides[:-1])
 
 
@@ -118,7 +119,7 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
         enough = total >= vector * THREADS
         if small and wide > narrow and enough:
             break
-        if by_element and enough and vector * smallest <= 4:  # lanes side by side read whole words of what they share
+        if by_element and enough and vector * smallest <= 4:  # neighbouring lanes read whole words of what they share
             break
         vector //= 2
     # Many threads with one wide access each hide the latency better than fewer with several.
@@ -126,7 +127,7 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
     scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
     unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
     if form == "flat" and unroll == 1 and _form(program, shape, vector) == "rows":
-        # Where several repeat, the L1 cache would bind: then as many rows share them as it takes.
+        # Where several operands repeat, the L1 cache would be the limit: as many rows share them as it takes.
         again = sum(op.dtype.itemsize for op in full if repeats(op))
         once = sum(op.dtype.itemsize for op in full if not repeats(op))
         while unroll < 4 and again > REPEATED_BYTES * once * unroll:
@@ -143,21 +144,23 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
 
 
 def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
-    """Returns true if a good part of what a schedule moves goes in accesses of fewer than ``width`` bytes."""
+    """Tells whether a quarter or more of the bytes that a schedule moves goes in accesses of fewer than ``width``
+    bytes.
+    """
     shape, program = normalize(spec)
     moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
     return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)
 
 
 def _access_bytes(operand: Operand, shape: tuple[int, ...], vector: int) -> int:
-    """Returns bytes of one access, those that serve a whole vector at least 16."""
+    """Returns how many bytes one access has; 16 if it serves a whole vector."""
     kind = access(operand.strides, shape, vector, operand)
     wide = kind in ("scalar", "uniform", "pair")
     return 16 if wide else operand.dtype.itemsize * (vector if kind == "vector" else 1)
 
 
 def _form(program: Program, shape: tuple[int, ...], vector: int) -> str:
-    """Returns the form that keeps an operand which repeats from row to row in registers."""
+    """Returns the form that keeps an operand in registers that repeats from row to row, else the flat one."""
     if len(shape) > 1:
         kinds = [(op, access(op.strides, shape, vector, op)) for op in program.loads]
         if any(kind == "vector" and op.strides[-2] == 0 for op, kind in kinds):

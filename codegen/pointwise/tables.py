@@ -1,7 +1,7 @@
 """Tables of pointwise kernels: which can be read a vector at a time, and what is the same for all of its elements.
 
-The elements of a vector are neighbours in a table if what their positions are computed of is the same for all of them,
-but for an index that counts them, and if all of them are read or none.
+The elements of a vector are neighbours in a table if their positions are computed from the same values for all of them,
+except for an index that counts them, and if either all of them are read or none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ahead:
 
 
 def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
-    """Returns what can be done once for a vector of so many elements along the last dimension."""
+    """Returns what can be done once for a vector of ``vector`` elements along the last dimension."""
     if vector == 1 or shape[-1] % vector or not program.tables:
         return Ahead()
     uniform: list[bool] = []
@@ -40,7 +40,7 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
         return isinstance(value, (Literal, Pointer))
 
     def counts(value: Value) -> bool:
-        """Returns true if an index counts the elements of a vector, whose first has a multiple of the vector."""
+        """Tells whether an index counts the elements of a vector, and is a multiple of its length for the first."""
         if not isinstance(value, Index):
             return False
         *outer, last = program.indices[value.index]
@@ -65,8 +65,9 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
-    """Returns bytes that an element takes of the table that is read in vectors, and of that which is not, with the
-    largest elements each.
+    """Returns how many bytes an element takes of the tables that are read in vectors, and of those that are not.
+
+    Each is that of the largest element; 0 if there is no such table.
     """
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):

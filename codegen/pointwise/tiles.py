@@ -1,8 +1,8 @@
-"""Pointwise kernels whose operands lie in memory in different orders: tiles turned in shared memory.
+"""Pointwise kernels whose operands lie in memory in different orders: tiles transposed in shared memory.
 
-A block reads its tile of every turned operand along the rows, where that operand is contiguous, writes it to shared
-memory column by column, and meets at a barrier.  Its threads then walk the tile along the columns, reading all other
-operands directly.  What is written turned takes the same way back.
+An operand that is contiguous along the rows is *turned*.  A block reads its tile of every turned operand along the
+rows, writes it to shared memory column by column, and waits at a barrier.  Its threads then walk the tile along the
+columns, reading all other operands directly.  Turned results go the same way in reverse.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Renderer:
     # ---- structure
 
     def _notes(self) -> list[str]:
-        """Returns what the heading says of the tiles."""
+        """Returns the heading's lines about the tiles."""
         s, t = self.s, self.t
         dims = " x ".join(str(size) for size in t.shape)
         turned = [self.program.operands[n].name for n in t.stages]
@@ -99,8 +99,9 @@ class Renderer:
             self.w.open("")
 
     def _numbered(self, count: int, period: int, apart: int) -> tuple[str, str]:
-        """Writes the number of an access where passes of the loop differ in more than their rows or columns; returns it
-        and what is added in each pass otherwise.
+        """Writes the number of an access where passes of the loop differ in more than their rows or columns.
+
+        Returns the C expression of the number, and what else is added in each pass.
         """
         if count > 1 and THREADS % period:
             self.w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
@@ -110,22 +111,22 @@ class Renderer:
     # ---- along the rows
 
     def _kept(self, n: int, stage: Stage) -> str:
-        """Returns the type of what an access to a turned operand leaves in registers."""
+        """Returns the C type of the registers for an access to a turned operand."""
         return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
 
     def _tasks(self, stage: Stage) -> int:
-        """Returns accesses of a turned operand's tile."""
+        """Returns how many accesses the tile of a turned operand takes."""
         return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
 
     def _turns(self, stage: Stage) -> int:
-        """Returns accesses of one thread."""
+        """Returns how many of these accesses a thread has."""
         return -(-self._tasks(stage) // THREADS)
 
     def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
         """Writes a loop over a thread's accesses along the rows of operand n.
 
-        body gets n, the stage, the first element and the subscript of the access's registers; ``at`` is where that
-        element lies in the tile.
+        ``body`` gets n, the stage, the first element and the subscript of the access's registers; the C variable ``at``
+        is where that element lies in the tile.
         """
         w, s, t = self.w, self.s, self.t
         count, groups, lanes = self._turns(stage), s.rows // stage.vector, stage.lanes
@@ -151,7 +152,7 @@ class Renderer:
             tests.append(f"{self._turned_col} < {t.width}")
         point = self._at(f"{self.row0}row", self._turned_col)
         if body == self._fetch and whole:
-            # No load waits for a condition: what is outside of the space reads its last row or column.
+            # No load waits for a condition: accesses outside of the space read its last row or column.
             last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
             last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
             point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
@@ -165,17 +166,17 @@ class Renderer:
 
     @property
     def _turned_col(self) -> str:
-        """The column of the space that is column ``col`` of the tile; those before the first one wrap around."""
+        """The column of the space that is column ``col`` of the tile; those before column 0 wrap around."""
         return f"{self.col0}col{f' - {self.s.vector}' if self.t.skewed else ''}"
 
     def _at_most(self, row: int | None, col: int | None) -> Point:
-        """Returns the element (row, col) of the tile, or one no further than these rows and columns of the space."""
+        """Returns the element (row, col) of the tile, held inside these rows and columns of the space."""
         texts = f"{self.row0}row", self._turned_col
         bounded = [text if n is None else at_most(text, n, self.s.itype) for text, n in zip(texts, (row, col))]
         return self._at(*bounded)
 
     def _place(self, stage: Stage) -> str:
-        """Returns where element (row, col) lies in the tile."""
+        """Returns the C expression of where element (row, col) lies in the tile."""
         skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
         return f"row * {stage.width}{skew} + col"
 
@@ -225,11 +226,11 @@ class Renderer:
 
     @property
     def _count(self) -> int:
-        """Vectors of one thread."""
+        """How many vectors a thread has."""
         return -(-self._vectors // THREADS)
 
     def _walk(self, body: Callable[[Point], None]) -> None:
-        """Writes a loop over a thread's vectors along the columns; body gets the first element."""
+        """Writes a loop over a thread's vectors along the columns; ``body`` gets the first element of one."""
         w, s, t = self.w, self.s, self.t
         self._loop(self._count)
         step = f" + u * {THREADS}" if self._count > 1 else ""
@@ -272,7 +273,7 @@ class Renderer:
         w.close()
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
-        """Returns an element of the space, by its coordinates over all row and all column dimensions, as C
+        """Returns an element of the space, given its positions over the row and the column dimensions as C
         expressions.
         """
         parts = [(row, f"r{suffix}", self.t.row_dims), (col, f"c{suffix}", self.t.col_dims)]
@@ -292,14 +293,14 @@ class Renderer:
         return self._at(f"{self.row0}row", f"({self.col0}col + e)", "e")
 
     def _left(self) -> str:
-        """Returns how many elements are left for the vector; "" if it is whole."""
+        """Returns the C expression of how many elements are left for the vector; "" if it is whole."""
         s, t = self.s, self.t
         if t.flat:
             return "end - t" if t.height % s.rows and t.height * t.width % s.vector else ""
         return f"{t.width} - ({self.col0}col)" if t.width % s.vector else ""
 
     def _vector_offset(self, point: Point, strides: tuple[int, ...]) -> str:
-        """Returns where a vector of an operand begins that is accessed as vectors."""
+        """Returns the C expression of a vector's offset in an operand that is accessed in vectors."""
         if not self.t.flat:
             return point.offset(strides)
         # Rows follow each other: row0 + t / width rows and t % width columns are row0 * width + t elements.
@@ -355,7 +356,7 @@ class Renderer:
         w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
 
     def _compute(self, point: Point) -> None:
-        """Evaluates the program for one vector and writes it."""
+        """Writes the program for one vector, and its stores."""
         w, s, t, program = self.w, self.s, self.t, self.program
         loaded = {n: self._loaded(n) for n in self.direct_loads}
         for n, stage in self.turned_loads.items():
@@ -386,7 +387,7 @@ class Renderer:
                 self._store(n, name, point)
 
     def _store(self, n: int, name: str, point: Point) -> None:
-        """Writes a vector of results to memory."""
+        """Writes the store of a vector of results to memory."""
         operand, pointer, left = self.program.stores[n].operand, self.body.pointers.stores[n], self._left()
         kind = self.t.direct(operand)
         if kind == "vector":
@@ -411,7 +412,7 @@ class Renderer:
             piece //= 2
         step = "" if piece == s.vector else " + e" if piece == 1 else f" + e * {piece}"
         if not t.flat:
-            over = f" + {s.vector}" if t.skewed else ""  # columns before the block's in the tile
+            over = f" + {s.vector}" if t.skewed else ""  # columns before the block's first in the tile
             return piece, f"{self._place(stage)}{over}{step}"
         if not stage.skew:
             return piece, f"t{step}"
@@ -419,7 +420,7 @@ class Renderer:
         return piece, f"t{step} + {over} / {group}{times(stage.skew)}"
 
     def _picked_up(self, n: int, stage: Stage) -> str:
-        """Reads the vector from shared memory; returns the C expression of its element ``e``."""
+        """Writes the read of the vector from shared memory; returns the C expression of its element ``e``."""
         operand, tile, w, s = self.program.loads[n], self.load_tiles[n], self.w, self.s
         piece, place = self._pieces(n, stage)
         if s.vector == 1:
@@ -435,7 +436,7 @@ class Renderer:
         return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
 
     def _put_down(self, n: int, stage: Stage, name: str) -> None:
-        """Writes a vector of results to shared memory."""
+        """Writes the store of a vector of results to shared memory."""
         operand, tile, w, s = self.program.stores[n].operand, self.store_tiles[n], self.w, self.s
         piece, place = self._pieces(len(self.program.loads) + n, stage)
         if piece == s.vector:

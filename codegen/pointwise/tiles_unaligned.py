@@ -1,7 +1,7 @@
 """Tiles where rows and columns begin anywhere in memory (`pointwise.alignment`).
 
-What is read is shifted into place on its way to registers.  What is written is aligned: a block's columns begin at
-another place in every row, where a vector of the output does (`Tiling.step`).
+Elements that are read are shifted into place on their way to registers.  Stores are aligned: in every row, a block's
+columns begin where a vector of the output does (`Tiling.frame`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Renderer(Renderer):
 
     @property
     def _column(self) -> str:
-        """The column of the space where a vector begins; before the first one it has wrapped around."""
+        """The column of the space where a vector begins; if it is before column 0, it has wrapped around."""
         return f"{self.col0}col{' - skew' if self.t.skewed else ''}"
 
     def _register_type(self, n: int) -> str:

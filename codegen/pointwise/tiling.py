@@ -2,8 +2,8 @@
 
 The space is split into outer dimensions, *row* dimensions and *column* dimensions, in this order.  Operands that are
 contiguous along the columns are read and written directly.  Those that are contiguous along the last row dimension
-(*turned* operands) pass through shared memory: a block reads its tile along the rows and picks it up along the
-columns, or the other way round for what it writes.
+(*turned* operands) pass through shared memory: a block reads its tile along the rows and picks it up along the columns,
+or the other way round for results.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
 from codegen.spec import PointwiseSpec
 from codegen.target import Target
 
-#: Fewer elements are read in place: tiles would leave most of a GPU idle.
+#: Smaller spaces are read in place: tiles would leave most of a GPU idle.
 ENOUGH_ELEMENTS = 2**15
-#: Bounds on the tiles of a block: of all turned operands, of one operand; bytes and accesses of a thread, so many of
-#: an operand in flight together.
+#: Bounds on the tiles of a block: bytes of all turned operands, bytes of one operand; bytes and accesses of a thread
+#: that are in flight together for one operand.
 SHARED_BYTES = 32768
 TILE_BYTES = 16384
 BYTES_IN_FLIGHT = 256
 MOST_ACCESSES = 16
-#: What shifting words into place adds to the cost of a byte.
+#: What shifting words into place adds to the cost of moving a byte.
 SHIFT = 0.3
-#: No side of a tile is cut below this many bytes, a cache line.
+#: No side of a tile is cut below this many bytes: a cache line.
 LINE = 128
 
 
@@ -70,7 +70,7 @@ class Stage:
     chunk   bytes; accesses of up to so many along the columns are aligned.
     skew    elements left free after every ``vector`` rows.
     width   elements from row to row of the tile.
-    shifted whether the access begins anywhere: the words around it are shifted into place.
+    shifted whether the access may begin anywhere: the words around it are shifted into place.
     """
 
     vector: int
@@ -86,7 +86,7 @@ class Stage:
         size = operand.dtype.itemsize
         chunk = 16 if size == 8 else max(4, vector * size)
         lanes = 2 if size == 8 else max(1, vector * size // 4)
-        # Where columns end after a few bytes, lanes side by side keep a warp together.
+        # Where columns end after a few bytes, neighbouring lanes keep a warp together.
         while run * lanes * size < LINE // 4 and lanes < min(32, cols):
             lanes *= 2
         if cols < 2 * lanes and cols % lanes:
@@ -96,12 +96,12 @@ class Stage:
         return Stage(vector, lanes, chunk, ((step + (step % 2 == 0)) * chunk - used) // size, width, shifted)
 
     def elements(self, rows: int) -> int:
-        """Returns elements of shared memory."""
+        """Returns how many elements of shared memory a tile of ``rows`` rows takes."""
         return rows * self.width + rows // self.vector * self.skew
 
 
 class Tiling:
-    """A spec in the axes of a schedule."""
+    """A spec along the axes of a schedule."""
 
     def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
         self.schedule = schedule
@@ -112,12 +112,12 @@ class Tiling:
 
     @property
     def lead(self) -> Operand:
-        """The operand in whose memory vectors are aligned where rows begin anywhere."""
+        """The operand in whose memory vectors are aligned, where rows begin anywhere."""
         return self.program.stores[0].operand
 
     @cached_property
     def skewed(self) -> bool:
-        """Whether the columns that a block writes begin at another place in every row: where its lead is aligned."""
+        """Whether the columns that a block writes begin at another place in every row: where vectors of the lead do."""
         return self.schedule.unaligned and is_skewed(self.lead, self.schedule.vector)
 
     @property
@@ -125,8 +125,8 @@ class Tiling:
         """Columns of the tiles of turned operands.
 
         Where columns are skewed, a block writes those of row r from ``col0 - skew(r)`` on.  Its tile has the columns
-        from ``col0 - vector`` on, which are all of these; column c of row r lies ``skew(r)`` further to the right in
-        it, so that what is written begins at the same place in every row: ``vector`` elements after the row's start.
+        from ``col0 - vector`` on, which include all of these; column c of row r lies ``skew(r)`` further to the right
+        in it, so that what is written begins at the same place in every row: ``vector`` elements after the row's start.
         """
         return self.schedule.cols + (self.schedule.vector if self.skewed else 0)
 
@@ -137,7 +137,7 @@ class Tiling:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Blocks along the rows and along the columns."""
+        """How many blocks lie along the rows and along the columns."""
         over = period(self.lead, self.schedule.vector) - 1 if self.skewed else 0
         return -(-self.height // self.schedule.rows), -(-(self.width + over) // self.schedule.cols)
 
@@ -152,9 +152,10 @@ class Tiling:
         return s.cols == self.width and self.width % s.vector != 0
 
     def direct(self, operand: Operand) -> str:
-        """Returns how a thread reads or writes a vector of a direct operand: "scalar", "vector", "unaligned" (words
-        that are shifted into place), "uniform" (one value), "strided" (one access an element, at even distances) or
-        "element" (each with coordinates of its own).
+        """Returns how a thread reads or writes a vector of a direct operand.
+
+        "scalar" or "uniform" (one value), "vector", "unaligned" (words that are shifted into place), "strided" (one
+        access per element, at even distances) or "element" (one access per element, each with coordinates of its own).
         """
         strides, vector = operand.strides, self.schedule.vector
         if self.schedule.unaligned:
@@ -194,13 +195,13 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory of a block."""
         operands, s = self.program.operands, self.schedule
         return sum(stage.elements(s.rows) * operands[n].dtype.itemsize for n, stage in self.stages.items())
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
-    """Returns the dimension along which an operand's neighbours in memory lie; the last one among equals."""
+    """Returns the dimension along which an operand's elements are neighbours in memory; the last one among equals."""
     strides = [(s, -d) for d, (size, s) in enumerate(zip(shape, operand.strides)) if s and size > 1]
     return -min(strides)[1] if strides else len(shape) - 1
 
@@ -208,9 +209,10 @@ def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
 def row_vector(
     operand: Operand, shape: tuple[int, ...], turn: int, rows: int, several: bool, anywhere: bool = False
 ) -> int:
-    """Returns elements of one access to a turned operand: 16 bytes, or fewer where rows start between such words
-    (unless they may begin ``anywhere``), where a tile of ``rows`` ends between them, or where they reach over the
-    end of one of ``several`` row dimensions.
+    """Returns how many elements one access to a turned operand has.
+
+    It has 16 bytes, or fewer where rows start between such words (unless they may begin ``anywhere``), where a tile of
+    ``rows`` ends between them, or where they reach over the end of one of ``several`` row dimensions.
     """
     if operand.strides[turn] != 1:
         return 1
@@ -235,7 +237,7 @@ def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
 
 
 def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool], target: Target) -> TilesSchedule | None:
-    """Returns the cheapest tiles of all orders, unaligned or not (``kinds``); None if no operand is turned in them."""
+    """Returns the cheapest tiles over all orders, unaligned or not (``kinds``); None if they turn no operand."""
     found = [pair for order in _orders(spec) for unaligned in kinds for pair in _along(spec, order, unaligned, target)]
     if not found:
         return None
@@ -244,9 +246,10 @@ def _cheapest(spec: PointwiseSpec, kinds: Sequence[bool], target: Target) -> Til
 
 
 def _is_possible(tiling: Tiling) -> bool:
-    """Returns true if there can be unaligned tiles of a schedule's sizes, and they differ from others: all results,
-    and what is not turned, lie along the columns, which are one dimension; what is turned is read several bytes at a
-    time; and nothing is read at positions of its own, as the program is evaluated outside of the space as well.
+    """Tells whether unaligned tiles of a schedule's sizes are possible, and differ from aligned ones.
+
+    They are if all results and direct operands lie along the columns, which are one dimension, if turned operands are
+    read several bytes at a time, and if nothing is read through a table: the program runs outside of the space as well.
     """
     s, operands = tiling.schedule, tiling.program.operands
     kinds = {n: tiling.direct(op) for n, op in enumerate(operands) if n not in tiling.stages}
@@ -305,16 +308,14 @@ def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
 
 
 def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
-    """Returns true if neighbours along the last dimension are apart in memory, and those along another one are
-    closer.
-    """
+    """Tells whether neighbours along the last dimension are farther apart in memory than those along another one."""
     return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
 
 
 def _along(
     spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool, target: Target
 ) -> Iterator[tuple[float, TilesSchedule]]:
-    """Yields tiles whose columns are the fastest dimensions of an order, and what they cost, in bytes."""
+    """Yields tiles whose columns are the fastest dimensions of an order, each after its cost in bytes."""
     shape, program, _ = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
@@ -334,7 +335,7 @@ def _along(
 
 
 def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, target: Target) -> TilesSchedule:
-    """Returns the schedule with its rows and columns."""
+    """Returns the schedule with its rows and columns chosen."""
     turn, vector = schedule.turn, schedule.vector
     width = prod(shape[turn + 1 :])
     full = [op for op in program.operands if op.strides[-1] or op.strides[turn]]
@@ -348,7 +349,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
         TILE_BYTES // max(sizes),
         THREADS * MOST_ACCESSES * min(vector, *widths),
     )
-    # Narrow accesses to shared memory meet no bank twice if 8 vectors are a row: see `Stage`.
+    # Narrow accesses to shared memory have no bank conflicts if a row has 8 vectors: see `Stage`.
     narrow = any(w < vector and w * op.dtype.itemsize < 16 for w, op in zip(widths, turned))
 
     def cut(area: int) -> TilesSchedule:
@@ -381,7 +382,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
 
 
 def _wasteful(extent: int, tile: int) -> bool:
-    """Returns true if tiles of this size would stick out far over the end."""
+    """Tells whether tiles of this size would reach far past the end."""
     return -(-extent // tile) * tile > extent * 9 // 8
 
 
@@ -391,7 +392,9 @@ def _blocks(shape: tuple[int, ...], schedule: TilesSchedule) -> int:
 
 
 def _cost(tiling: Tiling) -> float:
-    """Returns bytes moved, narrow accesses, detours and tiles that stick out counted dearer."""
+    """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that reach past
+    the end.
+    """
     cost = 0.0
     vector, loads = tiling.schedule.vector, len(tiling.program.loads)
     for n, op in enumerate(tiling.program.operands):

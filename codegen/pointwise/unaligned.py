@@ -1,8 +1,8 @@
 """Pointwise kernels over rows that begin anywhere in memory.
 
-Every row is cut into vectors that are aligned in the first output (`pointwise.alignment`).  The first and the last of a
-row may reach over its ends: what they read there is not used (of the array's own memory, zero outside of it), and they
-write their elements one by one.
+Every row is cut into vectors that are aligned in the first output (`pointwise.alignment`).  The first and the last
+vector of a row may reach over its ends.  What they read there is not used (the array's own memory, or zero outside of
+it), and they write their elements one by one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule
 from codegen.spec import KernelSource, PointwiseSpec
 from codegen.target import PORTABLE, Target
 
-#: Registers of a thread are short beyond these bytes of a vector and its neighbours.
+#: Most bytes of a vector and its neighbours: with more, a thread runs short of registers.
 MOST_BYTES = 32
-#: Rows are at least so many vectors: elements of the first and the last are written one by one.
+#: Fewest vectors of a row: elements of the first and the last are written one by one.
 LEAST_VECTORS = 8
 
 
 def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
-    """Yields schedules of this form, best guess first; none if an operand is not contiguous along the rows, if rows
-    or the whole space are short, or if the program reads at positions of its own: it is evaluated outside of rows as
-    well.
+    """Yields schedules of this form, best guess first.
+
+    None if an operand is not contiguous along the rows, if rows or the whole space are short, or if the program reads
+    tables: it runs outside of rows as well.
     """
     shape, program = normalize(spec)
     operands = [op for op in program.operands if any(op.strides)]
@@ -75,7 +76,7 @@ class _Renderer:
         self.loads = self.body.varying_loads()
         self.kinds = {n: alignment.access(self.program.loads[n], self.lead, schedule.vector) for n in self.loads}
         self.skewed = alignment.is_skewed(self.lead, schedule.vector)
-        #: Whether all vectors are inside of their rows.
+        #: whether all vectors are inside of their rows
         self.whole = not self.skewed and self.shape[-1] % schedule.vector == 0
         over = alignment.period(self.lead, schedule.vector) - 1 if self.skewed else 0
         self.vectors = -(-(self.shape[-1] + over) // schedule.vector)  # of a row
@@ -147,7 +148,7 @@ class _Renderer:
     # ---- operands
 
     def _type(self, n: int) -> str:
-        """Returns what a load leaves in registers."""
+        """Returns the C type of the registers that a load fills."""
         operand, kind, vector = self.program.loads[n], self.kinds[n], self.s.vector
         if kind == "unaligned":
             return f"Unaligned<{operand.dtype.ctype}, {vector}>"
@@ -172,7 +173,7 @@ class _Renderer:
     # ---- arithmetic
 
     def _compute(self, place: _Place) -> None:
-        """Evaluates the program for one vector and writes it."""
+        """Writes the program for one vector, and its stores."""
         w, s, program = self.w, self.s, self.program
         loaded = {}
         for n in self.loads:
@@ -205,13 +206,13 @@ class _Place:
         self._row = row
 
     def row(self, strides: Sequence[int]) -> str:
-        """Returns the offset of the row's first element."""
+        """Returns the C expression of the offset of the row's first element."""
         return linear(list(zip(self._row, strides)))
 
     def vector(self, strides: Sequence[int]) -> str:
-        """Returns the offset of the vector's first element."""
+        """Returns the C expression of the offset of the vector's first element."""
         return linear([*zip(self._row, strides), ("col", strides[-1])])
 
     def element(self, strides: Sequence[int]) -> str:
-        """Returns the offset of the vector's element ``e``."""
+        """Returns the C expression of the offset of the vector's element ``e``."""
         return linear([*zip(self._row, strides), ("col + e", strides[-1])])

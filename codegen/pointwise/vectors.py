@@ -31,21 +31,21 @@ def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
 
 
 class _Place:
-    """Where a vector is, by a C variable that holds the position of its first element."""
+    """Where a vector is, given the C variable that holds the position of its first element."""
 
     def __init__(self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, variable: str = "i") -> None:
         self._w, self._shape, self._s, self.variable = w, shape, schedule, variable
         self._first = Coordinates(w, variable, shape, schedule.itype, variable)
         self._last: Coordinates | None = None
         self._left = False
-        #: Whether some of the vector's elements may be past the end.
+        #: whether some of the vector's elements may be past the end
         self.ragged = prod(shape) % schedule.vector != 0
 
     def offset(self, strides: tuple[int, ...]) -> str:
         return self._first.offset(strides)
 
     def left(self) -> str:
-        """Returns how many of the vector's elements are in its first row."""
+        """Returns the C expression of how many of the vector's elements are in its first row."""
         name = "left" if self.variable == "i" else f"{self.variable}_left"
         if not self._left:
             self._w.line(f"const {self._s.itype} {name} = {self._shape[-1]} - {self._first[len(self._shape) - 1]};")
@@ -53,7 +53,7 @@ class _Place:
         return name
 
     def second(self, strides: tuple[int, ...]) -> str:
-        """Returns the offset of element 0 in the second row: of the place so many columns before its start."""
+        """Returns the offset in the second row of the (perhaps negative) column that element 0 would have there."""
         terms = []
         if any(strides[:-1]):
             if self._last is None:
@@ -68,7 +68,7 @@ class _Place:
         return linear([*terms, (col, strides[-1])], -self._shape[-1] * strides[-1])
 
     def each(self, strides: tuple[int, ...], kind: str) -> str:
-        """Returns the offset of element ``e``, for all kinds of access but "element"."""
+        """Returns the C expression of the offset of element ``e``, for all kinds of access but "element"."""
         if kind == "uniform":
             return self.offset(strides)
         step = linear([("e", strides[-1])]) if strides[-1] else ""
@@ -80,7 +80,7 @@ class _Place:
 
 
 class _RowPlace(_Place):
-    """Where a vector is in the rows form: columns ``col``, rows ``row``, and ``outer`` for all dimensions before."""
+    """Where a vector is in the rows form: columns ``col``, row ``row``, and ``outer`` for all dimensions before."""
 
     def __init__(
         self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, row: str, outer: Coordinates | None
@@ -158,8 +158,10 @@ class _Renderer:
         return -(-threads // THREADS)
 
     def _cycles(self) -> int:
-        """Position ``first + u * length`` has the column of position ``at`` for every u: length, a multiple of the
-        columns, separates them, and first is at plus a multiple of length.
+        """Writes the body of the cycles form; returns the number of threads.
+
+        Position ``first + u * length`` has the same column as position ``at`` for every u: ``length`` is a multiple of
+        the number of columns, and ``first`` is ``at`` plus a multiple of ``length``.
         """
         w, s = self.w, self.schedule
         length = cycle(self.shape, s.vector)
@@ -188,12 +190,12 @@ class _Renderer:
     def _vectors(
         self, name: str, position: str, largest: int | None, place: Callable[[], _Place], once: Sequence[int] = ()
     ) -> None:
-        """Writes all of the thread's loads but those that are done ``once``, then its arithmetic, one vector after the
-        other.
+        """Writes all of the thread's loads except those that are done ``once``, then its arithmetic, one vector after
+        the other.
 
-        name and position are the variable that says where a vector is and its value; largest is its largest value, if
-        not all of the thread's vectors need be inside the space.  Those outside read the last one, so that no load
-        waits for a condition, unless that one is not whole.
+        ``name`` and ``position`` are the C variable that says where a vector is, and its value.  ``largest`` is its
+        largest value if some of the thread's vectors may be outside the space.  Unless the last vector is not whole,
+        those outside read it, so that no load waits for a condition.
         """
         w, s = self.w, self.schedule
         loads = [n for n in self.loads if n not in once]
@@ -238,7 +240,7 @@ class _Renderer:
         return vector and packs(self.program.loads[n], self.schedule.vector, self._ragged)
 
     def _load(self, place: _Place, loads: list[int], *, one: bool = False) -> None:
-        """Issues the loads of one vector of every operand.  one: of a vector that all iterations share."""
+        """Writes the loads of one vector of every operand; with ``one``, of a vector that all iterations share."""
         w, vector = self.w, self.schedule.vector
         at = "[u]" if self.schedule.unroll > 1 and not one else ""
         for n in loads:
@@ -283,7 +285,7 @@ class _Renderer:
     # ---- arithmetic
 
     def _compute(self, place: _Place, once: Sequence[int]) -> None:
-        """Evaluates the program for one vector and writes it.  once: the loads that all iterations share."""
+        """Writes the program for one vector, and its stores; ``once`` are the loads that all iterations share."""
         w, s, program = self.w, self.schedule, self.program
         loaded = {}
         for n in self.loads:

@@ -1,12 +1,12 @@
 """The pool family: windows folded to one value each (a maximum, where it is, a sum), pointwise work before and after.
 
-A thread takes a few neighbouring windows of a vector of neighbours in memory that no window is along (channels of NHWC
-images), or, where the innermost dimension has windows (NCHW), a row of neighbouring windows.  It reads all elements
-under its windows, each once, before it uses any, so that enough bytes are in flight; what the windows of different
-threads share comes from the L1 and L2 caches.  Large windows are read in loops.
+Where no window lies along the innermost dimension (channels of NHWC images), a thread takes a few neighbouring windows
+for a vector of neighbours in memory.  Where windows do (NCHW), it takes a row of neighbouring windows.  It reads all
+elements under its windows, each once, before it uses any, so that enough bytes are in flight.  Elements that windows of
+different threads share come from the L1 and L2 caches.  Large windows are read in loops.
 
-Where windows that differ in size are along the innermost dimension, a block takes a few planes and folds their columns
-first, which are neighbours in memory (`codegen.pool.planes`).
+Where windows of different sizes lie along the innermost dimension, a block takes a few planes and first folds their
+columns, which are neighbours in memory (`codegen.pool.planes`).
 """
 
 from __future__ import annotations

@@ -14,35 +14,35 @@ from codegen.pool.space import normalize, width
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Sliding, Window
 
-#: Of windows with more elements only the innermost loop is unrolled, and by this much.
+#: With more elements in a window, only the innermost loop is unrolled, and by this much.
 UNROLLED = 64
 UNROLL = 4
-#: What coordinates along the last, the last but one and the windows before are called.
+#: Names of the coordinates along the last window, the last but one, and the one before.
 POSITIONS = ("col", "row", "plane")
 _TAPS = ("kx", "ky", "kz")
 _PLACES = ("ix", "iy")
 
 
 class Elements:
-    """What a kernel reads, and in which order; `codegen.pool` says what becomes of it."""
+    """What a kernel reads, and in which order; what becomes of it is left to `PoolRenderer`."""
 
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
         self.spec, self.s = spec, schedule
-        #: windows after the last that are folded elsewhere
+        #: windows behind the last that are folded elsewhere
         self.beyond = 0
         self.space = normalize(spec)
         self.program = self.space.program
         self.windows = self.space.windows
         self.patch = patch(self.space, schedule)
         self.t = schedule.itype
-        #: type of counters, which strides multiply
+        #: C type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
         self.w = Kernel(spec.name)
         self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         #: constants of elements that are in scope, and how deep
         self._scope: dict[str, int] = {}
-        #: C variables: the position of the thread's first window along each outer dimension
+        #: C expressions of the position of the thread's first window along each outer dimension
         self.at: list[str] = []
 
     def open_loop(self, variable: str, count: int) -> None:
@@ -52,8 +52,9 @@ class Elements:
             self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
 
     def open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
-        """Opens the loops along some of the windows and writes which elements they are at.  Returns the conditions
-        under which these exist.
+        """Opens the loops along some of the windows, and writes which elements they are at.
+
+        Returns the conditions under which these exist.
         """
         conditions: list[str] = []
         counts = [width(window, many) for (_, window), many in zip(self.windows, self.patch)]
@@ -123,7 +124,7 @@ class Elements:
         return [holds]
 
     def inside(self, conditions: list[str], name: str = "inside") -> str:
-        """Writes whether the element at hand exists; returns the C expression, "" if it always does."""
+        """Writes whether the current element exists; returns the C expression, "" if it always does."""
         if len(conditions) < 2:
             return "".join(conditions)
         self.constant("bool", name, " && ".join(conditions))
@@ -153,7 +154,7 @@ class Elements:
         self._scope = {name: depth for name, depth in self._scope.items() if depth <= self.w.depth}
 
     def hold(self, first: int, conditions: list[str]) -> dict[int, str]:
-        """Reads all elements under the thread's windows; returns what they are called, by load."""
+        """Writes the reads of all elements under the thread's windows; returns their C names, by load."""
         w, space = self.w, self.space
         held: dict[int, str] = {}
         strips = {n for n in space.taps if is_strip(space, self.s, n)}
@@ -208,11 +209,11 @@ class Elements:
         return [self._source(k) for k in range(len(self.windows))]
 
     def count(self, n: int) -> int:
-        """Returns the elements of a load that a thread holds for a vector."""
+        """Returns how many elements of a load a thread holds for a vector."""
         return 1 if self.program.loads[n].strides[self.space.rank - 1] == 0 else self.s.vector
 
     def read(self, n: int, target: str, inside: str) -> None:
-        """Reads a vector of a load at the elements at hand, or zeros."""
+        """Writes the read of a vector of a load at the current elements; zeros where they do not exist."""
         w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
         count = self.count(n)
         coordinates = [*self.at, *self.sources()]
@@ -234,7 +235,7 @@ class Elements:
             w.line(f"{target} = {pointer}[{self.offset(operand.strides, coordinates)}];")
 
     def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
-        """Returns the C expression of an offset; element: that of neighbour ``e``."""
+        """Returns the C expression of an offset; with ``element``, that of neighbour ``e``."""
         terms = list(zip(coordinates, strides))
         if element and self.s.vector > 1:
             terms.append(("e", strides[self.space.rank - 1]))
@@ -248,7 +249,7 @@ def _quotient(text: str, divisor: int) -> str:
 
 
 def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
-    """Returns the conditions under which a place that may be negative, or too large, is one of ``size``."""
+    """Returns the conditions under which a place that may be negative, or too large, lies in [0, ``size``)."""
     if below and above:
         return [f"{unsigned(itype)}({place}) < {size}"]
     return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []

@@ -1,5 +1,7 @@
-"""Pool kernels whose blocks take a few planes and fold their windows in two steps (`codegen.pool.steps`): along the
-columns, which threads side by side read in vectors and whose folds go to shared memory, then along the rows of these.
+"""Pool kernels whose blocks take a few planes and fold their windows in two steps (`codegen.pool.steps`).
+
+First they fold the columns, which neighbouring threads read in vectors, into shared memory, then the rows of the
+result.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class PlanesRenderer:
 
 
 class _Step(PoolRenderer):
-    """A step of a block: its threads take all windows in turn."""
+    """One step of a block: its threads take all windows in turn."""
 
     def __init__(self, spec: PoolSpec, vector: int, w: Kernel, ragged: bool) -> None:
         super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))))
@@ -65,7 +67,7 @@ class _Step(PoolRenderer):
             self.body()
 
     def _coordinates(self) -> list[str]:
-        """Of a plane, row and column, unless rows of all planes are alike."""
+        """Returns the names of plane, row and column, unless rows of all planes are merged."""
         return ["plane", "row", "col"] if self.space.rank == 3 else super()._coordinates()
 
     def _number(self, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Pool kernels whose threads fold their windows by themselves."""
+"""Pool kernels whose threads each fold their windows alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from codegen.pool.steps import THREADS
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
 
-#: Elements under a window that are spelled out though they are not held.
+#: Most elements under a window that are spelled out though they are not held in registers.
 SPELLED = 16
 
 
 class PoolRenderer(Elements):
-    """Writes a kernel, or a part of one: with the names, pointers and writer of the whole."""
+    """Writes a kernel, or a part of one that shares the names, pointers and writer of the whole."""
 
-    #: what writes a vector of results
+    #: the C function that stores a vector of results
     store = "store"
     #: whether elements are read before any is used, where they fit
     holds = True
@@ -32,9 +32,10 @@ class PoolRenderer(Elements):
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
         super().__init__(spec, schedule)
         self.emitter = Emitter(self.program, self.names)
-        #: loads that all elements under the thread's windows have in common: what a thread calls them
+        #: loads that all elements under the thread's windows share: their C names
         self.fixed: dict[int, str] = {}
-        #: what the folds of the windows are called, by reduction, and the largest elements of those that say where
+        #: C names of the folds of the windows, by reduction; and of the largest elements, for reductions that give
+        #: places
         self.parts: dict[int, str] = {}
         self.largest: dict[int, str] = {}
 
@@ -50,7 +51,7 @@ class PoolRenderer(Elements):
         return self.w.source(self.program, [details], blocks=blocks, threads=THREADS, barriers=barriers)
 
     def body(self) -> int:
-        """Writes what the threads do; returns how many of them there are."""
+        """Writes the statements of the threads; returns how many threads there are."""
         threads = self._place()
         self._fixed_loads()
         self._declare_parts()
@@ -64,7 +65,7 @@ class PoolRenderer(Elements):
         return threads
 
     def _spelled(self) -> int:
-        """Returns the first window from which on loops are spelled out, of elements that are not held."""
+        """Returns the first window whose loop is spelled out, and those behind it, where elements are not held."""
         last = len(self.windows) - 1
         return last if self.windows[last][1].count <= SPELLED else last + 1
 
@@ -85,7 +86,7 @@ class PoolRenderer(Elements):
             chunk[-1] = s.vector
         names = self._coordinates()
         tall = self.windows[-2][0] if s.down > 1 else None
-        # The digits of a thread's number: those of the outer dimensions, and ``down`` after the last with windows.
+        # The digits of a thread's number: those of the outer dimensions, and ``down`` behind the last one with windows.
         digits: list[tuple[int, int, int]] = []  # (dimension, size, factor)
         for d, size in enumerate(outer):
             each = chunk[d] * (s.down if d == tall else 1)
@@ -111,7 +112,7 @@ class PoolRenderer(Elements):
         return total
 
     def _coordinates(self) -> list[str]:
-        """Returns what coordinates of the result are called."""
+        """Returns the names of the result's coordinates."""
         n = len(self.windows)
         names = [f"outer{d}" for d in range(self.space.rank)]
         free = [d for d in range(self.space.rank) if all(d != k for k, _ in self.windows)]
@@ -124,14 +125,14 @@ class PoolRenderer(Elements):
         return names
 
     def _number(self, total: int) -> None:
-        """Writes the thread's number, ``at``, of so many."""
+        """Writes the thread's number, ``at``, out of ``total``."""
         block = block_number(self.t)
         self.w.line(f"const {unsigned(self.t)} at = {block} * {THREADS} + threadIdx.x;")
         if total % THREADS:
             self.w.line(f"if (at >= {total}) return;")
 
     def _fixed_loads(self) -> None:
-        """Writes operands that all elements under the thread's windows share."""
+        """Writes the loads of operands that all elements under the thread's windows share."""
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         for n, operand in enumerate(self.program.loads):
             used = Load(n) in self.space.folded or Load(n) in self.space.final
@@ -147,7 +148,7 @@ class PoolRenderer(Elements):
         for k, reduction in enumerate(program.reductions):
             if reduction.at is None:
                 continue
-            # Another reduction may be for the maximum itself.
+            # Another reduction may compute the maximum itself.
             of = reduction.combiner, reduction.value
             same = [j for j, r in enumerate(program.reductions) if (r.combiner, r.value, r.at) == (*of, None)]
             if same:
@@ -172,7 +173,7 @@ class PoolRenderer(Elements):
                 w.line(f"{self._part(name)} = {value};")
 
     def _free(self, reduction: Reduction) -> str:
-        """Returns a name for what a window is folded to, which may be that of a tensor."""
+        """Returns a name for the fold of a window, different from those of tensors."""
         taken = identifier(reduction.name) in {identifier(operand.name) for operand in self.program.operands}
         return self.names.unique(
             reduction.name, ("_at" if reduction.at is not None else f"_{reduction.combiner.word}") if taken else ""
@@ -185,11 +186,11 @@ class PoolRenderer(Elements):
         return [("p", rows), ("q", cols), ("e", self.s.vector)]
 
     def _part(self, name: str) -> str:
-        """Returns the element of window (p, q) and neighbour e."""
+        """Returns the C expression of the element for window (p, q) and neighbour e."""
         return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
 
     def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
-        """Folds the elements under the windows, reading those that are not held."""
+        """Writes the folding of the elements under the windows, and the reads of those that are not held."""
         w, s, program, space = self.w, self.s, self.program, self.space
         inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
         if inside:
@@ -233,8 +234,8 @@ class PoolRenderer(Elements):
                 w.line(reduction.into(part, value))
 
     def _of_one_window(self) -> set[Value]:
-        """Returns what is computed for every element of a window, but differs from one of the thread's windows to
-        the next.
+        """Returns the values that are computed for every element of a window and differ between the thread's
+        windows.
         """
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         found: set[Value] = set()
@@ -247,7 +248,7 @@ class PoolRenderer(Elements):
         return found
 
     def _open_patch(self) -> None:
-        """Writes loops over those of the thread's windows that have the element at hand."""
+        """Opens loops over those of the thread's windows that contain the current element."""
         w, n = self.w, len(self.windows)
         for back, variable in ((1, "p"), (0, "q")):
             k = n - 1 - back
@@ -268,8 +269,9 @@ class PoolRenderer(Elements):
 
     @property
     def _run(self) -> tuple[str, int]:
-        """Variable and number of the results of a thread that are neighbours in memory: those of a vector, or of a row
-        of windows where the innermost dimension has windows.
+        """Variable and number of a thread's results that are neighbours in memory.
+
+        They are those of a vector, or of a row of windows where the innermost dimension has windows.
         """
         d = self.windows[-1][0] if self.windows else -1
         if self.s.vector == 1 and d == self.space.rank - 1 and self.space.outer[d] % self.patch[-1] == 0:
@@ -277,12 +279,12 @@ class PoolRenderer(Elements):
         return "e", self.s.vector
 
     def _wide(self, operand: Operand) -> bool:
-        """Returns true if a run of results can be one access."""
+        """Tells whether a run of results can be one access."""
         count = self._run[1]
         return operand.strides[self.space.rank - 1] == 1 and aligned(operand, count, self.space.rank - 1)
 
     def _load(self, n: int, offset: str, count: int) -> str:
-        """Writes a load of so many neighbours at a position of the result; returns what it is called."""
+        """Writes a load of ``count`` neighbours at a position of the result; returns its C name."""
         w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
         step = operand.strides[self.space.rank - 1]
         count = 1 if step == 0 else count
@@ -299,7 +301,9 @@ class PoolRenderer(Elements):
         return name
 
     def _element(self, n: int, text: str) -> str:
-        """Returns a load's element in its compute type, named if it must be converted."""
+        """Writes a load's element in its compute type as a constant, if it must be converted; returns the C
+        expression.
+        """
         operand = self.program.loads[n]
         value = converted(operand, text, self.program.real)
         if value == text and text.count("[") < 2:
@@ -307,7 +311,7 @@ class PoolRenderer(Elements):
         return constant(self.w, self.names, self.program, n, text, "_e")
 
     def _results(self) -> None:
-        """Writes the program on what the windows were folded to, and its stores."""
+        """Writes the program on the folds of the windows, and its stores."""
         w, program, space = self.w, self.program, self.space
         variable, count = self._run
         last = space.rank - 1

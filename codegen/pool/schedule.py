@@ -13,11 +13,11 @@ from codegen.spec import PoolSpec
 from codegen.target import Target
 from codegen.windows import Adaptive, Covering
 
-#: Bytes of the elements under a thread's windows that it keeps in registers, so that all of them are in flight at once.
+#: Most bytes of the elements under a thread's windows that it keeps in registers, so that all are in flight at once.
 HELD_BYTES = 256
-#: Bytes of sums and maxima that a thread keeps.
+#: Most bytes of sums and maxima that a thread keeps.
 KEPT_BYTES = 128
-#: Threads for each multiprocessor that keep all of them busy.
+#: Threads per multiprocessor that keep all of them busy.
 ENOUGH_THREADS = (1 << 15) / 33
 
 
@@ -27,8 +27,8 @@ class PoolSchedule(Schedule):
 
     vector  neighbours in memory, outside of all windows, that a thread folds at once.
     itype   C type of coordinates and offsets, signed.
-    rows    positions of the last window but one, and
-    cols    of the last, that a thread takes: elements in several of their windows are read once.
+    rows    positions of the last window but one that a thread takes.
+    cols    positions of the last window that a thread takes: elements in several of its windows are read once.
     down    positions of the last window but one that are next to each other in a block, so that what their windows
             share comes from the L1 cache.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
@@ -43,14 +43,15 @@ class PoolSchedule(Schedule):
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
-    """Returns the positions of a thread along each window."""
+    """Returns how many positions a thread takes along each window."""
     n = len(space.windows)
     return [s.cols if k == n - 1 else s.rows if k == n - 2 else 1 for k in range(n)]
 
 
 def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
-    """Returns true if the elements of a load under a thread's last windows can be read as one vector and its
-    neighbours: they are contiguous, and the vector is inside of the image or outside.
+    """Tells whether the elements of a load under a thread's last windows can be read as one vector and its neighbours.
+
+    They can if they are contiguous, and the vector is either inside of the image or outside.
     """
     operand = space.program.loads[n]
     if not space.windows or space.inner or s.cols == 1:
@@ -66,8 +67,9 @@ def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
 
 
 def held_from(space: Space, s: PoolSchedule) -> int:
-    """Returns the first window from which on all elements under a thread's windows are read before any is used; the
-    number of windows if not even those along the last are.
+    """Returns the first window from which on all elements under a thread's windows are read before any is used.
+
+    That is the number of windows if even those along the last are too many.
     """
     sizes = [width(window, many) for (_, window), many in zip(space.windows, patch(space, s))]
     bytes_each = sum(max(4, s.vector * space.program.loads[n].dtype.itemsize) for n in space.taps)
@@ -81,9 +83,7 @@ def held_from(space: Space, s: PoolSchedule) -> int:
 
 
 def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
-    """Yields schedules worth trying, best guess first: the fewest elements read for a result, if there are enough
-    threads.
-    """
+    """Yields schedules worth trying, best guess first: the fewest elements read per result, if threads suffice."""
     space = normalize(spec)
     itype = index_type(space)
     vector = widest(space)
@@ -93,14 +93,14 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
         yield PoolSchedule(vector_of_columns(spec), itype, planes=planes)
     columns = _patches(space, 1, 16)
     rows = _patches(space, 2, 4)
-    # Where the largest element is takes that element too.
+    # Finding where the largest element is also takes that element.
     kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
     for c in columns:
         for r in rows:
             s = PoolSchedule(vector, itype, r, c)
             first = held_from(space, s)
-            # What a patch is for is to read what its windows share once, and to hold it.
+            # The purpose of a patch is to read once what its windows share, and to hold it.
             held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)
             if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or not held):
                 continue
@@ -116,7 +116,7 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
 
 
 def _patches(space: Space, back: int, most: int) -> list[int]:
-    """Returns numbers of positions along a window, counted from the last, that a thread may take."""
+    """Returns the numbers of positions along a window, counted from the last, that a thread may take."""
     if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
         return [1]
     d, window = space.windows[-back]
@@ -127,13 +127,13 @@ def _patches(space: Space, back: int, most: int) -> list[int]:
 
 
 def down(space: Space, s: PoolSchedule) -> int:
-    """Returns positions below each other in a block: where windows overlap along the last dimension but one of
-    theirs.
+    """Returns how many positions lie below each other in a block: several where windows overlap along the last
+    dimension but one that has windows.
     """
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]
-    if isinstance(window, Adaptive):  # they overlap: those that share elements out evenly slide
+    if isinstance(window, Adaptive):  # they overlap: adaptive windows of equal sizes have become sliding ones
         return 2 if space.outer[dim] >= 2 else 1
     if window.reach > window.stride and space.outer[dim] >= 4 * s.rows:
         return 4
@@ -141,7 +141,7 @@ def down(space: Space, s: PoolSchedule) -> int:
 
 
 def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[float, ...]:
-    """Returns what a thread reads for each result, in accesses; more if threads are too few."""
+    """Returns how many accesses a thread reads for each result; more if threads are too few."""
     many = patch(space, s)
     accesses = 0.0
     for n in space.taps or (0,):
@@ -156,5 +156,5 @@ def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[fl
     threads = prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     wasted = prod(-(-space.outer[d] // m) * m / max(space.outer[d], 1) for d, m in dims.items())
     few = max(1.0, ENOUGH_THREADS * target.sms / max(threads, 1.0)) if each > 1 else 1.0
-    waits = 1.5 if first else 1.0  # not all is read before the first is used
+    waits = 1.5 if first else 1.0  # not everything is read before the first element is used
     return (accesses / each * wasted * few * waits, each)

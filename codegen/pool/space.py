@@ -14,7 +14,7 @@ from codegen.windows import Adaptive, Covering, Sliding, Window
 
 @dataclass(frozen=True)
 class Space:
-    """A spec in memory order, neighbouring dimensions without windows merged, windows of one element gone.
+    """A spec in memory order, with neighbouring dimensions without windows merged, and windows of one element dropped.
 
     outer    sizes of the result's dimensions, slowest in memory first.
     windows  (dimension, window), in the order of the spec.
@@ -30,7 +30,7 @@ class Space:
         return len(self.outer)
 
     def under(self, strides: tuple[int, ...]) -> bool:
-        """Returns true if strides tell the elements of a window apart."""
+        """Tells whether strides tell the elements of a window apart."""
         return any(strides[self.rank :])
 
     @cached_property
@@ -46,7 +46,7 @@ class Space:
 
     @cached_property
     def taps(self) -> tuple[int, ...]:
-        """The loads that have an element for each of a window."""
+        """The loads that differ from element to element of a window."""
         loads = self.program.loads
         return tuple(n for n in range(len(loads)) if Load(n) in self.folded and self.under(loads[n].strides))
 
@@ -61,7 +61,7 @@ def normalize(spec: PoolSpec) -> Space:
     rank, program = len(spec.outer), spec.program
     columns = [list(s) for s in program.strides]
     windows = [(d, _simpler(window, spec.outer[d])) for d, window in spec.windows]
-    # Along a window of one element that has the number of its position, elements are positions.
+    # Along a window of one element whose number is its position, elements are positions.
     alike = [k for k, (d, w) in enumerate(windows) if w == Sliding(spec.outer[d], 1, 1, 1, 0)]
     for strides in columns:
         for k in alike:
@@ -75,7 +75,7 @@ def normalize(spec: PoolSpec) -> Space:
     order = sorted(range(rank), key=lambda d: (-steps[d], d))
     order = [d for d in order if spec.outer[d] != 1 or d in along]
     sizes: list[int] = []
-    merged: list[list[int]] = []  # a list of strides a dimension
+    merged: list[list[int]] = []  # one list of strides for each dimension
     place: dict[int, int] = {}
     for n, d in enumerate(order):
         column = [s[d] for s in columns]
@@ -96,7 +96,7 @@ def normalize(spec: PoolSpec) -> Space:
 
 
 def _simpler(window: Window, positions: int) -> Window:
-    """Returns windows that share elements out evenly slide."""
+    """Returns a window in simpler terms: adaptive windows of equal sizes slide, or cover."""
     if isinstance(window, Adaptive) and window.size % positions == 0:
         each = window.size // positions
         return Sliding(window.size, each, each, 1, 0)
@@ -107,7 +107,7 @@ def _simpler(window: Window, positions: int) -> Window:
 
 
 def width(window: Window, positions: int) -> int:
-    """Returns the elements that the windows at so many neighbouring positions span."""
+    """Returns how many elements the windows at ``positions`` neighbouring positions span."""
     return window.count if positions == 1 or isinstance(window, Adaptive) else window.span(positions)
 
 
@@ -129,7 +129,7 @@ def widest(space: Space) -> int:
 
 
 def index_type(space: Space) -> str:
-    """Returns int32 if every offset, and that of the elements just outside of the image, fits it."""
+    """Returns int32 if every offset, and that of the elements just outside of the image, fits it; else int64."""
     shape = (*space.outer, *(w.size for _, w in space.windows))
     reach = 1
     for op in space.program.operands:

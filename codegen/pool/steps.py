@@ -1,4 +1,4 @@
-"""Windows over planes, folded in two steps: along the columns of a plane, then along the rows of what that gives."""
+"""Windows over planes, folded in two steps: along the columns of a plane, then along the rows of the result."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from codegen.target import Target
 from codegen.windows import Adaptive
 
 THREADS = 256
-#: Elements of a block that are worth a barrier, and most bytes of their folds in shared memory.
+#: Fewest elements of a block that are worth a barrier, and most bytes of their folds in shared memory.
 LEAST_ELEMENTS, SHARED_BYTES = 1536, 48 * 1024
-#: What folds are kept as in between.
+#: The dtypes in which folds are kept in between.
 _DTYPES = {"float": dtypes.float32, "double": dtypes.float64}
 
 
 def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
-    """Returns the two steps for so many planes: windows along the columns, whose folds are what the first stores and
-    the second loads after all else; and windows along their rows, folded alike.
+    """Returns the two steps for ``planes`` planes.
+
+    The first has the windows along the columns, and stores their folds; the second loads these after all else, and
+    folds them alike in windows along their rows.
     """
     space = normalize(spec)
     program, rank = space.program, space.rank
@@ -55,11 +57,11 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
 
 
 def planes_of_block(spec: PoolSpec, target: Target) -> int:
-    """Returns the planes that a block folds in steps; 0 where that is not possible, or no better than each window by
+    """Returns how many planes a block folds in steps; 0 where this is not possible, or no better than each window by
     itself.
 
-    Threads side by side read columns side by side, in vectors; those of windows of different sizes by themselves would
-    read elements far apart, one by one.
+    In steps, neighbouring threads read neighbouring columns in vectors.  With windows of different sizes, each folded
+    by itself, they would read elements far apart, one by one.
     """
     space = normalize(spec)
     if not _separable(space) or not any(isinstance(window, Adaptive) for _, window in space.windows):
@@ -70,7 +72,8 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
     nbytes = columns * sum(_DTYPES[r.ctype].itemsize for r in space.program.reductions)
     if nbytes > SHARED_BYTES:
         return 0
-    # All that a thread reads is in flight at once where it has one vector of columns: a second waits for the first.
+    # Where a thread has one vector of columns, all that it reads is in flight at once: a second vector waits for the
+    # first.
     vectors = columns // vector_of_columns(spec)
     planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
     if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:
@@ -79,13 +82,16 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
 
 
 def vector_of_columns(spec: PoolSpec) -> int:
-    """Returns the columns that a thread folds at once: of two planes or more, so that vectors of each are aligned."""
+    """Returns how many columns a thread folds at once: those of two planes or more, so that vectors of each are
+    aligned.
+    """
     return widest(normalize(in_steps(spec, 2)[0]))
 
 
 def _separable(space: Space) -> bool:
-    """Returns whether windows are along the two innermost dimensions, the last contiguous, and can be folded one
-    after the other; all else is one dimension, the planes, which no position depends on.
+    """Tells whether windows lie along the two innermost dimensions, the last contiguous, and can be folded in turn.
+
+    All else must be one dimension, the planes, which no position depends on.
     """
     program = space.program
     return (

@@ -1,12 +1,13 @@
 """The rows family: reductions over rows, with pointwise work before, between and after them.
 
-The program runs in stages.  A stage is a loop over the row that combines what its reductions are of and stores what is
-known by then; after it every thread of the row has the results, and what follows from them alone is computed once.
-Between stages a row stays in registers or in shared memory, or is read again where it is too long for either.
+The program runs in stages.  A stage is a loop over the row that combines the values of its reductions and stores the
+values that are known by then.  After it every thread of the row has the results, and what follows from them alone is
+computed once.  Between stages a row stays in registers or in shared memory, or is read again where it is too long for
+either.
 
-The threads of a row are neighbours and read vectors of it (`rows.along`), or, where neighbouring elements are those of
-neighbouring rows, they are side by side in these (`rows.across`).  Where columns are combined, too, a block walks many
-rows (`rows.walk`); where parts of a row are, warps have them (`rows.segments`).
+The threads of a row are neighbours and read vectors of it (`rows.along`).  Where neighbours in memory belong to
+neighbouring rows, neighbouring threads have these rows (`rows.across`).  Where columns are combined, too, a block walks
+many rows (`rows.walk`); where segments of a row are reduced, each warp has whole ones (`rows.segments`).
 """
 
 from __future__ import annotations

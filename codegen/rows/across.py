@@ -1,7 +1,7 @@
-"""Rows kernels whose neighbouring elements are those of neighbouring rows: column sums, statistics of channels.
+"""Rows kernels whose neighbours in memory belong to neighbouring rows: column sums, statistics of channels.
 
-A thread has ``vector`` rows beside each other and reads an element of each in one access; threads side by side have
-the next rows, and as many of them as share a row read its elements in turn.
+A thread has ``vector`` neighbouring rows and reads an element of each in one access.  Neighbouring threads have the
+next rows, and the threads that share a row read its elements in turn.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
 
-#: Passes of a loop over rows that are read again which are all under way at once.
+#: Passes of a loop that reads rows again which are all in flight at once.
 PASSES = 4
 
 
 class AcrossRenderer(RowsRenderer):
-    """Kernels whose threads side by side are in neighbouring rows."""
+    """Writes kernels whose neighbouring threads are in neighbouring rows."""
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
         if schedule.form == "registers":  # no load waits for a reduction
             self.kept = self.stages.kept(early=True)
         self.dim = len(self.space.outer) - 1
-        #: threads side by side
+        #: neighbouring threads with rows of their own
         self.side = schedule.rows // schedule.vector
         self.unroll = -(-self.length // schedule.lanes)
         self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
-        #: shared memory for what threads exchange, by C type
+        #: C names of the shared memory for what threads exchange, by C type
         self._exchange: dict[str, str] = {}
 
     @property
     def _e(self) -> str:
-        """The number of a row among those of the thread."""
+        """C expression of the number of a row among those of the thread."""
         return "e" if self.s.vector > 1 else "0"
 
     def _place(self) -> None:
@@ -44,7 +44,7 @@ class AcrossRenderer(RowsRenderer):
         mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
         row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
         if self.count % s.rows:
-            # A thread without rows goes along with the last ones, for the others wait for it.
+            # A thread without rows computes the last ones again, for the others wait for it.
             w.line(f"const bool inside = {row} < {self.count};")
             row = f"inside ? {row} : {self.count - s.vector}"
         w.line(f"const {s.itype} row = {row};")
@@ -92,7 +92,7 @@ class AcrossRenderer(RowsRenderer):
                     self.emitter.statements(w, self.terms, lambda n, k=k: n == k)  # type: ignore[misc]
 
     def _read_again(self, chosen: list[int]) -> list[int]:
-        """Of some instructions those whose results others need, too."""
+        """Returns those of some instructions whose results others need, too."""
         program = self.program
         used: set[Value] = {v for k, i in enumerate(program.instructions) if k not in chosen for v in i.args}
         used |= {r.value for r in program.reductions} | {s.value for s in program.stores}
@@ -146,11 +146,11 @@ class AcrossRenderer(RowsRenderer):
     # ---- the elements of a row
 
     def _open_vectors(self, *, loading: bool = False) -> None:
-        """Writes a loop over the elements of its rows that are the thread's: ``col`` is one.
+        """Opens the loop over the thread's elements of its rows: ``col`` is the position of one.
 
-        In registers its passes are spelled out, and so are a few that read again: all their loads are under way at
-        once.  Those past the end are left out, or, when loading, read the last element, so that no load waits for a
-        condition.
+        Where rows stay in registers, its passes are spelled out, and so are a few that read again: all their loads are
+        in flight at once.  Passes past the end are left out, or, when loading, read the last element, so that no load
+        waits for a condition.
         """
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"

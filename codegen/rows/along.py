@@ -1,6 +1,4 @@
-"""Rows kernels whose threads side by side are at neighbouring elements of a row, which they read in vectors: threads of
-one block or of a cluster of them.
-"""
+"""Rows kernels whose neighbouring threads, of a block or a cluster, read neighbouring vectors of a row."""
 
 from __future__ import annotations
 
@@ -15,30 +13,30 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.rows.stages import Running
 from codegen.spec import RowsSpec
 
-#: Narrow elements of a row that a thread has, from which on registers matter that the converted ones would take.
+#: Narrow elements of a row in one thread from which on the registers for converted copies matter.
 MANY_ELEMENTS = 32
-#: Passes of a loop that is not spelled out which are unrolled; a thread's copies to shared memory that are.
+#: Passes of a loop that is not spelled out which are unrolled, and a thread's copies to shared memory that are.
 PASSES, MOST_COPIES = 4, 16
 
 
 class AlongRenderer(RowsRenderer):
-    """Kernels whose threads side by side are at neighbouring elements of a row."""
+    """Writes kernels whose neighbouring threads are at neighbouring elements of a row."""
 
     dim = -1
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
-        #: elements that the row's threads have between them, and how often they must for the whole row
+        #: elements that the row's threads take in one pass, and passes for the whole row
         self.step = schedule.lanes * schedule.cluster * schedule.vector
         self.unroll = -(-self.length // self.step)
         total, chunked = self.space.total, self.space.chunk is not None
         self.ragged = total % self.step != 0 or (chunked and (self.length % self.step or total % self.length) != 0)
-        #: whether a loop over the row is spelled out: what a thread has of it is in registers
+        #: whether a loop over the row is spelled out: a thread's elements are in registers
         self.unrolled = schedule.form == "registers"
         self._waits = schedule.cluster > 1
-        #: instructions of rows that were needed before others of their stage
+        #: instructions of rows that were written earlier than others of their stage
         self._early: set[int] = set()
-        #: of a loop that is open: the lines that say where a vector is, and whether the rest is under a condition
+        #: of the open loop: the lines that say where each vector is, and whether the rest is under a condition
         self._positions: dict[str, int] = {}
         self._guarded = False
         #: loads in registers that a loop has read
@@ -58,7 +56,7 @@ class AlongRenderer(RowsRenderer):
             return
         row = f"{block} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
         if self.count % s.rows:
-            # A thread without a row goes along with the last one, for the others wait for it.
+            # A thread without a row computes the last one again, for the others wait for it.
             w.line(f"const bool inside = {row} < {self.count};")
             row = f"inside ? {row} : {self.count - 1}"
         w.line(f"const {s.itype} row = {row};")
@@ -86,7 +84,7 @@ class AlongRenderer(RowsRenderer):
         return 0
 
     def _asynchronous(self) -> bool:
-        """Returns true if all that is kept in shared memory can be copied there without passing through registers."""
+        """Tells whether all that is kept in shared memory can be copied there without passing through registers."""
         kept = [self.program.loads[n] for n in self.kept]
         vector = self.s.vector
         return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
@@ -123,17 +121,19 @@ class AlongRenderer(RowsRenderer):
         return used
 
     def _kept_elements(self) -> int:
-        """Returns elements of a row, of one tensor, that a block keeps in shared memory."""
+        """Returns how many elements of a row, of one tensor, a block keeps in shared memory."""
         return self.unroll * self.s.lanes * self.s.vector
 
     @property
     def _at(self) -> str:
-        """Where a vector of the row lies in the block's shared memory."""
+        """C name of where a vector of the row lies in the block's shared memory."""
         return "at" if self.s.cluster > 1 else "col"
 
     def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
-        """Where narrow elements are wanted by themselves and for what an earlier loop has made of them, a compiler
-        keeps both in registers, as floats; they are converted again instead.
+        """Writes the statements for the elements of a vector.
+
+        Where narrow elements are used both as such and in what an earlier loop computed from them, a compiler keeps
+        both in registers, as floats; here they are converted again instead.
         """
         used = self._used(needed)
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
@@ -203,7 +203,7 @@ class AlongRenderer(RowsRenderer):
             self._run_out(k, one, parts[k])
 
     def _run_together(self, k: int, running: Running, part: str, most: str) -> None:
-        """Combines a running sum, and the maximum that goes with it, of all threads of a row."""
+        """Writes the combination of a running sum, and of its maximum, over all threads of a row."""
         w, s = self.w, self.s
         reduction = self.program.reductions[k]
         warps = s.lanes // 32
@@ -221,10 +221,10 @@ class AlongRenderer(RowsRenderer):
         self.terms[Reduced(running.most)] = name
 
     def _run_out(self, k: int, running: Running, part: str) -> None:
-        """Takes off what the elements of a running sum are to have taken off.
+        """Writes the factor that corrects a running sum for the shift of its elements.
 
-        Of infinite elements nothing was: what exp(most - shift) says of them then, 0, infinity or NaN, is right for
-        the sum, which is 0 or infinite as well.
+        Infinite elements were not shifted.  The factor exp(most - shift) is then 0, infinity or NaN, which is right for
+        the sum, too.
         """
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
@@ -256,10 +256,10 @@ class AlongRenderer(RowsRenderer):
     # ---- the vectors of a thread
 
     def _open_vectors(self, *, loading: bool = False) -> None:
-        """A loop over the thread's vectors of the row: ``col`` is where one begins.
+        """Opens the loop over the thread's vectors of the row: ``col`` is where one begins.
 
-        In registers its passes are spelled out; those past the end are left out, or, when loading, read the last
-        vector, so that no load waits for a condition.
+        Where rows stay in registers, its passes are spelled out; those past the end are left out, or, when loading,
+        read the last vector, so that no load waits for a condition.
         """
         w, s = self.w, self.s
         several = s.lanes * s.cluster > 1
@@ -298,12 +298,14 @@ class AlongRenderer(RowsRenderer):
             w.open(f"if ({self._inside(self.length // self.step)})")
 
     def _inside(self, full: int) -> str:
-        """Returns whether a pass has an element; the first ``full`` of a row that is not a part always have."""
+        """Returns the C condition that a pass has an element; the first ``full`` passes of a whole row always
+        have one.
+        """
         last = self.space.chunk is None or self.space.total % self.length == 0
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 
     def _from(self, start: str) -> str:
-        """Returns a position counted from the row's first element."""
+        """Returns the C expression of a position counted from the row's first element."""
         return start if self.begin == "0" else self.begin if start == "0" else f"{self.begin} + {start}"
 
     def _close_vectors(self) -> None:

@@ -1,4 +1,4 @@
-"""What both forms of a rows kernel have in common: its stages, and the statements for the elements of a vector."""
+"""What all forms of a rows kernel have in common: its stages, and the statements for the elements of a vector."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from codegen.spec import KernelSource, RowsSpec
 class RowsRenderer(ABC):
     """Writes a rows kernel.
 
-    A stage is a loop over the row that combines what its reductions are of and stores what is known by then; after it
-    every thread of the row has the results, and what follows from them alone is computed once.
+    A stage is a loop over the row that combines the values of its reductions and stores the values that are known by
+    then.  After it every thread of the row has the results, and what follows from them alone is computed once.
 
     dim  the dimension of the space along which the elements of a vector lie.
     """
 
     dim: int
-    #: names of variables, and of those that number positions, whose coordinates have their names and a number
+    #: names of C variables that number positions; coordinates are named after them, with a number
     positions: tuple[str, ...] = ("row", "col", "at")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
@@ -49,8 +49,8 @@ class RowsRenderer(ABC):
         #: loads that the L2 cache is to evict last
         everywhere = (*self.space.outer, *self.space.row)
         self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
-        #: reductions of columns or segments: the C expressions of what a thread has of them, for an element; and those
-        #: of the stage that is being written
+        #: for reductions of columns or segments: the C expressions of a thread's values, for an element; and those of
+        #: the stage that is being written
         self.columns: dict[int, str] = {}
         self.beside: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
@@ -73,7 +73,7 @@ class RowsRenderer(ABC):
         )
 
     def _body(self) -> int:
-        """Returns the statements of the kernel.  Returns the bytes of its dynamic shared memory."""
+        """Writes the statements of the kernel; returns the bytes of its dynamic shared memory."""
         self._place()
         self._row_values()
         shared = self._keep()
@@ -81,7 +81,7 @@ class RowsRenderer(ABC):
         return shared
 
     def _blocks(self) -> int:
-        """Returns blocks, or clusters of blocks."""
+        """Returns the number of blocks, or of clusters of blocks."""
         return -(-self.count // self.s.rows)
 
     def _stages(self) -> None:
@@ -102,37 +102,39 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _place(self) -> None:
-        """Writes ``row`` (the first of the thread's rows), and ``lane``: which of the row's threads this one is."""
+        """Writes ``row``, the first of the thread's rows, and ``lane``, its number among the row's threads."""
 
     @abstractmethod
     def _keep(self) -> int:
-        """Reads what several stages need.  Returns the bytes of dynamic shared memory for it."""
+        """Writes the reads of what several stages need; returns the bytes of dynamic shared memory for it."""
 
     @abstractmethod
     def _scalars(self, stage: int) -> None:
-        """Writes what follows from the reductions of the stage before, once a row."""
+        """Writes what follows from the reductions of the stage before, once for each row."""
 
     @abstractmethod
     def _part(self, reduction: Reduction) -> str:
-        """Declares what a thread combines its elements in; returns the C expression for an element's row."""
+        """Declares the variable in which a thread combines its elements; returns the C expression for an
+        element's row.
+        """
 
     @abstractmethod
     def _combined(self, parts: dict[int, str]) -> None:
-        """Combines the parts of each row's threads: the terms of the results of some reductions."""
+        """Writes the combination of the parts of each row's threads, and sets the terms of the reductions' results."""
 
     @abstractmethod
     def _row_stores(self, stage: int) -> None:
-        """Writes what has one value a row, by one of its threads."""
+        """Writes the stores with one value for each row, by one of its threads."""
 
     @abstractmethod
     def _open_vectors(self, *, loading: bool = False) -> None:
-        """Writes a loop over the thread's vectors of the row: ``col`` is where one is."""
+        """Opens the loop over the thread's vectors of the row: ``col`` is where one begins."""
 
     @abstractmethod
     def _close_vectors(self) -> None: ...
 
     def _stage(self, stage: int) -> None:
-        """Writes the loop over the row, and the reductions it makes."""
+        """Writes the loop over the row, and the reductions that it makes."""
         if not self.stages.ends(stage):
             return
         reductions = [k for k in range(len(self.program.reductions)) if self.stages.made(k) == stage]
@@ -146,7 +148,7 @@ class RowsRenderer(ABC):
             self._combined(parts)
 
     def _row_values(self) -> None:
-        """Writes the operands and indices with one value a row."""
+        """Writes the operands and indices with one value for each row."""
         self.rows = self._coordinates()
         n = len(self.space.outer)
         for k, operand in enumerate(self.program.loads):
@@ -165,7 +167,9 @@ class RowsRenderer(ABC):
                 self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _coordinates(self) -> Coordinates:
-        """Returns those of ``row`` that are needed; and of the elements of a part, where it begins and ends."""
+        """Returns the coordinates of ``row``, with those that are needed written; and writes where a part begins and
+        ends.
+        """
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
         if chunk is not None:
@@ -188,7 +192,7 @@ class RowsRenderer(ABC):
         return str(self.length) if self.space.chunk is None else "end"
 
     def _row_stored(self, stage: int) -> list[int]:
-        """Returns the stores of a stage with one value a row."""
+        """Returns the stores of a stage that have one value for each row."""
         return [
             k
             for k, store in enumerate(self.program.stores)
@@ -198,7 +202,7 @@ class RowsRenderer(ABC):
         ]
 
     def _of_row(self, stage: int) -> list[int]:
-        """Returns the instructions that follow from the reductions of the stage before, once a row."""
+        """Returns the instructions that follow from the reductions of the stage before, once for each row."""
         every = range(len(self.program.instructions))
         return [k for k in every if self.stages.stage(Result(k)) == stage and not self.stages.varies(Result(k))]
 
@@ -209,14 +213,14 @@ class RowsRenderer(ABC):
     # ---- the vectors of a thread
 
     def _kind(self, strides: tuple[int, ...]) -> str:
-        """Returns how the elements of a vector lie: "vector" (side by side), "uniform" (all the same one), or
+        """Returns how the elements of a vector lie: "vector" (contiguous), "uniform" (all the same one), or
         "element".
         """
         step = strides[self.dim]
         return "uniform" if step == 0 and self.s.vector > 1 else "vector" if step == 1 else "element"
 
     def _count(self, n: int) -> int:
-        """Returns the elements of a load that a thread holds for a vector."""
+        """Returns how many elements of a load a thread holds for a vector."""
         return 1 if self._kind(self.program.loads[n].strides) == "uniform" else self.s.vector
 
     def _offset(self, strides: tuple[int, ...]) -> str:
@@ -228,7 +232,7 @@ class RowsRenderer(ABC):
     cols: Coordinates
 
     def _read(self, n: int, target: str, offset: str, *, every: bool = False) -> None:
-        """Reads a vector of a load; every: also where all its elements are the same."""
+        """Writes the read of a vector of a load; with ``every``, also where all its elements are the same."""
         w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
         vector, kind = self.s.vector, self._kind(operand.strides)
         if vector == 1 or (kind == "uniform" and not every):
@@ -246,11 +250,11 @@ class RowsRenderer(ABC):
             w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
 
     def _copy(self, n: int, nbytes: int) -> str:
-        """Returns what copies so many bytes of a load to shared memory."""
+        """Returns the C function that copies ``nbytes`` bytes of a load to shared memory."""
         return "copy_async_evict_last" if n in self.evict_last and nbytes == 16 else f"copy_async<{nbytes}>"
 
     def _write(self, k: int, values: str, offset: str, guard: str = "") -> None:
-        """Writes the vector of a store."""
+        """Writes the store of a vector of results."""
         w, operand, pointer = self.w, self.program.stores[k].operand, self.pointers.stores[k]
         if self._kind(operand.strides) == "vector":
             w.line(f"{guard}store({plus(pointer, offset)}, {values});")
@@ -302,7 +306,7 @@ class RowsRenderer(ABC):
     def _run(
         self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
     ) -> None:
-        """Adds the elements of a vector to a running sum, of which the greatest element was another before."""
+        """Writes the addition of a vector's elements to a running sum whose greatest element was ``before``."""
         w, reduction = self.w, self.program.reductions[running.most]
         needed = self.stages.behind([running.value])
         shift = self.names.unique(reduction.name, "_shift")
@@ -314,19 +318,21 @@ class RowsRenderer(ABC):
             w.line(f"{part} += {self.emitter.term(running.value, terms)};")
 
     def _held(self, n: int) -> str:
-        """Makes sure that a vector of a load is in registers; returns the C expression of its element."""
+        """Writes the read of a vector of a load, unless it is in registers; returns the C expression of its element."""
         operand, name = self.program.loads[n], self._vector(n)
         self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._offset(operand.strides))
         return name + ("[e]" if self._count(n) > 1 else "")
 
     def _vector(self, n: int) -> str:
-        """Returns the name of the registers that hold a vector of a load within one loop."""
+        """Returns the C name of the registers that hold a vector of a load within one loop."""
         if n not in self._vectors:
             self._vectors[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._vectors[n]
 
     def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
-        """Returns the C expressions of an element's loads and indices; a conversion that is used twice is done once."""
+        """Returns the C expressions of an element's loads and indices; writes conversions that are used twice as
+        constants.
+        """
         program, terms = self.program, dict(self.terms)
         used = self._used(needed)
         for n, text in held.items():

@@ -1,4 +1,6 @@
-"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays meanwhile."""
+"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays in
+between.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,27 @@ from codegen.spec import RowsSpec
 from codegen.target import Target
 
 MAX_THREADS = 1024
-#: Elements of a row that one thread keeps in registers at best, each in 32 bits as the compiler may have it: enough
-#: for several accesses in flight, few enough for many threads.
+#: Elements of a row that one thread best keeps in registers, each in 32 bits as the compiler may hold it: enough for
+#: several accesses in flight, few enough for many threads.
 KEPT_WORDS = 32
 #: Threads that share a row in shared memory.
 SHARED_THREADS = 512
-#: Registers that a thread needs besides, more that keep the compiler from spilling, and the most in all.
+#: Registers that a thread needs besides, further ones that keep the compiler from spilling, and the most in all.
 OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
-#: Bytes of a row that are worth a block of a cluster.
+#: Fewest bytes of a row that are worth a block of a cluster.
 LEAST_CLUSTER_BYTES = 8 * 1024
-#: Schedules that are thought to be worse than the best by this are not tried, nor are more than so many.
+#: Schedules estimated to be worse than the best by this factor are not tried, nor are more than this number.
 PROMISING, MOST_TRIED = 1.4, 8
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
 #: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
 PORTABLE_BLOCKS = 8
-#: Shared memory that is left for what the threads exchange; across rows, what they may use for it.
+#: Shared memory that is left for what the threads exchange; across rows, the most that they use for it.
 EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
 #: Bytes in flight on an SM that keep the memory busy, and those that an SM could read while a kernel begins and ends.
 FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
-#: Across rows: the fewest neighbouring rows that are worth it, the most of a thread, the bytes that neighbouring
-#: threads should read side by side, and the fewest that do not waste what the memory delivers.
+#: Across rows: the fewest neighbouring rows that are worth it, the most rows of a thread, the bytes that neighbouring
+#: threads should read together, and the fewest that do not waste memory bandwidth.
 LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
 
 
@@ -49,11 +51,11 @@ class RowsSchedule(Schedule):
     lanes    threads of a row in a block, a power of two.
     rows     rows of a block, a power of two.
     itype    C type of positions and offsets.
-    across   threads side by side are in neighbouring rows, not at neighbouring elements of one.
+    across   whether neighbouring threads are in neighbouring rows, not at neighbouring elements of one.
     cluster  blocks of a row, a power of two.
-    resident blocks of an SM that the compiler must leave registers for; 0: as many as it likes.
-    stages   of a walk, the rows (or ``rows`` rows each) that are on the chip or on their way to it.
-    evict_last  the L2 cache evicts what is read once after what is written (`codegen.l2_policy`).
+    resident blocks per SM that the compiler must leave registers for; 0: it decides.
+    stages   of a walk, how many rows (or groups of ``rows`` rows) are in shared memory or in flight to it.
+    evict_last  whether the L2 cache evicts what is read once after what is written (`codegen.l2_policy`).
     """
 
     form: str
@@ -73,7 +75,7 @@ class RowsSchedule(Schedule):
 
 
 def reads_across(space: Space) -> bool:
-    """Returns true if most bytes have their neighbours in the next row, not in the same, and enough of them to be
+    """Tells whether most bytes have their neighbours in the next row, not in the same, and enough rows to be
     worth it.
     """
     dim = len(space.outer) - 1
@@ -115,8 +117,8 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         found += _in_shared(target, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
-    # What is looked at once from memory, but more often elsewhere, is neither worth a cluster nor shared memory, given
-    # enough rows.
+    # Rows that are read once from memory, but looked at more often elsewhere, are worth neither a cluster nor shared
+    # memory, if there are enough of them.
     one_look = stages_along(space, "memory", vector).loops == 1 < Stages(space).loops and count >= target.sms
     elsewhere = bool(promising) and (promising[0].cluster > 1 or promising[0].form == "shared")
     streams = one_look and elsewhere and lanes >= SHARED_THREADS
@@ -139,9 +141,9 @@ def _in_registers(
     once: Sequence[Operand],
     count: int,
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields rows in registers: (how bad they are thought to be, schedule), for so many rows.
+    """Yields schedules that keep rows in registers, each after its estimated badness, for ``count`` rows.
 
-    read, once  the loads that are kept, and those of a later stage: a compiler has all of these under way at once.
+    read, once  the loads that are kept, and those of a later stage: a compiler has all of these in flight at once.
     """
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
@@ -166,11 +168,11 @@ def _in_registers(
                 )
             bad = _badness(schedule, target, count, resident, itemsize, schedule.threads * nbytes)
             bad *= 1 + 0.01 * abs(log2(unroll * vector * words / KEPT_WORDS))
-            # Loads into registers are asked for by all blocks of a cluster before one goes on.
+            # All blocks of a cluster wait for their loads into registers before one goes on.
             bad *= 1.06 if cluster > 1 else 1.0
             # A pass whose last lanes have nothing to do costs its instructions, not its bytes.
             bad *= 1 + 0.1 * (unroll * lanes * cluster / vectors - 1)
-            # Lanes of a warp that read little side by side share what the memory delivers with other accesses.
+            # Lanes of a warp that read few bytes side by side use only a part of each memory access.
             width = min(op.dtype.itemsize for op in read) if read else 4
             bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
             yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
@@ -179,7 +181,9 @@ def _in_registers(
 def _in_shared(
     target: Target, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields rows in shared memory, several on an SM or as much of one as fits: as `_in_registers`."""
+    """Yields schedules that keep rows in shared memory, several on an SM or as much of one as fits: as
+    `_in_registers`.
+    """
     itemsize = sum(op.dtype.itemsize for op in kept)
     for most in (
         target.arch.shared_bytes_per_sm // 4,
@@ -193,12 +197,12 @@ def _in_shared(
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, target, count, resident, itemsize, nbytes)
             bad *= 1 + _alone(target, schedule, count) * -(-length // (vector * lanes * cluster))
-            # Every pass reads the row again, if only from there; a block alone on its SM hides nothing.
+            # Every pass reads the row again, if only from shared memory; a block alone on its SM hides no latency.
             yield (1.08 if resident == 1 else 1.03) * bad, schedule
 
 
 def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
-    """Yields rows whose segments are reduced by a warp each."""
+    """Yields schedules for rows whose segments are each reduced by a warp."""
     assert space.segments is not None
     lead = len(space.row) - space.segments.dims
     segments, size = prod(space.row[:lead]), prod(space.row[lead:])
@@ -227,7 +231,7 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 
 
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
-    """Returns what each access of a thread adds to a kernel where no other row hides how long one takes."""
+    """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency."""
     return 0.015 if count <= schedule.rows * target.sms else 0.0
 
 
@@ -236,15 +240,15 @@ def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, 
 
     count     rows in all.
     resident  blocks that an SM has room for.
-    itemsize  bytes of an element, of all tensors that are read.
+    itemsize  bytes of an element, over all tensors that are read.
     nbytes    that a block reads.
 
-    A block that waits for its row's last element, or for others of its cluster, needs others to load meanwhile; what it
-    computes is as much for elements of two bytes as for others, and a copy of these is sooner done.  What the blocks of
-    a cluster exchange takes longer the more they are, and a cluster begins and ends as one.
+    While a block waits for its row's last element, or for other blocks of its cluster, further blocks should load.
+    Elements of two bytes take as much computation as others, but are copied faster.  The exchange between the blocks of
+    a cluster takes longer the more there are, and a cluster begins and ends as one.
     """
     blocks = -(-count // schedule.rows) * schedule.cluster
-    share = max(1.0, nbytes * blocks / target.sms)  # of an SM, if all had as much to do
+    share = max(1.0, nbytes * blocks / target.sms)  # per SM, if all had as much to do
     idle = (BEGINNING_BYTES + nbytes) / (BEGINNING_BYTES + min(nbytes, share))
     few = 1 + 0.4 / itemsize / resident**2
     starved = 1 + max(0.0, 1 - resident * nbytes / min(FLIGHT_BYTES, share)) * 0.5
@@ -254,7 +258,7 @@ def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, 
 
 
 def _clusters(target: Target) -> list[int]:
-    """Returns numbers of blocks that may share a row."""
+    """Returns the numbers of blocks that may share a row."""
     if not target.arch.has_clusters:
         return [1]
     return [1, 2, 4, 8, 16] if target.arch.major in (9, 10) else [1, 2, 4, 8]
@@ -279,7 +283,7 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     enough = 2 * target.sms
     # Left alone, ptxas may spill a few words of a loop that stores, or adds up several things, to fit one more block.
     writes = any(space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
-    #: registers of a thread that reads again: a word for each of its columns of every operand and sum
+    #: registers of a thread that reads rows again: a word for each of its columns of every operand and sum
     columns = sum(any(op.strides[: len(outer)]) for op in program.loads) + len(program.reductions)
     again = OTHER_REGISTERS + vector * columns
 
@@ -293,11 +297,11 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
     for side in order[:3]:
-        # An SM with one block to work on needs a large one, and has all registers for it.
+        # An SM with few blocks to work on needs large ones, and has all registers for them.
         few = blocks(side) < 1.5 * target.sms
         bounded = writes or words > 0 or few
         memory: list[RowsSchedule] = []
-        # Parts that are looked at twice had better be those of small blocks, which do not wait for each other.
+        # Parts that are looked at twice are better in small blocks, which do not wait for each other.
         numbers = (
             (1024, 512, 256) if few else (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
         )
@@ -314,11 +318,11 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
                 continue
             resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
             memory.append(RowsSchedule("memory", vector, lanes, side * vector, itype, across=True, resident=resident))
-        if bounded and not few:  # as many threads as possible read again
+        if bounded and not few:  # as many threads as possible, which read rows again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory
 
 
 def _power(number: int) -> int:
-    """Returns the smallest power of two that is no smaller."""
+    """Returns the smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

@@ -1,6 +1,6 @@
 """Rows kernels that reduce segments of rows as well: the groups of a norm's gradient, and the channels of each group.
 
-A warp has whole segments, one after the other: their reductions need no barrier.
+A warp reduces whole segments, one after the other: their reductions need no barrier.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SegmentRenderer(AlongRenderer):
 
 
 class _Columns(Coordinates):
-    """Coordinates within a row: those of ``segment``, then those of ``col`` within it."""
+    """Coordinates within a row: those of the segment, from ``segment``, then those within it, from ``col``."""
 
     def __init__(self, w: Writer, row: tuple[int, ...], lead: int, itype: str) -> None:
         super().__init__(w, "col", row[lead:], itype, "col")

@@ -9,7 +9,7 @@ from codegen.expr import Operand, Program, Reduced
 from codegen.iteration import aligned, collapse, extent, memory_order, restrided, widest_vector
 from codegen.spec import RowsSpec, Segments, Walk
 
-#: Widest vector of the widest operand, in bytes: two accesses.
+#: Most bytes of a vector of the widest operand: two accesses.
 MAX_VECTOR_BYTES = 32
 
 
@@ -29,12 +29,12 @@ class Space:
         return operand.strides[len(self.outer) :]
 
     def varies(self, operand: Operand) -> bool:
-        """Returns true if an operand has more than one element a row."""
+        """Tells whether an operand has more than one element in a row."""
         return any(self.along(operand))
 
     @property
     def sums(self) -> dict[int, int]:
-        """The stores that take reductions of columns or of segments: the number of each -> that of its reduction."""
+        """The stores that take reductions of columns or of segments: the store's number -> the reduction's."""
         stores = [n for n, _ in self.walk.sums] if self.walk is not None else []
         found = {}
         for n in (*stores, *(self.segments.sums if self.segments is not None else ())):
@@ -45,11 +45,11 @@ class Space:
 
     @property
     def total(self) -> int:
-        """Elements along all that is reduced."""
+        """Elements along all reduced dimensions."""
         return prod(self.row)
 
     def bounds(self) -> list[int]:
-        """Returns what `index_type` needs to know: numbers of rows and of elements in one, and extents of operands."""
+        """Returns the extents for `index_type`: numbers of rows and of elements of a row, and extents of operands."""
         shape = (*self.outer, *self.row)
         parts = -(-prod(self.outer[-self.walk.dims :]) // self.walk.chunk) if self.walk is not None else 0
         sums = [step * (parts + 1) for _, step in (self.walk.sums if self.walk is not None else ())]
@@ -57,13 +57,15 @@ class Space:
 
     @property
     def length(self) -> int:
-        """Elements of a row: of a part, if they are reduced in parts (the last one may have fewer)."""
+        """Elements of a row, or of a part if rows are reduced in parts (the last part may have fewer)."""
         return self.total if self.chunk is None else min(self.chunk, self.total)
 
 
 def normalize(spec: RowsSpec) -> Space:
-    """Returns the space that a kernel walks.  The order of a row's elements is free: sums may be made in any; so is
-    that of the rows of which columns are combined.
+    """Returns the space that a kernel walks.
+
+    Its order within a row is free, as reductions may combine elements in any order; so is the order of rows whose
+    columns are combined.
     """
     program, n, walk = spec.program, len(spec.outer), spec.walk
     parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
@@ -100,18 +102,20 @@ def normalize(spec: RowsSpec) -> Space:
 
 
 def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
-    """Returns segments that the warps of each block of a row may have between them."""
+    """Returns how many segments the warps of each block of a row take at most."""
     warps = lanes // 32
     return -(-segments // (warps * cluster)) * warps
 
 
 def repeated(space: Space) -> list[int]:
-    """Of a walk, the loads that are the same for all rows that a block walks, but not for all elements of one."""
+    """Returns the loads of a walk that are the same for all rows that a block walks, but not for all elements
+    of one.
+    """
     return [n for n, op in enumerate(space.program.loads) if space.varies(op) and not _walked(space, op)]
 
 
 def streamed(space: Space) -> list[int]:
-    """Of a walk, the loads that have elements of their own in each row."""
+    """Returns the loads of a walk that have elements of their own in each row."""
     return [n for n, op in enumerate(space.program.loads) if space.varies(op) and _walked(space, op)]
 
 
@@ -129,7 +133,7 @@ def widest(space: Space, dim: int) -> int:
     if not contiguous or space.length == 0:
         return 1
     along = dim >= len(space.outer)
-    # Stores of results for each row are vectors, too, where the rows are side by side.
+    # Stores of results for each row are vectors, too, where neighbouring threads have neighbouring rows.
     beside = [op for op in space.program.operands if op.strides[dim] == 1] if not along else contiguous
 
     def suits(vector: int) -> bool:

@@ -1,8 +1,8 @@
 """The stages of a rows kernel: when its values are known, and what is made in one loop over the row.
 
-A softmax wants the maximum of its row first, m, then the sum of exp(x - m).  Both can be made in one loop: with the
-greatest element so far instead of m; where that grows, what there is of the sum shrinks by exp(smaller - greater)
-(Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).  Such a sum is a running one here.
+A softmax needs the maximum of its row, m, and then the sum of exp(x - m).  One loop can make both, with the greatest
+element so far instead of m: where that grows, the sum so far is multiplied by exp(smaller - greater) (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018).  Such a sum is called running here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from codegen.combiners import ADD, MAX
 from codegen.expr import Index, Load, Reduced, Result, Value
 from codegen.rows.space import Space
 
-#: Neighbours in a vector that are worth an exponential more, to look at shared memory once less.
+#: Elements of a vector from which on reading shared memory once less is worth the exponentials of running sums.
 LEAST_NEIGHBOURS = 4
 
 
@@ -22,9 +22,9 @@ LEAST_NEIGHBOURS = 4
 class Running:
     """The sum of exp(x - shift), made in the loop of the maximum of x.
 
-    most   the number of that reduction.
+    most   the number of that maximum's reduction.
     value  what is summed.
-    shift  a value of the row that is known with its maximum, such as that.
+    shift  a value of the row that is known once its maximum is, such as the maximum itself.
     """
 
     most: int
@@ -33,7 +33,8 @@ class Running:
 
 
 class Stages:
-    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 those of values of stage n.
+    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 the reductions over values of
+    stage n.
 
     running  the reductions that are running sums, by number.
     """
@@ -49,7 +50,7 @@ class Stages:
         self.last = max((self.stage(v) for v in self._ends()), default=0)
 
     def _ends(self) -> list[Value]:
-        """Returns what is stored; of a column's reduction, what it combines."""
+        """Returns the values that are stored, or combined in reductions of columns or segments."""
         program, sums = self._space.program, self._sums
         return [program.reductions[sums[n]].value if n in sums else s.value for n, s in enumerate(program.stores)]
 
@@ -68,7 +69,7 @@ class Stages:
         return self.stage(self._space.program.reductions[reduction].value)
 
     def varies(self, value: Value) -> bool:
-        """Returns true if a value differs from element to element of a row."""
+        """Tells whether a value differs from element to element of a row."""
         if isinstance(value, Result):
             return self._varies[value.instruction]
         if isinstance(value, Load):
@@ -78,37 +79,38 @@ class Stages:
         return False
 
     def ends(self, stage: int) -> list[Value]:
-        """Returns the values that the loop over the row of a stage is for: what is reduced, and what is stored for each
-        element; but not what running sums are of, which follows from the value whose maximum is made.
+        """Returns the values that a stage's loop over the row is for: those reduced, and those stored for each element.
+
+        Values of running sums are left out: they follow from the values whose maximum is made.
         """
         program = self._space.program
         made = [k for k in range(len(program.reductions)) if k not in self.running and self.made(k) == stage]
         return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
 
     def stored(self, stage: int) -> list[int]:
-        """Returns the stores of a stage with a value for each element."""
+        """Returns the stores of a stage that have a value for each element."""
         stores = enumerate(self._space.program.stores)
         elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
         return [n for n, value in elements if self.stage(value) == stage]
 
     def needed(self, stage: int) -> set[Value]:
-        """Returns all varying values that the loop of a stage computes or reads, but for running sums."""
+        """Returns all varying values that the loop of a stage computes or reads, except for running sums."""
         return self.behind(self.ends(stage))
 
     def behind(self, ends: Iterable[Value]) -> set[Value]:
-        """Returns all varying values that some values take, themselves included."""
+        """Returns all varying values that ``ends`` depend on, themselves included."""
         return {value for value in self._space.program.needed(ends) if self.varies(value)}
 
     @property
     def loops(self) -> int:
-        """How often the row is looked at."""
+        """How many loops over the row there are."""
         return sum(bool(self.ends(stage)) for stage in range(self.last + 1))
 
     def kept(self, form: str = "registers", *, early: bool = False) -> list[int]:
-        """Returns the loads that more than one stage needs, and that had better stay on the chip between them: not
-        those of which many elements are the same, in shared memory, where they would take the place of all.
+        """Returns the loads that more than one stage needs, and that should stay on the chip in between.  In shared
+        memory, loads whose elements repeat along a row are left out, for each would take a place of its own.
 
-        early  also those of later stages, so that all are under way at once.
+        early  whether to add the loads of later stages, so that all are in flight at once.
         """
         uses = [self.needed(stage) for stage in range(self.last + 1)]
         loads = self._space.program.loads
@@ -118,21 +120,23 @@ class Stages:
 
 
 def stages_along(space: Space, form: str, vector: int) -> Stages:
-    """Returns the stages of a kernel whose threads have vectors of a row, with running sums where these save a look
-    at it: another look at registers costs less than the exponentials of the sums' scales.
+    """Returns the stages of a kernel whose threads read vectors of a row.
+
+    They have running sums where these save a loop over memory, or over shared memory in long vectors: another loop over
+    registers costs less than the exponentials that rescale the sums.
     """
     plain = Stages(space)
     again = form == "memory" or (form == "shared" and vector >= LEAST_NEIGHBOURS)
     if not again or space.walk is not None or space.segments is not None:
         return plain
     found = Stages(space, _running(space, plain))
-    # What is known sooner by running sums may be a maximum without what is taken off.
+    # With running sums, a maximum may be known sooner than the value that is subtracted.
     together = all(found.stage(one.shift) == found.stage(Reduced(one.most)) for one in found.running.values())
     return found if together and found.loops < plain.loops else plain
 
 
 def _running(space: Space, plain: Stages) -> dict[int, Running]:
-    """Returns the reductions that can be running sums, of each maximum one at most."""
+    """Returns the reductions that can be running sums, at most one for each maximum."""
     program, found = space.program, dict[int, Running]()
     for k, reduction in enumerate(program.reductions):
         value = reduction.value

@@ -1,12 +1,12 @@
-"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, in one look at what is read.
+"""Rows kernels that combine columns as well: a norm's gradient and those of its weights, reading everything once.
 
-A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine of each
-column stays in registers all the while, and is stored once, at the end: a row for each part.  The next rows are on
-their way into shared memory meanwhile, which hides how long they take from a block that waits for a row's reductions.
-Where a row that has arrived goes on to registers, the next one follows it piece by piece into the same place.
+A block walks the rows of a part one after the other, or some of them side by side.  What its threads combine for each
+column stays in registers all the while, and is stored once, at the end: a row for each part.  Meanwhile the next rows
+are in flight to shared memory, so that their latency is hidden while a block waits for a row's reductions.  Where a row
+is moved on to registers, the next one follows it piece by piece into the same place.
 
-Which rows are a part's is up to the kernel, for the parts are combined in the end: those of neighbouring parts are
-neighbours, so that what all blocks read and write at a time lies together in memory.
+Which rows belong to a part is up to the kernel, as the parts are combined in the end.  Neighbouring parts have
+neighbouring rows, so that what all blocks read and write at one time lies together in memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import repeated, streamed
 from codegen.spec import RowsSpec
 
-#: Variables that number rows, beside ``row``.
+#: C variables that number rows, besides ``row``.
 _POSITIONS = ("first", "fetched", "after")
 
 
 class WalkRenderer(AlongRenderer):
-    """Kernels whose blocks walk many rows and combine their columns."""
+    """Writes kernels whose blocks walk many rows and combine their columns."""
 
     positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
@@ -38,16 +38,16 @@ class WalkRenderer(AlongRenderer):
         assert walk is not None
         self.walk = walk
         self.unrolled = True
-        #: rows of which columns are combined, and in how many parts
+        #: rows of which columns are combined, and the number of parts they are in
         self.walked = prod(self.space.outer[-walk.dims :])
         self.parts = -(-self.walked // walk.chunk)
-        #: rows of each part, None where some have one more than others; and how often a block goes to the next
+        #: rows of each part, None where some parts have one more than others
         self.each = self.walked // self.parts if self.parts and self.walked % self.parts == 0 else None
         self._begins = "part" if self.count == self.walked else "begin"
         self._last = "count - 1" if self.each is None else f"uint32({self.each - 1})"
-        #: rows that are on their way while one is worked on
+        #: rows that are in flight while one is worked on
         self.ahead = schedule.stages - 1
-        #: whether the next row takes the place of what has gone on to registers
+        #: whether the next row takes the place of one that has moved on to registers
         self.follows = schedule.form == "registers" and self.ahead > 0
         #: elements of a row, of one tensor, in shared memory
         self.room = self._kept_elements() if self.follows else self.length
@@ -61,9 +61,9 @@ class WalkRenderer(AlongRenderer):
             self._own[k] = self.names.unique(self.program.reductions[k].name, "_own")
             self.columns[k] = f"{self._own[k]}[{self._u}][{'e' if schedule.vector > 1 else '0'}]"
         self._exchanged: dict[int, str] = {}
-        #: loads: the shared memory in which they arrive
+        #: by load: C name of the shared memory in which it arrives
         self._arriving: dict[int, str] = {}
-        #: operands with one value a row: the names of that of the next one
+        #: by operand with one value for each row: C name of the next row's value
         self._next: dict[int, str] = {}
 
     @property
@@ -114,7 +114,7 @@ class WalkRenderer(AlongRenderer):
         return shared
 
     def _turns(self) -> str:
-        """Returns how often a block goes on to other rows."""
+        """Returns the C expression of how many steps a block takes through its rows."""
         w, s = self.w, self.s
         if self.each is not None:
             return str(-(-self.each // s.rows))
@@ -124,13 +124,13 @@ class WalkRenderer(AlongRenderer):
         return "steps"
 
     def _number(self, later: int) -> str:
-        """Returns which of its part's rows a thread works on, some steps later."""
+        """Returns the C expression of the number of the thread's row in its part, ``later`` steps from now."""
         rows = self.s.rows
         step = f"step {'+' if later > 0 else '-'} {abs(later)}" if later else "step"
         return step if rows == 1 else f"{f'({step})' if later else step} * {rows} + sub"
 
     def _position(self, name: str, number: str) -> None:
-        """Declares the row of a number; a thread without a row goes along with the last one."""
+        """Declares the row with a number; a thread without a row computes the last one again."""
         w, itype = self.w, self.s.itype
         if self._has_inside and name == "row":
             w.line(f"const bool inside = {number} < {'count' if self.each is None else self.each};")
@@ -164,7 +164,9 @@ class WalkRenderer(AlongRenderer):
     # ---- before the first row
 
     def _before(self) -> None:
-        """What is the same for all rows, the columns' reductions, and what the threads exchange."""
+        """Writes what is the same for all rows, the columns' reductions, and the memory for what the threads
+        exchange.
+        """
         w, s, n = self.w, self.s, len(self.space.outer)
         sums = [self.program.stores[store].operand for store, _ in self.walk.sums]
         same = [op for op in self.program.loads if not any(op.strides[n - self.walk.dims : n])]
@@ -205,7 +207,7 @@ class WalkRenderer(AlongRenderer):
                     w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
 
     def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
-        """Returns coordinates of a row, those that some strides need being there already."""
+        """Writes those coordinates of a row that some strides need; returns the coordinates."""
         return Coordinates(self.w, position, self.space.outer, self.s.itype, position).write(every)
 
     def _row_value(self, k: int, rows: Coordinates) -> str:
@@ -228,7 +230,7 @@ class WalkRenderer(AlongRenderer):
         return used
 
     def _slot(self, step: str, slots: int) -> str:
-        """Returns where the row of a step lies in shared memory: the number of its first element."""
+        """Returns the C expression of where the row of a step begins in shared memory, in elements."""
         rows = self.s.rows
         slot = f"{step} % {slots}" if slots > 1 else "0"
         if rows > 1:
@@ -236,7 +238,7 @@ class WalkRenderer(AlongRenderer):
         return f"{slot} * {self.room}" if slot != "0" else "0"
 
     def _copies(self, into: str) -> None:
-        """Copies of a vector of each tensor begin."""
+        """Writes the start of the copies of a vector of each tensor."""
         for n in self.kept:
             operand, name, pointer = self.program.loads[n], self._arriving[n], self.pointers.loads[n]
             offset = self._offset(operand.strides)
@@ -247,13 +249,13 @@ class WalkRenderer(AlongRenderer):
                 self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {source});")
 
     def _fetched(self, number: str) -> None:
-        """The row whose copies begin."""
+        """Declares the row whose copies begin."""
         self._position("fetched", number)
         self.rows = self._numbered("fetched", [self.program.loads[n].strides for n in self.kept])
 
     @property
     def _mine(self) -> str:
-        """Where a thread's vector lies in a row in shared memory."""
+        """C expression of where a thread's vector lies in a row in shared memory."""
         s = self.s
         if not (self.follows and self.ragged):
             return "col"
@@ -262,7 +264,7 @@ class WalkRenderer(AlongRenderer):
         return vector if s.vector == 1 else f"{vector} * {s.vector}"
 
     def _first_rows(self, rows: str) -> None:
-        """Copies of the first rows begin."""
+        """Writes the start of the copies of the first rows."""
         w, several = self.w, self.ahead > 1
         w.line("// A thread reads back what it copied itself.")
         with w.block(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else ""):
@@ -275,7 +277,9 @@ class WalkRenderer(AlongRenderer):
             self._close_vectors()
 
     def _take_over(self, rows: str) -> None:
-        """What has arrived of a row goes on to registers, and copies of a later one begin in its place."""
+        """Writes how an arrived row is moved on to registers, and the start of the copies of a later row into its
+        place.
+        """
         w, own = self.w, self.rows
         for n in self.kept:
             name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
@@ -299,7 +303,7 @@ class WalkRenderer(AlongRenderer):
         self.rows = own
 
     def _fetch(self, rows: str) -> None:
-        """Copies of the rows of a later step begin."""
+        """Writes the start of the copies of a later step's rows."""
         w, s = self.w, self.s
         w.line("// A thread reads back what it copied itself.")
         with w.block(f"if (step < {rows})"):
@@ -321,7 +325,7 @@ class WalkRenderer(AlongRenderer):
         return self._arrived(n)
 
     def _arrived(self, n: int) -> str:
-        """Reads what has arrived of a row; returns the C expression of an element."""
+        """Writes the read of an arrived row's vector; returns the C expression of an element."""
         vector, source = self.s.vector, f"{self._arriving[n]} + at + {self._mine}"
         if vector == 1:
             return f"{self._arriving[n]}[at + {self._mine}]"
@@ -364,7 +368,9 @@ class WalkRenderer(AlongRenderer):
     # ---- after the last row
 
     def _finish(self) -> None:
-        """Combines what the rows side by side have of each column, and stores it."""
+        """Writes how threads with neighbouring rows combine their values of each column, and the stores of the
+        results.
+        """
         w, s, n = self.w, self.s, len(self.space.outer)
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")

@@ -1,4 +1,4 @@
-"""Schedules of rows kernels that combine columns: how many threads walk a row, and how many rows are on their way."""
+"""Schedules of rows kernels that combine columns: how many threads walk a row, and how many rows are in flight."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from codegen.rows.stages import Stages
 from codegen.spec import RowsSpec
 from codegen.target import Target
 
-#: Registers that a thread needs beside what it keeps; the most elements of a row that it should have, and the most
-#: words of columns' reductions.  As many elements as are best: fewer leave barriers with little to hide behind.
+#: Registers that a thread needs besides what it keeps; the most elements of a row that it should have; the most words
+#: of columns' reductions; and the best number of elements: with fewer, little hides the barriers.
 OTHER_REGISTERS, MOST_ELEMENTS, MOST_SUM_WORDS, BEST_ELEMENTS = 40, 32, 48, 16
-#: Threads of blocks whose rows are too short for all of them, and those that keep an SM busy.
+#: Threads of blocks whose rows are too short for all of them, and threads that keep an SM busy.
 SHORT_THREADS, BUSY_THREADS = (512, 256, 1024), 512
-#: Bytes on their way to an SM that keep the memory busy, and those that are best: more take turns with what is written.
+#: Bytes in flight to an SM that keep the memory busy, and the best number: more interfere with what is written.
 FLIGHT_BYTES, BEST_FLIGHT_BYTES = 32 * 1024, 64 * 1024
-#: Bytes that a block reads from one barrier to the next, so that these take less long than reading.
+#: Bytes that a block should read from one barrier to the next, so that barriers take less time than reading.
 STEP_BYTES = 32 * 1024
-#: Rows side by side that have a barrier each, and rows on their way: the most in shared memory.
+#: Most groups of rows that have a barrier each, and most rows in shared memory.
 MOST_BARRIERS = 8
 MOST_STAGES = 16
 
@@ -40,25 +40,25 @@ def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
 
 
 def _aligned(space: Space, vector: int) -> bool:
-    """Returns true if parts of columns begin where vectors may."""
+    """Tells whether parts of columns begin where vectors may."""
     assert space.walk is not None
     sizes = ((space.program.stores[n].operand.dtype.itemsize, step) for n, step in space.walk.sums)
     return all(step * size % min(16, vector * size) == 0 for size, step in sizes)
 
 
 def sum_words(space: Space) -> int:
-    """Returns 32-bit registers that the reductions of one column take."""
+    """Returns how many 32-bit registers the reductions of one column take."""
     return sum((SIZE_OF[space.program.reductions[k].ctype] + 3) // 4 for k in set(space.sums.values()))
 
 
 def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields (how bad they are thought to be, schedule)"""
+    """Yields schedules, each after its estimated badness."""
     program, walk = space.program, space.walk
     assert walk is not None
     vectors = max(1, -(-space.length // vector))
     walked = max(1, prod(space.outer[len(space.outer) - walk.dims :]))
     blocks = prod(space.outer) // walked * -(-walked // walk.chunk)
-    wanted = max(1, -(-blocks // target.sms))  # blocks of an SM
+    wanted = max(1, -(-blocks // target.sms))  # blocks per SM
     fetched = [program.loads[n].dtype.itemsize for n in streamed(space)]
     kept = [n for n in Stages(space).kept() if n in streamed(space)]
     read, same = (
@@ -107,7 +107,7 @@ def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tu
                 bad = waste * (1 + 0.2 * max(0.0, -busy) + 0.03 * max(0.0, busy))
                 step_bytes = max(1, threads * resident * unroll * vector * sum(fetched))
                 bad *= 1 + 0.15 * max(0.0, log2(STEP_BYTES / step_bytes))
-                # Rows side by side hide each other's reductions, if there are several to wait for.
+                # Groups of rows hide each other's reductions, if there are several to wait for.
                 bad *= 1.05 if rows > 1 and reductions == 1 else 1.0
                 bad *= 1 + 0.04 * abs(log2(unroll * vector / BEST_ELEMENTS))
                 bad *= 1 + max(0.0, own / limit - 1) * 4 + 0.3 * (wanted / resident - 1)
