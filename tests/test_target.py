@@ -83,11 +83,13 @@ def test_names() -> None:
 
 
 def test_devices() -> None:
-    def device(title: str, capability: tuple[int, int], sms: int) -> Target:
-        return of_device(title, capability, sms, 48 * MIB, 1900, 7e5)
+    def device(title: str, capability: tuple[int, int], sms: int, memory_rate: float = 7e5) -> Target:
+        return of_device(title, capability, sms, 48 * MIB, 1900, memory_rate)
 
-    assert device("NVIDIA H200", (9, 0), 132) is TARGETS["h200"]
-    assert device("NVIDIA H100 80GB HBM3", (9, 0), 132) is TARGETS["h100"]
+    assert device("NVIDIA H200", (9, 0), 132, 4.917e6) is TARGETS["h200"]
+    assert device("NVIDIA H100 80GB HBM3", (9, 0), 132, 3.352e6) is TARGETS["h100"]
+    assert device("NVIDIA H100 NVL", (9, 0), 132, 3.9e6).memory_rate == 3.9e6
+    assert device("NVIDIA A100-PCIE-40GB", (8, 0), 108, 1.555e6).memory_rate == 1.555e6
     own = device("NVIDIA H100 PCIe", (9, 0), 114)
     assert (own.arch.name, own.sms, own.l2_bytes, own.clock, own.memory_rate) == ("sm_90a", 114, 48 * MIB, 1900, 7e5)
     assert (own.mma, own.clusters_of(3)) == (TARGETS["h200"].mma, 38)
