@@ -82,8 +82,8 @@ class AttentionWgmmaSchedule(Schedule):
     def joined(self, spec: AttentionSpec) -> bool:
         """Tells whether the first product of a tile of queries begins while the tile before ends.
 
-        Not where the tile before may have no tile of keys.  Nor where every tile of queries has just one tile of keys,
-        the same and incomplete: there the compiler finds no registers for products that go on around the loop.
+        Not where the tile before may have no tile of keys.  Nor where the same tile of keys is incomplete for all
+        queries: there the compiler, which knows this, finds no registers for products that go on around the loop.
         """
         return (
             self.ahead > 1
