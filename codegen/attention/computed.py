@@ -122,9 +122,7 @@ class RowsPrologue(Elements):
             return
 
     def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
-        """Yields the tensors read at the coordinates' places: operand, C name, strides over the space, and
-        first place.
-        """
+        """Yields what is read at places given by coordinates: operand, C name, strides over the space, first place."""
         program = self.program
         for n in self.varying_loads():
             yield program.loads[n], self.pointers.loads[n], program.loads[n].strides, 0
