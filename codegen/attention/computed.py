@@ -33,13 +33,14 @@ Store: TypeAlias = Callable[[str], None]
 class Rows:
     """A tile of rows.
 
-    first    the C expression of its first row; last is that of all rows, which stands for those behind it, or None if
-             there are none.
+    first    the C expression of its first row.
+    last     the C expression of the last of all rows, which stands for those behind it; None if there are none.
     size     rows of the tile.
     padded   elements of its rows, 0 behind their own.
-    thread   the C expression of a thread's number, of so many ``threads``.
+    thread   the C expression of a thread's number, out of ``threads``.
     batch    C expressions of the coordinates of the batch.
-    itype    the C type of coordinates, element that of what is stored.
+    itype    the C type of coordinates.
+    element  the C type of what is stored.
     """
 
     first: str

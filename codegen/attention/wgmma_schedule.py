@@ -22,7 +22,7 @@ PANEL = 64  # 16-bit elements of 128 bytes
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
-#: The same where a warp beside it looks at queries to come.
+#: The same where a second warp looks at queries to come.
 SPANNED_REGISTERS = {1: (56, 240), 2: (40, 232), 3: (56, 152), 4: (56, 104)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}

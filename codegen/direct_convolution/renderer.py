@@ -13,8 +13,6 @@ from codegen.kernel import headers, heading, locate, parameter, signature, title
 from codegen.naming import Names, Writer
 from codegen.spec import KernelSource
 
-#: C names that the kernels use themselves.
-
 
 class Renderer(ABC):
     """What all forms share: the heading, where a block is, which taps meet which rows."""
