@@ -45,7 +45,7 @@ class ScatterSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class ScatterSchedule(Schedule):
-    """Threads of a block; each has one update, or walks all along the axis."""
+    """Threads of a block; each has one update, or walks all updates along the axes."""
 
     threads: int
     itype: str

@@ -373,7 +373,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table says.
+    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table has for page j
+    / size.
 
     table   strides over batch + (page,).
     size    rows of a page, which is a block.

@@ -74,7 +74,7 @@ class AttentionWgmmaSchedule(Schedule):
     alternate: bool = False
 
     def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
-        """Returns registers of a thread of the producer and of a consumer."""
+        """Returns how many registers a thread of the producer and one of a consumer have."""
         if spanned:
             return SPANNED_REGISTERS[self.groups]
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
