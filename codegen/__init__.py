@@ -45,9 +45,7 @@ def render(spec: KernelSpec, schedule: Schedule | None = None, target: Target = 
 
 
 def coarse_products(spec: KernelSpec, schedule: Schedule) -> int | None:
-    """Returns how many fp8 products a kernel lets tensor cores add up in fewer bits than float32; None if it adds none
-    so.
-
-    See `codegen.family.Form`.
+    """Returns the ``coarse_products`` of a schedule's form (`codegen.family.Form`): fp8 products added up in fewer bits
+    than float32, or None.
     """
     return form_of(schedule).coarse_products(spec, schedule)

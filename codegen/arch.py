@@ -103,7 +103,7 @@ class Arch:
         SM.
 
         The compiler gives every thread as many as fit, a multiple of 8.  There are never more: a warpgroup that asks
-        for more than the others have given up waits for ever.
+        for more than the others have given up waits forever.
         """
         return threads * min(self.registers_per_sm // (threads * blocks) // 8 * 8, 256)
 

@@ -67,8 +67,8 @@ class Run:
 
     element  C variable that counts them.
     missing  the condition under which one does not exist, given its number; None if all of them always do.
-    clamped  C expression of the coordinate along the run, held inside, if what becomes of a missing result does not
-             matter: none is left out then.
+    clamped  C expression of the coordinate along the run, held inside the space; given if results that do not exist may
+             be computed like others: none is left out then.
     """
 
     count: int

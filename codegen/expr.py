@@ -63,7 +63,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Index:
-    """A position that depends on the element's coordinates: the value of the program's n-th ``indices``."""
+    """A position that depends on the element's coordinates: the value of entry n of the program's ``indices``."""
 
     index: int
 
@@ -108,8 +108,8 @@ class TableRead(Instruction):
     exists.
 
     position   the template of the position.
-    indexed    whether the second argument is an index that is a term of the position; the others are factors of terms.
-    multiples  the numbers by which these are multiplied, and the constant term.
+    indexed    whether the second argument is an index, which is a term as it is; the others are multiplied by numbers.
+    multiples  these numbers, and the constant term.
     """
 
     position: str = ""

@@ -70,7 +70,7 @@ def merge_outer(
 ) -> tuple[tuple[int, ...], Program, list[Strides]]:
     """Returns a program over rows, the last dimension, with the outer dimensions merged in memory order.
 
-    As (sizes of the outer dimensions, program, the ``extra`` strides treated likewise).
+    The result is (sizes of the outer dimensions, program, the ``extra`` strides treated likewise).
     """
     n, every = len(outer), [*program.strides, *extra]
     leading = leader(program).strides[:n]
@@ -151,8 +151,8 @@ def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
 def coordinates(
     w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], dims: Iterable[int] | None = None
 ) -> list[str]:
-    """Writes coordinates of a row-major position, for all dimensions or some, as constants ``prefix0``, ``prefix1``,
-    ...
+    """Writes coordinates of a row-major position as constants ``prefix0``, ``prefix1``, ..., for all dimensions or
+    some.
 
     Returns the names for all dimensions.
     """
@@ -239,7 +239,7 @@ class Point:
 
 
 def at_most(text: str, largest: int, itype: str) -> str:
-    """Returns the C expression of the smaller of an unsigned expression and a number."""
+    """Returns the C expression of the smaller of an expression and a number."""
     return f"min({text if itype == 'uint32' else f'{itype}({text})'}, {itype}({largest}))"
 
 

@@ -140,8 +140,7 @@ def from_the_end(source: KernelSource) -> KernelSource:
 
 
 def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSource:
-    """Returns a kernel that is one of several launched one after the other, so that its beginning overlaps with the end
-    of the one before.
+    """Returns a kernel that is one of several launched one after the other, so that launches overlap.
 
     first  whether none of them is launched before it.
     early  whether the next one's blocks may come in as soon as all of its own have begun.

@@ -38,7 +38,7 @@ class ReductionPanels:
 
     @property
     def chunks(self) -> int:
-        """Panels of a tap."""
+        """How many panels a tap has."""
         return -(-self.channels // self.panel)
 
     @property
@@ -47,7 +47,7 @@ class ReductionPanels:
 
     @property
     def stages(self) -> int:
-        """Stages that the whole reduction takes."""
+        """How many stages the whole reduction takes."""
         return -(-self.panels // self.per_stage)
 
 
@@ -57,12 +57,12 @@ class MappedOperand:
 
     along_k   whether a row of the tile in shared memory runs along the reduction (else along rows or columns of the
               result: the transposed layout of wgmma).
-    terms     one C expression a dimension of the map, innermost first, with the placeholders {c} (channel), {t0},
-              {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
-    offsets   for im2col the expressions of the tap's offsets, innermost first.
+    terms     one C expression for each dimension of the map, innermost first, with the placeholders {c} (channel),
+              {t0}, {t1}, ... (taps), {o} (row or column) and {b0}, ... (batch).
+    offsets   for im2col: the C expressions of the tap's offsets, innermost first.
     pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
               whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
-    taps      and the sizes of (*taps, panels of channels), in which a panel of rows has its number.
+    taps      for the same: the sizes of (*taps, panels of channels), over which panels of rows are numbered.
     """
 
     map: TensorMap

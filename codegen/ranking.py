@@ -1,6 +1,4 @@
-"""The order in which schedules are tried: cost models rank them, but no model sees all that tells two
-schedules apart.
-"""
+"""The order in which schedules are tried: cost models rank them, but none sees everything."""
 
 from __future__ import annotations
 

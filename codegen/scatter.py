@@ -1,8 +1,8 @@
-"""The scatter family: each value of a program is combined with the element that an index selects, in zeroed memory.
+"""The scatter family: each value of a program is combined with the element that an index selects.
 
-A thread has one update, and combines integers atomically: whatever the order, the result is the same.  Products, for
-which there is no atomic with a reliable order, have one thread for all updates that share their other coordinates: it
-walks them.
+Elements begin as neutral values.  A thread has one update, and combines integers atomically: whatever the order, the
+result is the same.  Products, for which there is no atomic with a reliable order, have one thread for all updates that
+share their other coordinates: it walks them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from codegen.target import Target
 
 @dataclass(frozen=True)
 class ScatterSpec(KernelSpec):
-    """result[..., index, ...] = the same combined with a value, for each value; where the index is outside, nothing.
+    """result[..., index, ...] = itself combined with a value, for each value; where the index is outside, nothing.
 
     shape     sizes of the values' dimensions.
     axes      the dimensions along which the index varies; the others are the result's, too.
@@ -45,7 +45,7 @@ class ScatterSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class ScatterSchedule(Schedule):
-    """Threads of a block; each has one update, or walks all along the axis."""
+    """Threads of a block; each has one update, or walks all updates along the axes."""
 
     threads: int
     itype: str

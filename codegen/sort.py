@@ -56,7 +56,7 @@ class SortSpec(KernelSpec):
 
     @property
     def runs(self) -> int:
-        """Runs of a row."""
+        """How many runs a row has."""
         return -(-self.count // self.run) if self.count else 0
 
 

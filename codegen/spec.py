@@ -19,10 +19,9 @@ class KernelSpec:
 
     @property
     def own_points(self) -> tuple[tuple[int, ...], int] | None:
-        """The program's space, and the number of the argument that is its first load; None if threads read what others
-        write.
+        """The program's space and the number of the argument that is its first load; or None.
 
-        Not None if every thread reads its loads only at those points whose results it writes.
+        None unless every thread reads its loads only at those points whose results it writes.
         """
         return None
 
@@ -121,7 +120,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments: parts of a row that are reduced by themselves as well.
+    """Parts of a row, called segments, that are reduced by themselves as well.
 
     dims  how many of the last dimensions of a row a segment has.
     sums  the program's stores that take a segment's reduction, which is used for nothing else: their strides along the
@@ -374,7 +373,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table says.
+    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table has for page j
+    / size.
 
     table   strides over batch + (page,).
     size    rows of a page, which is a block.

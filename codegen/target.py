@@ -142,7 +142,7 @@ def target(name: str) -> Target:
         return TARGETS[name]
     arch, every = _arch(name), list(TARGETS.values())
     older = [t for t in every if t.arch.compute_capability <= arch.compute_capability] or every[:1]
-    like = max(older, key=lambda t: (t.arch.compute_capability, t.arch == arch))  # of equals the first
+    like = max(older, key=lambda t: (t.arch.compute_capability, t.arch == arch))  # the first among equals
     return like if like.arch == arch else replace(like, name=name, arch=arch, measured=(), assumed=_FIGURES)
 
 

@@ -130,8 +130,8 @@ class TilePath:
 
     @property
     def granule(self) -> int:
-        """How many elements of a piece share all coordinates of the reduction but the last, and are inside the limits
-        or not.
+        """How many elements of a piece share all coordinates of the reduction but the last, and lie all inside or all
+        outside of the limits.
         """
         if not self.along_k:
             return 1

@@ -218,7 +218,7 @@ class BackwardFragments(BackwardScores):
             w.line(f"attention::round_to_fragments<{self.element_type}>(d, {factor});")
 
     def store(self, sums: str, op: Operand, name: str, elements: int, width: int, factor: float) -> None:
-        """Stores sums from registers."""
+        """Writes the store of sums from registers."""
         times = "" if factor == 1 else f"{literal(factor, 'float')} * "
         extents, tile = (self.whole.rows, elements), (self.height, width)
         self.store_sums(name, op, "r0", extents, tile, lambda i: f"{times}{sums}[{i}]")

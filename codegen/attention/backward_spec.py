@@ -93,7 +93,7 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """What the kernel reads beside the program's loads: its first arguments."""
+        """What the kernel reads besides the program's loads: its first arguments."""
         a = self.attention
         return (a.q, a.k, a.v, a.out, self.lse, self.row_dot)
 

@@ -71,7 +71,7 @@ def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> in
 
 
 def registers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> tuple[int, int]:
-    """Returns registers of a thread of the producer and of a consumer."""
+    """Returns how many registers a thread of the producer and one of a consumer have."""
     few = registers_held(spec, s.cols, apart=s.apart) <= MOST_WITH_FEWER
     return FEWER if s.groups == 2 and few else REGISTERS[s.groups]
 

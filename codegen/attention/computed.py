@@ -33,13 +33,14 @@ Store: TypeAlias = Callable[[str], None]
 class Rows:
     """A tile of rows.
 
-    first    the C expression of its first row; last is that of all rows, which stands for those behind it, or None if
-             there are none.
+    first    the C expression of its first row.
+    last     the C expression of the last of all rows, which stands for those behind it; None if there are none.
     size     rows of the tile.
     padded   elements of its rows, 0 behind their own.
-    thread   the C expression of a thread's number, of so many ``threads``.
+    thread   the C expression of a thread's number, out of ``threads``.
     batch    C expressions of the coordinates of the batch.
-    itype    the C type of coordinates, element that of what is stored.
+    itype    the C type of coordinates.
+    element  the C type of what is stored.
     """
 
     first: str
@@ -122,9 +123,7 @@ class RowsPrologue(Elements):
             return
 
     def _read(self) -> Iterator[tuple[Operand, str, Sequence[int], int]]:
-        """Yields the tensors read at the coordinates' places: operand, C name, strides over the space, and
-        first place.
-        """
+        """Yields what is read at places given by coordinates: operand, C name, strides over the space, first place."""
         program = self.program
         for n in self.varying_loads():
             yield program.loads[n], self.pointers.loads[n], program.loads[n].strides, 0

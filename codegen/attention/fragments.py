@@ -308,7 +308,7 @@ class ScoreFragments(Scores):
                 w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{self.offset(spec.stats, 'm')}] = {text};")
 
     def store(self, out: str, width: int) -> None:
-        """Stores the results, or what the epilogue makes of them, from registers."""
+        """Writes the store of the results, or of what the epilogue makes of them, from registers."""
         w, spec = self.w, self.spec
         extents, tile = (spec.rows, spec.width), (self.block_rows, width)
         if self.epilogue is None:

@@ -21,7 +21,7 @@ class RandomWords:
     """Random words that a program compares with one number.
 
     steps     strides of the elements' numbers over the space.
-    above     strides of the upper halves of these numbers, for tensors of 2^31 elements and more; else None.
+    above     strides of their counters' second word, in tensors of 2^31 elements and more; else None.
     compared  the instruction that compares the words.
     least     the least word that is large enough.
     """
@@ -41,7 +41,7 @@ class RandomWords:
         return f"{word} >= {self.least}u" if self.least < 1 << 32 else "false"
 
     def numbers(self, program: Program, constant: Callable[[Value], str], place: Sequence[str]) -> list[str]:
-        """Returns the C expressions of the upper half of the element's number, the seed and the offset.
+        """Returns the C expressions of the counter's second word, the seed and the offset.
 
         ``constant`` returns the C expression of a value that is the same for all elements; ``place`` are the
         coordinates.

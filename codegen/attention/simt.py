@@ -207,7 +207,7 @@ class _Renderer:
                 w.line(f"{test}o[r][c] += weight * shared.values[j][c * {LANES} + lane];")
 
     def _store(self) -> None:
-        """Stores an element of a result, if it exists."""
+        """Writes the store of an element of a result, if it exists."""
         w, spec, scores = self.w, self.spec, self.scores
         test = f"if (n < {spec.width}) " if spec.width % LANES else ""
         if scores.epilogue is None:

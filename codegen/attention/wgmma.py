@@ -38,7 +38,7 @@ from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
 from codegen.spec import AttentionSpec, KernelSource, TensorMap
 
-#: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
+#: Exponent of the largest power of two that an 8-bit float holds, which the largest exponential of a row becomes.
 LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}
 
 
@@ -96,9 +96,9 @@ class _Renderer(AttentionResults):
         self.order = self.names.unique(spec.order.name) if spec.order is not None and dynamic(spec) else ""
         self.tiles = -(-spec.rows // schedule.rows)
         self.batches = prod(spec.batch)
-        #: whether the first product of a tile of queries begins while the one before ends; both have tiles of keys
         #: whether lanes of a warp bring the pages of a tile side by side
         self.spread = spec.pages is not None and not spec.ranges and min(p.size for p in spec.pages) < schedule.keys
+        #: whether the first product of a tile of queries begins while the tile before ends; both have tiles of keys
         self.joined = schedule.joined(spec)
 
     def render(self) -> KernelSource:

@@ -38,8 +38,7 @@ class AttentionResults(Producer):
     def _meet(self) -> None:
         """Writes a barrier of a consumer's warps, before one thread releases what all of them waited for.
 
-        Without products, which warps run together, a warp might be so late that it would find the next contents in its
-        place.
+        Warps multiply in step.  Where nothing is multiplied, one may be so late that its data have been overwritten.
         """
         self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
 

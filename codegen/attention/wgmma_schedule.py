@@ -22,7 +22,7 @@ PANEL = 64  # 16-bit elements of 128 bytes
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 #: The same where the producer looks at the tiles.
 LISTING_REGISTERS = {1: (80, 240), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
-#: The same where a warp beside it looks at queries to come.
+#: The same where a second warp looks at queries to come.
 SPANNED_REGISTERS = {1: (56, 240), 2: (40, 232), 3: (56, 152), 4: (56, 104)}
 #: Registers of a consumer's thread that scores, probabilities and results may take.
 HELD = {1: 200, 2: 208, 3: 128, 4: 80}
@@ -74,7 +74,7 @@ class AttentionWgmmaSchedule(Schedule):
     alternate: bool = False
 
     def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
-        """Returns registers of a thread of the producer and of a consumer."""
+        """Returns how many registers a thread of the producer and one of a consumer have."""
         if spanned:
             return SPANNED_REGISTERS[self.groups]
         return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
@@ -82,8 +82,8 @@ class AttentionWgmmaSchedule(Schedule):
     def joined(self, spec: AttentionSpec) -> bool:
         """Tells whether the first product of a tile of queries begins while the tile before ends.
 
-        Not where the tile before may have no tile of keys.  Nor where every tile of queries has just one tile of keys,
-        the same and incomplete: there the compiler finds no registers for products that go on around the loop.
+        Not where the tile before may have no tile of keys.  Nor where the same tile of keys is incomplete for all
+        queries: there the compiler, which knows this, finds no registers for products that go on around the loop.
         """
         return (
             self.ahead > 1

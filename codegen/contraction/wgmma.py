@@ -99,7 +99,7 @@ class _Renderer(Producer, ContractionResults):
         size: int,
         total: int,
     ) -> TileLoader | None:
-        """Returns the loader that fills the tiles of an operand; None if TMA or a gathering producer brings them."""
+        """Returns the loader that fills the tiles of an operand; None if they come otherwise."""
         if not isinstance(side, TilePath):
             return None
         inner, threads = ROW_BYTES // self.itemsize, self.s.producer_warpgroups * GROUP

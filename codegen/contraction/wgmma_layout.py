@@ -21,7 +21,7 @@ GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
 TAIL = 128  # a block's shared memory behind the buffers is counted in units of so many bytes
 RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
-CARRIED_BYTES = 384  # the same, at most, where warps carry out their own rows: longer chunks have fewer ends of rows
+CARRIED_BYTES = 384  # most bytes of that row where warps carry out rows of their own: longer rows have fewer ends
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
 LEAST_STAGES = 3  # of the ring, besides buffers that hold operands
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
@@ -219,9 +219,7 @@ class Layout:
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:
-        """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
-        threads.
-        """
+        """The outputs' tensor maps; None if one cannot have a map: then threads write all of them."""
         found = []
         if self.spec.results:
             return None

@@ -61,7 +61,9 @@ class Producer:
         w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
 
     def phase_range(self) -> tuple[str, str]:
-        """Returns the first and last stage of a tile whose batch is a phase, once its coordinates are written."""
+        """Returns the first stage of a tile whose batch is a phase, and the one behind its last; writes what they
+        depend on.
+        """
         w, k = self.w, self.parts.reduction
         values = self.batch_values()
         counts = []

@@ -181,7 +181,7 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
 def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
     """Returns how many elements an unstrided filter reaches to the left and to the right of a run of outputs.
 
-    Negative if it does not reach its end.
+    A number is negative where the filter falls short of the run's end.
     """
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
@@ -282,7 +282,7 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def _halved(size: int, enough: int) -> int:
-    """Returns a power of two, halved for as long as the result is ``enough``."""
+    """Returns a power of two, halved for as long as the result is at least ``enough``."""
     while size > 1 and size // 2 >= enough:
         size //= 2
     return size

@@ -28,8 +28,8 @@ LEAST_VECTORS = 8
 def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Iterator[PointwiseSchedule]:
     """Yields schedules of this form, best guess first.
 
-    None if an operand is not contiguous along the rows, if rows or the whole space are short, or if the program reads
-    tables: it runs outside of rows as well.
+    There are none if an operand is not contiguous along the rows, if rows or the whole space are short, or if the
+    program reads tables: it runs outside of rows as well.
     """
     shape, program = normalize(spec)
     operands = [op for op in program.operands if any(op.strides)]

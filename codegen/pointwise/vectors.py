@@ -235,7 +235,7 @@ class _Renderer:
             self.w.line(f"{kind} {self.body.register(n)}[{self.schedule.unroll}];")
 
     def _packs(self, n: int) -> bool:
-        """Returns true if a load of an unrolled loop is kept as packed words."""
+        """Tells whether a load of an unrolled loop is kept as packed words."""
         vector = self.kinds[n] == "vector" and self.schedule.unroll > 1
         return vector and packs(self.program.loads[n], self.schedule.vector, self._ragged)
 

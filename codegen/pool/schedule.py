@@ -141,7 +141,7 @@ def down(space: Space, s: PoolSchedule) -> int:
 
 
 def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[float, ...]:
-    """Returns how many accesses a thread reads for each result; more if threads are too few."""
+    """Returns how many accesses a thread makes for each result; more if threads are too few."""
     many = patch(space, s)
     accesses = 0.0
     for n in space.taps or (0,):

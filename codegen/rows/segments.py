@@ -16,7 +16,7 @@ from codegen.spec import RowsSpec
 
 
 class SegmentRenderer(AlongRenderer):
-    """Kernels whose warps each read segments of a row."""
+    """Writes kernels whose warps each reduce segments of a row."""
 
     positions = (*AlongRenderer.positions, "segment")
 

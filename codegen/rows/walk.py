@@ -214,7 +214,7 @@ class WalkRenderer(AlongRenderer):
         """Returns the C expression of an operand's value for a row."""
         return f"{self.pointers.loads[k]}[{rows.offset(self.program.loads[k].strides[: len(self.space.outer)])}]"
 
-    # ---- rows on their way
+    # ---- rows in flight
 
     def _ring(self) -> int:
         """Declares the shared memory in which rows arrive; returns its bytes."""
