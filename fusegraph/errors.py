@@ -69,7 +69,7 @@ class ResultsError(FusegraphError):
 
 
 class NotSupportedError(FusegraphError):
-    """An engine that cannot run every graph (cuDNN) refuses this one, or a front door has nothing for some nodes; the
+    """An engine that cannot run every graph (cuDNN) refuses this one, or a frontend has no op for some nodes; the
     message has the reason and the nodes.
 
     reason  the reason alone, in the engine's own words; "" where the message is no more than that.
@@ -108,7 +108,7 @@ class OutOfMemoryError(FusegraphError, MemoryError):
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """Names as a message lists them: the first ones, and how many more there are."""
+    """Returns names as a message lists them: the first ones, and how many more there are."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
