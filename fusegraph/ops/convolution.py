@@ -67,20 +67,18 @@ def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
 
 
 def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """Returns positions of a window over a spatial dimension; 0 where it does not fit."""
+    """Returns the number of positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
     return room // attributes["stride"][axis] + 1 if room >= 0 else 0
 
 
 def _columns(x: Array) -> Array:
-    """Returns groups x channels x positions with the positions in one dimension: what a matrix product takes."""
+    """Joins the positions behind (images, groups, channels) in one dimension, as a matrix product takes them."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
 def _turned(filters: Array, mode: str) -> Array:
-    """Returns filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial
-    dimensions.
-    """
+    """Returns filters as a cross-correlation has them: flipped in space if the mode is "convolution"."""
     return np.flip(filters, tuple(range(2, filters.ndim))) if mode == "convolution" else filters
 
 
@@ -204,7 +202,7 @@ register(
 
 
 def _smallest(positions: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """Returns the smallest size over which a window has so many positions, negative if none has."""
+    """Returns the smallest size over which a window has so many positions, negative if there is none."""
     step = attributes["stride"][axis]
     smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
     return 0 if -step < smallest < 0 else smallest
@@ -222,9 +220,7 @@ def _dgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Sizes:
-    """Returns the smallest spatial sizes over which a window has so many positions; those that none has are
-    negative.
-    """
+    """Returns the smallest spatial sizes over which a window has so many positions; negative where there is none."""
     rank = len(positions)
     how = {"stride": spread(stride, rank, "stride", 1), "padding": spread_padding(padding, rank)}
     reach = _reach(taps, spread(dilation, rank, "dilation", 1))
@@ -356,7 +352,7 @@ def _wgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def _taps(size: int, positions: int, attributes: Attributes, axis: int) -> range:
-    """Returns how many taps a filter may have whose window has so many positions over a size."""
+    """Returns the numbers of taps with which a filter has so many positions over a size."""
     longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
     shortest = longest - attributes["stride"][axis] + 1
     step = attributes["dilation"][axis]
