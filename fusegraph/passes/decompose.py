@@ -65,7 +65,7 @@ _OPS = {**TABLE, NARROW.name: NARROW}
 
 
 class _Expansion:
-    """Adds one composite's nodes to a graph; called by the op's ``expand`` once a node."""
+    """Adds one composite's nodes to a graph; the op's ``expand`` calls it for each node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph, self._node = graph, node
