@@ -102,11 +102,11 @@ def one_hot(
 
 
 def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Returns elements of x by their index along an axis, as NumPy's take_along_axis and torch's gather.
+    """Returns elements of x along an axis by index: for axis 1, [i, j, k] is x[i, index[i, j, k], k].
 
-    For axis 1, element [i, j, k] is x[i, index[i, j, k], k].  x has any dtype, index holds integers.  The result has
-    index's shape, which has x's rank and, except along ``axis``, is no larger than x's.  Positions outside of the axis
-    are clamped to its ends.  Raises DTypeError, ShapeError.
+    That is NumPy's take_along_axis and torch's gather.  x has any dtype, index holds integers.  The result has index's
+    shape, which has x's rank and, except along ``axis``, is no larger than x's.  Positions outside of the axis are
+    clamped to its ends.  Raises DTypeError, ShapeError.
     """
     (axis,) = normal_axes(axis, x.rank)
     _check_integers(index)
@@ -274,11 +274,11 @@ def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Seque
 
 
 def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
-    """Returns sums of products by Einstein's convention, as NumPy's einsum.
+    """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batched matmul.
 
-    "bij,bjk->bik" is a batch of matrix products.  Operands are combined from left to right, each step a matrix product
-    where something is summed.  "..." stands for dimensions that broadcast.  The result and all intermediate sums and
-    products have the promoted dtype.  Raises AttributeValueError, ShapeError.
+    Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
+    dimensions that broadcast.  The result and all intermediate sums and products have the promoted dtype.  Raises
+    AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
     dtype = reduce(promote, (x.dtype for x in operands))

@@ -63,8 +63,9 @@ class FileError(FusegraphError):
 
 
 class ResultsError(FusegraphError):
-    """Rows of a benchmark that do not belong beside those of a file: of another machine, with other libraries or by
-    another command; the message says what differs.
+    """Rows of a benchmark that do not belong beside those of a file.
+
+    They are of another machine, other libraries or another command; the message says what differs.
     """
 
 
@@ -98,9 +99,7 @@ class UnsupportedModelError(ModelError, NotSupportedError):
 
 
 class KernelError(FusegraphError):
-    """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of
-    bounds.
-    """
+    """A kernel failed on the CPU engine: a deadlock, a barrier not reached by all threads, an access out of bounds."""
 
 
 class OutOfMemoryError(FusegraphError, MemoryError):

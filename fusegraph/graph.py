@@ -76,7 +76,7 @@ class Graph(Operations):
         layout: str | None = None,
         strides: Iterable[int] | None = None,
     ) -> Tensor:
-        """Returns an input of the graph.
+        """Adds an input to the graph, and returns it.
 
         shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
         ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.

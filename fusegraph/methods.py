@@ -106,11 +106,10 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(self: Operations, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
-    """Returns the tensor in another dtype.
+    """Returns the tensor in another dtype: floats round to nearest even, or truncate and saturate to integers.
 
-    Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0.  What an 8-bit float does not
-    hold, infinity included, becomes its largest number, or with saturate=False infinity (NaN where the dtype has no
-    infinity).
+    NaN becomes the integer 0.  What an 8-bit float does not hold, infinity included, becomes its largest number, or
+    with saturate=False infinity (NaN where the dtype has no infinity).
     """
     return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
 

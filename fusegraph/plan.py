@@ -68,8 +68,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph ready to be built: the passes that ran on it, the partition of what they made, its kernels in order, and
-    where intermediates lie.
+    """A graph ready to be built.
+
+    It has the passes that ran, the partition of what they made, the kernels in order, and where intermediates lie.
     """
 
     graph: Graph

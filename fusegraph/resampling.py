@@ -29,9 +29,8 @@ _MODES = get_args(Mode)
 def resample(
     self: Operations, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None
 ) -> Tensor:
-    """Returns weighted sums of elements along an axis.
+    """Returns sums over k of ``weights[i, k] * x[index[i, k]]`` along an axis; without weights, ``x[index[i]]``.
 
-    Element i of the result is the sum over k of ``weights[i, k] * x[index[i, k]]``; without weights it is x[index[i]].
     index (n,) or (n, taps) holds positions on the axis; weights are finite numbers, as many as index has, and need an x
     of floats.  The result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError.
     """

@@ -33,11 +33,10 @@ def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
 
 
 class _Space:
-    """The two spaces of a group: that of the elements, where the nodes before the windows are computed, and that of the
-    windows.
+    """The two spaces of a group: the elements, for which the nodes before the windows are computed, and the windows.
 
     before  nodes that windows are made of.
-    after   all others, and those of the first that are needed for each window too: they are computed in both.
+    after   all others, and nodes of ``before`` that each window needs too: they are computed in both spaces.
     """
 
     def __init__(self, view: GroupView, options: Options) -> None:

@@ -224,10 +224,10 @@ register(
 
         o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,
         v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
-        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what the others need of
-        it: it may be left out, as its own gradient then is.
+        and bias.  A query that meets no key has the gradient 0.  The stats contain what the other gradients need of a
+        sink_token: it may be left out, and then there is no gradient by it.
 
-        A packed batch is said as in sdpa; tokens of no sequence have the gradient 0.  As everything masked, they
+        A packed batch is given as in sdpa; tokens of no sequence have the gradient 0.  Like all that is masked, they
         are multiplied with 0 unless their whole tile is masked: they have to be finite.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.

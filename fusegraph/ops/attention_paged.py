@@ -17,7 +17,7 @@ TABLES = ("page_table_k", "page_table_v")
 
 
 def table_shape(t: TensorType) -> tuple[int, int] | None:
-    """Returns (batches, pages) of a table, None for the number in place of one that was left out."""
+    """Returns (batches, pages) of a table; None for the number in place of an omitted one."""
     if len(t.shape) == 4 and t.shape[1] == t.shape[3] == 1:
         return t.shape[0], t.shape[2]
     return (t.shape[0], t.shape[1]) if len(t.shape) == 2 else None

@@ -174,7 +174,7 @@ composite(
     _softmax_reference,
     _softmax,
     """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
-    infinity, as this formula gives in NumPy; of no elements there are none.""",
+    infinity, as this formula gives in NumPy.""",
 )
 
 

@@ -184,10 +184,10 @@ register(
         keeps_layout=True,
         doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
 
-        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before,
-        after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution"
-        flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).
-        dtype, compute_dtype and the accumulator are as for matmul.
+        stride, dilation: an integer, or one for each spatial dimension.  padding: an integer, one for each dimension,
+        or (before, after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode
+        "convolution" flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in,
+        NHWC out).  dtype, compute_dtype and the accumulator are as for matmul.
 
         algorithm: "direct" sums up the products as they are.  "winograd_2x2" and "winograd_4x4" are Winograd's for 3x3
         filters in float32, with a stride and dilation of 1 and one group: 2.25 and 4 times fewer products; errors are
@@ -327,10 +327,11 @@ register(
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
 
         From the loss (N, K, positions...), the gradient of the convolution's result, and its filter (K, C / groups,
-        taps...).  size: an integer or one a spatial dimension; by default the smallest over which the convolution has
-        as many positions as the loss.  stride, padding, dilation, groups and mode are those of the convolution; groups
-        is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in memory as the loss
-        does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for conv_fprop.""",
+        taps...).  size: an integer, or one for each spatial dimension; by default the smallest over which the
+        convolution has as many positions as the loss.  stride, padding, dilation, groups and mode are those of the
+        convolution; groups is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in
+        memory as the loss does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for
+        conv_fprop.""",
     )
 )
 
@@ -431,7 +432,7 @@ register(
         doc="""Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.
 
         From the image (N, C, spatial...) and the loss (N, K, positions...), the gradient of the convolution's result.
-        taps: an integer or one a spatial dimension; may be left out where only one filter fits, as with stride 1.
+        taps: an integer, or one for each spatial dimension; may be left out where only one fits, as with stride 1.
         stride, padding, dilation, groups and mode are those of the convolution; groups is 1 if it is not given.  The
         result lies in memory as the image does (a filter in KRSC from an image in NHWC).  dtype, compute_dtype and the
         accumulator are as for matmul.""",

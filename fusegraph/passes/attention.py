@@ -32,11 +32,11 @@ from fusegraph.pattern import Found, Pattern, made_of, only_consumer, op
 
 @dataclass(frozen=True)
 class _Match:
-    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one, which is
-    the product with the values or a reshape of that.
+    """What an attention node stands for: the nodes from the product of queries and keys to the last one, ``out``.
 
-    weight is what the values are multiplied with, chain the nodes that make it of probabilities, the first of which is
-    the one that divides exponentials by what they add up to.
+    out     the product with the values (``second``), or a reshape of it.
+    weight  what the values are multiplied with.
+    chain   the nodes that make it: the one that divides exponentials by their sum, and what follows, without casts.
     """
 
     out: Node

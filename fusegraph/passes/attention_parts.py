@@ -115,10 +115,10 @@ class Subgraph:
 def weight_of(
     graph: Graph, members: Collection[Node], chain: tuple[Node, ...], last: Tensor, compute: DType
 ) -> tuple[tuple[Weight, tuple[Tensor, ...]] | None, set[Node]]:
-    """Returns what a chain makes of its first node's result, up to ``last``, with the tensors that it needs; and its
-    nodes.
+    """Returns what a chain makes of its first node's result, up to ``last``, as a graph, and the nodes of that.
 
-    The former is None for a chain of one node.  Raises Declined unless the chain is linear in that result.
+    The graph comes with the tensors that it reads; it is None for a chain of one node.  Raises Declined unless the
+    chain is linear in that result.
     """
     begin, *rest = chain
     if not rest:
