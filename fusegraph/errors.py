@@ -47,7 +47,7 @@ class ToolchainError(FusegraphError):
 
 
 class CacheError(FusegraphError):
-    """The cache folder cannot be used, with the path and the reason."""
+    """The cache folder cannot be used; the message has the path and the reason."""
 
 
 class WorkspaceError(FusegraphError):

@@ -32,8 +32,8 @@ MAX_RANK = 64
 def check_shape(shape: object) -> tuple[int, ...]:
     """Returns the shape as a tuple of ints.
 
-    Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits, and for more
-    than `MAX_RANK` of them.
+    Raises ShapeError for sizes that are not non-negative integers, or whose product is more than `MAX_ELEMENTS`, and
+    for more than `MAX_RANK` of them.
     """
     try:
         result: tuple[int, ...] = several(integer)(shape)

@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def copies(self) -> Mapping[Tensor, tuple[Tensor, ...]]:
-        """What else stands for a tensor, where several kernels compute the same."""
+        """The tensors that are copies of a tensor, where several kernels compute the same."""
         return self.steps.note("copies")
 
     @property

@@ -48,7 +48,7 @@ def position(value: Any) -> int:
 
 
 def number(value: Any) -> float | int:
-    """Returns a number that is not NaN: an integer of at most 64 bits, or a float."""
+    """Returns a number that is not NaN: an integer of at most 64 bits, signed or unsigned, or a float."""
     if isinstance(value, (bool, np.bool_)):
         raise Unfit("a number")
     if hasattr(type(value), "__index__"):

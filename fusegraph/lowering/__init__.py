@@ -1,4 +1,4 @@
-"""Group -> kernel specification, one module a kernel family."""
+"""Group -> kernel specification, one module for each kernel family."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Declined unless contractions can share operand A's tiles and the kernel of a result."""
+    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel."""
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"

@@ -43,7 +43,7 @@ BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75
 #: The share of that which remains where one instruction computes two elements.
 PAIR = 0.5
 #: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the operand can: each element is
-#: an access of its own to the L2 cache then, mostly for what others want.
+#: then an access of its own to the L2 cache, most of whose bytes are for other elements.
 SCATTERED = 64.0
 #: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8

@@ -58,7 +58,7 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
 
 
 def keeps_whole(found: Parallelism) -> bool:
-    """Returns true if a kernel reads its rows once and writes as much: its blocks are enough, or have little to do."""
+    """Returns true if a kernel may read its rows once and write as much: it has enough blocks, or each little to do."""
     return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
 
 

@@ -121,7 +121,7 @@ class Combined:
 
     @property
     def part(self) -> Combined:
-        """The mode of parts, which ``combiner`` makes the result of."""
+        """The mode of parts, whose results ``combiner`` combines."""
         return next(m for m in PARTS.values() if (m.combiner, m.before) == (self.combiner, self.before))
 
     def combine(self, x: Array, axes: Axes, *, keepdims: bool = False) -> Array:

@@ -32,7 +32,7 @@ BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
-#: Bytes that neighbouring rows have side by side in a block, of enough blocks for all.
+#: At most so many bytes of neighbouring rows lie side by side in a block.
 SIDE_BYTES = 256
 #: Blocks for each multiprocessor that are a few waves, and the most parts that one block can be left to reduce.
 BLOCKS = 8
