@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fusegraph.graph import Graph, Node, Tensor
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
-codegen_folder()  # before anything of it is imported
+codegen_folder()  # before anything of codegen is imported
 
 __all__ = [
     "ENGINES",

@@ -1,7 +1,7 @@
 """Functions that write several nodes (`Graph.einsum`): what was called, and what it means in NumPy.
 
-A graph keeps what its users wrote beside the nodes that came of it, so that these can be judged by something that does
-not share their formulas.
+A graph keeps each such call beside the nodes that it wrote, so that the nodes can be checked against a formula that
+they do not share.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Call:
     """A call that made a tensor: the function, its arguments, and which of several results it is.
 
-    inner   what the nodes make that the function wrote.
-    weighs  whether results are sums of elements with weights, in any order, some of which may be 0: what is not finite
-            may be in them or not.
+    inner   the tensors made by the nodes that the function wrote.
+    weighs  whether results are sums of weighted elements, in any order: NaN or infinity of an element whose weight is 0
+            may be in a result or not.
     """
 
     name: str
@@ -46,8 +46,9 @@ class Call:
         return tuple(dict.fromkeys(t for x in (*self.arguments, *self.keywords.values()) for t in _tensors(x)))
 
     def results(self, node: Node, values: Mapping[Tensor, Array]) -> tuple[Array, ...]:
-        """Returns the result, which the node makes as the last of several, as a reference array, from those of
-        operands.
+        """Returns the result as a reference array, from those of the operands.
+
+        ``node`` is the last one that the call wrote: it makes the result.
         """
         result = node.output.type
 
@@ -71,12 +72,12 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Function]:
-    """Lets a graph keep the calls of one of its methods, with what the method means; ``weighs`` is `Call`'s."""
+    """Decorates a method so that its graph keeps the calls, with their NumPy meaning; ``weighs`` is `Call`'s."""
 
     def recorded(function: Function) -> Function:
         @wraps(function)
         def method(self: Operations, *arguments: Any, **keywords: Any) -> Any:
-            if self._written is not None:  # part of what another one writes
+            if self._written is not None:  # called by another such method
                 return function(self, *arguments, **keywords)
             written: list[Node] = []
             self._written = written

@@ -1,6 +1,4 @@
-"""Functions that are written with ops of the table: selections, triangles, elements by index, binary search, sums of
-products by Einstein's convention.
-"""
+"""Functions written with ops of the table: selections, triangles, elements by index, binary search, einsum."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from fusegraph.ops.reduction import normal_axes
 from fusegraph.ops.scatter import Reduction
 from fusegraph.tensor import Tensor
 
-#: Up to so many integers are float32.
+#: float32 holds all integers up to this one.
 EXACT = 1 << 24
 
 
@@ -31,9 +29,9 @@ def where(self: Operations, mask: Tensor, x: Any, y: Any, *, name: str | None = 
 def arange(
     self: Operations, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
 ) -> Tensor:
-    """Returns start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
+    """Returns ``count`` numbers: start, start + step, ...  They are computed where they are used, and take no memory.
 
-    Those of integers are integers that the dtype holds.  Raises AttributeValueError.
+    For an integer dtype, start and step must be integers that it holds.  Raises AttributeValueError if they are not.
     """
     kind = as_dtype(dtype)
     for key, value in (("start", start), ("step", step)):
@@ -52,12 +50,12 @@ def arange(
 
 
 def tril(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """Returns the last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
+    """Returns x with 0 above a diagonal of its last two dimensions: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_le", diagonal, name)
 
 
 def triu(self: Operations, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """Returns the last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
+    """Returns x with 0 below a diagonal of its last two dimensions: 0 is the main one, positive ones are above it."""
     return _triangle(self, x, "cmp_ge", diagonal, name)
 
 
@@ -86,11 +84,11 @@ def one_hot(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """Returns ``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
+    """Returns ``on`` at the positions in ``index``, ``off`` elsewhere, along a new axis of ``depth`` elements.
 
-    index holds integers, of any shape; the result has its shape with the new axis, which is number ``axis`` of it.  on
-    and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
-    range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis).
+    index holds integers, of any shape; the result has its shape with the new axis inserted at ``axis``.  on and off are
+    numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of range gives
+    ``off`` everywhere.  Raises DTypeError (index not of integers), AttributeValueError (no such axis).
     """
     _check_integers(index)
     (axis,) = normal_axes(axis, index.rank + 1)
@@ -104,10 +102,11 @@ def one_hot(
 
 
 def take_along_axis(self: Operations, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Returns element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
+    """Returns elements of x along an axis by index: for axis 1, [i, j, k] is x[i, index[i, j, k], k].
 
-    x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
-    larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError.
+    That is NumPy's take_along_axis and torch's gather.  x has any dtype, index holds integers.  The result has index's
+    shape, which has x's rank and, except along ``axis``, is no larger than x's.  Positions outside of the axis are
+    clamped to its ends.  Raises DTypeError, ShapeError.
     """
     (axis,) = normal_axes(axis, x.rank)
     _check_integers(index)
@@ -134,12 +133,12 @@ def searchsorted(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """Returns how many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+    """Counts, for each value, the elements of a sorted sequence that are less (``right``: less or equal).
 
     sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
-    have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
-    of the promoted dtype.  It is what NumPy's searchsorted gives with side left or right; of rows that are not in order
-    some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError.
+    have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; comparisons are in
+    the promoted dtype.  NumPy's searchsorted gives the same, with side left or right.  For rows that are not sorted,
+    the result is some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError.
     """
     kind = as_dtype(dtype)
     if kind not in (int32, int64):
@@ -152,7 +151,7 @@ def searchsorted(
         return self.broadcast(self.constant(0, dtype=kind), values.shape, name=name)
     place = int64 if sequence.size > int32.max else int32
     position = self.broadcast(self.constant(0, dtype=place), values.shape)
-    before: Any = -1  # of the first element of a row
+    before: Any = -1  # the position in front of a row's first element
     if not shared:
         rows = self.cast(self.reshape(self.arange(prod(values.shape[:-1])), [*values.shape[:-1], 1]), place)
         before = self.sub(self.mul(rows, count), 1)
@@ -163,11 +162,11 @@ def searchsorted(
         probe = self.add(position, step)
         element = self.gather(flat, self.add(probe, before))
         passed = self.cmp_le(element, values) if right else self.cmp_lt(element, values)
-        if missing is not None:  # NaN comes behind all elements but its like
+        if missing is not None:  # NaN is sorted behind all elements that are not NaN
             alike = self.isnan(element) if element.dtype.is_float and not right else None
             behind = missing if alike is None else self.logical_and(missing, self.logical_not(alike))
             passed = self.logical_or(passed, behind)
-        # As many elements are left on either side of the first: no later step goes beyond the end.
+        # As many elements are left whichever side the first step takes: no later step goes beyond the end.
         position = self.binary_select(count - step + 1 if step == first else probe, position, passed)
         step //= 2
     return self.identity(position, dtype=kind, name=name)
@@ -179,7 +178,10 @@ def _check_integers(index: Tensor) -> None:
 
 
 def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tensor:
-    """Returns an index within an axis, wide enough for positions among so many elements."""
+    """Returns an index clamped to an axis of ``size``, in an integer type for positions among ``elements``.
+
+    Raises ShapeError for an axis without elements.
+    """
     if size == 0:
         raise ShapeError("an axis has no elements to take")
     wide = index if index.dtype.itemsize > 1 else graph.cast(index, int32)
@@ -188,12 +190,11 @@ def _clamped(graph: Operations, index: Tensor, size: int, elements: int) -> Tens
 
 
 def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
-    """Returns slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions
-    of x behind
-    ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
+    """Returns slices x[b..., *index[b..., i..., :]], as ONNX's GatherND.
 
-    x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
-    GatherND.  Raises DTypeError, ShapeError.
+    x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...).  The first
+    ``batch`` dimensions, B..., are common to both; the last one of index has positions along the next k dimensions of
+    x.  Positions outside of a dimension are clamped to its ends.  Raises DTypeError, ShapeError.
     """
     _check_integers(index)
     if index.rank < batch + 1 or index.shape[:batch] != x.shape[:batch]:
@@ -215,7 +216,7 @@ def gather_nd(self: Operations, x: Tensor, index: Tensor, batch: int = 0, *, nam
 
 
 def linear_index(graph: Operations, index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Returns positions along several dimensions, in the last dimension of index, as row-major ones of all, clamped."""
+    """Returns row-major positions, from those along each dimension in the last axis of index; these are clamped."""
     total = None
     for d, size in enumerate(sizes):
         own = _clamped(graph, index[..., d], size, prod(sizes))
@@ -234,12 +235,11 @@ def scatter_nd(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """Returns x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that
-    the last
-    dimension of index has.  What is at a position outside of a dimension is left out.
+    """Returns x with slices replaced, or combined as `scatter` does, as ONNX's ScatterND.
 
-    x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
-    Raises DTypeError, ShapeError, AttributeValueError.
+    x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x.  The last dimension
+    of index has positions along the first k dimensions of x.  Updates at a position outside of a dimension are left
+    out.  Raises DTypeError, ShapeError, AttributeValueError.
     """
     _check_integers(index)
     if not index.rank or not 0 < index.shape[-1] <= x.rank:
@@ -257,9 +257,7 @@ def scatter_nd(
 
 
 def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Returns positions along several dimensions, which broadcast, as row-major ones of all; -1 where one is
-    outside.
-    """
+    """Returns row-major positions, from those along each dimension, which broadcast; -1 where one is outside."""
     wide = int64 if prod(sizes) > int32.max or any(p.dtype.max > int32.max for p in positions) else int32
     total = inside = None
     for position, size in zip(positions, sizes):
@@ -276,12 +274,11 @@ def position_inside(graph: Operations, positions: Sequence[Tensor], sizes: Seque
 
 
 def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
-    """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix
-    products.
+    """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batched matmul.
 
     Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
-    dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
-    Raises AttributeValueError, ShapeError.
+    dimensions that broadcast.  The result and all intermediate sums and products have the promoted dtype.  Raises
+    AttributeValueError, ShapeError.
     """
     terms, output = _terms(equation, [x.rank for x in operands])
     dtype = reduce(promote, (x.dtype for x in operands))
@@ -308,7 +305,7 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
             total, labels = _product(self, (total, labels), right, later, sizes, dtype)
     assert total is not None
     total, labels = _summed(self, total, labels, set(output), dtype)
-    # Sizes of 1 that another operand broadcasts are there already: products broadcast.
+    # Products have broadcast all sizes of 1 that another operand makes larger; the rest is broadcast here.
     moved = self.transpose(total, [labels.index(letter) for letter in output])
     shape = [sizes[letter] for letter in output]
     wide = moved if moved.shape == tuple(shape) else self.broadcast(moved, shape)
@@ -316,7 +313,7 @@ def einsum(self: Operations, equation: str, *operands: Tensor, name: str | None 
 
 
 def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Returns a letter for each dimension of every operand and of the result; those of "..." are capital Greek."""
+    """Returns the letters of every operand's and of the result's dimensions; those of "..." are Greek capitals."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not all(re.fullmatch(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?", term) for term in (*left.split(","), right)):
         raise AttributeValueError(f"einsum takes an equation as 'ij,jk->ik', got {equation[:100]!r}")
@@ -349,7 +346,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _diagonals(graph: Operations, x: Tensor, term: str) -> tuple[Tensor, str]:
-    """Returns dimensions of one letter as one: every (n + 1)-th element of the n * n of both."""
+    """Replaces two dimensions of one letter by their diagonal: every (n + 1)-th of their n * n elements."""
     while len(set(term)) < len(term):
         letter = next(c for c in term if term.count(c) > 1)
         first, second = (d for d, c in enumerate(term) if c == letter and term[:d].count(letter) < 2)
@@ -364,7 +361,7 @@ def _diagonals(graph: Operations, x: Tensor, term: str) -> tuple[Tensor, str]:
 
 
 def _summed(graph: Operations, x: Tensor, term: str, needed: set[str], dtype: DType) -> tuple[Tensor, str]:
-    """Without the dimensions that nothing needs, which are summed, into a dtype."""
+    """Sums the dimensions that nothing needs, in a dtype; returns the sums and the letters that are left."""
     axes = [d for d, letter in enumerate(term) if letter not in needed]
     if not axes:
         return x, term
@@ -379,9 +376,7 @@ def _product(
     sizes: dict[str, int],
     dtype: DType,
 ) -> tuple[Tensor, str]:
-    """Returns two operands multiplied, and summed over what both have and nothing needs later; the result has a
-    dtype.
-    """
+    """Returns the product of two operands in a dtype, summed over the letters of both that nothing needs later."""
     (a, first), (b, second) = left, right
     common = [c for c in first if c in second]
     summed = [c for c in common if c not in needed]

@@ -107,8 +107,10 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def sum_dtype(source: DType, result: DType) -> DType:
-    """Returns the type in which integers of one dtype are summed or multiplied to a result of another, wrapping
-    around: of 64 bits if one of them is, else of 32; unsigned for unsigned numbers that int32 does not hold.
+    """Returns the type in which integers of one dtype are summed or multiplied to a result of another.
+
+    It wraps around.  It has 64 bits if one of the two has, else 32, and is unsigned for unsigned sources of 32 bits and
+    more.
     """
     wide = 64 in (source.bits, result.bits)
     if source.min == 0 and source.bits >= 32:

@@ -47,7 +47,7 @@ class ToolchainError(FusegraphError):
 
 
 class CacheError(FusegraphError):
-    """The cache folder cannot be used, with the path and the reason."""
+    """The cache folder cannot be used; the message has the path and the reason."""
 
 
 class WorkspaceError(FusegraphError):
@@ -63,13 +63,14 @@ class FileError(FusegraphError):
 
 
 class ResultsError(FusegraphError):
-    """Rows of a benchmark that do not belong beside those of a file: of another machine, with other libraries or by
-    another command; the message says what differs.
+    """Rows of a benchmark that do not belong beside those of a file.
+
+    They are of another machine, other libraries or another command; the message says what differs.
     """
 
 
 class NotSupportedError(FusegraphError):
-    """An engine that cannot run every graph (cuDNN) refuses this one, or a front door has nothing for some nodes; the
+    """An engine that cannot run every graph (cuDNN) refuses this one, or a frontend has no op for some nodes; the
     message has the reason and the nodes.
 
     reason  the reason alone, in the engine's own words; "" where the message is no more than that.
@@ -98,9 +99,7 @@ class UnsupportedModelError(ModelError, NotSupportedError):
 
 
 class KernelError(FusegraphError):
-    """A kernel misbehaved on the CPU engine: deadlock, a barrier not reached by all threads, an access out of
-    bounds.
-    """
+    """A kernel failed on the CPU engine: a deadlock, a barrier not reached by all threads, an access out of bounds."""
 
 
 class OutOfMemoryError(FusegraphError, MemoryError):
@@ -108,7 +107,7 @@ class OutOfMemoryError(FusegraphError, MemoryError):
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """Names as a message lists them: the first ones, and how many more there are."""
+    """Returns names as a message lists them: the first ones, and how many more there are."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 

@@ -58,7 +58,7 @@ class Form(NamedTuple):
 
 Forms = tuple[tuple[str, Form], ...]
 Attributes = tuple[tuple[str, Any], ...]
-#: (graph, its inputs and attributes by name) -> the graph with the rest of it.
+#: (graph, its inputs and attributes by name) -> the graph, now complete.
 Builder = Callable[..., Graph]
 
 
@@ -74,8 +74,9 @@ def conv2d(
     activation: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Returns activation(cross-correlation of x (N, C, H, W) with w (K, C / groups, R, S) + bias (K,)): an array (N,
-    K, P, Q).
+    """Returns the convolution activation(x * w + bias): an array (N, K, P, Q).
+
+    x (N, C, H, W) is cross-correlated with w (K, C / groups, R, S); bias is (K,).
 
     stride, dilation  an integer, or one for the height and one for the width.
     padding           zeros around x: an integer, two, pairs ((top, bottom), (left, right)), "valid" for none, or "same"
@@ -123,12 +124,11 @@ def conv_transpose2d(
     activation: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Returns activation(transposed convolution of x (N, C, H, W) with w (C, K / groups, R, S) + bias (K,)): (N, K,
-    P, Q).
+    """Returns the transposed convolution activation(x * w + bias): an array (N, K, P, Q).
 
-    P is (H - 1) * stride + (R - 1) * dilation + 1 - padding before and after + output_padding, and Q the like.
-    output_padding is smaller than the stride; padding, as of `conv2d`, takes from the result.  Arguments, dtypes and
-    errors are otherwise those of `conv2d`.
+    x is (N, C, H, W), w (C, K / groups, R, S), bias (K,).  P is (H - 1) * stride + (R - 1) * dilation + 1 - padding
+    before and after + output_padding, and Q likewise.  output_padding is smaller than the stride; padding, given as in
+    `conv2d`, shrinks the result.  Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
     name = "conv_transpose2d"
     attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
@@ -148,10 +148,10 @@ def conv2d_input(
     *,
     stream: Any = None,
 ) -> Any:
-    """Returns gradient of `conv2d` with respect to x: an array (N, C, H, W), size being (H, W) or one number for both.
+    """Returns the gradient of `conv2d` by x: an array (N, C, H, W), size being (H, W) or one number for both.
 
-    loss (N, K, P, Q) is the gradient with respect to conv2d's result, w (K, C / groups, R, S) its filter.  Arguments,
-    dtypes and errors are otherwise those of `conv2d`.
+    loss (N, K, P, Q) is the gradient by conv2d's result, w (K, C / groups, R, S) its filter.  Arguments, dtypes and
+    errors are otherwise those of `conv2d`.
     """
     name = "conv2d_input"
     attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
@@ -170,11 +170,9 @@ def conv2d_weight(
     *,
     stream: Any = None,
 ) -> Any:
-    """Returns gradient of `conv2d` with respect to w: an array (K, C / groups, R, S), taps being (R, S) or one
-    number for both.
+    """Returns the gradient of `conv2d` by w: an array (K, C / groups, R, S), taps being (R, S) or one number for both.
 
-    loss (N, K, P, Q) is the gradient with respect to conv2d's result.  Arguments, dtypes and errors are otherwise those
-    of `conv2d`.
+    loss (N, K, P, Q) is the gradient by conv2d's result.  Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
     name = "conv2d_weight"
     attributes = _conv_attributes(name, stride, _integers(name, "padding", padding), dilation, groups)
@@ -192,10 +190,9 @@ def matmul(a: Any, b: Any, *, bias: Any = None, activation: str | None = None, s
 
 
 def linear(x: Any, w: Any, bias: Any = None, *, activation: str | None = None, stream: Any = None) -> Any:
-    """Returns activation(x (..., M, K) @ w (N, K) transposed + bias (N,)): an array (..., M, N), as
-    torch.nn.functional.linear.
+    """Returns activation(x @ transposed w + bias): an array (..., M, N), as torch.nn.functional.linear.
 
-    Arguments, dtypes and errors are otherwise those of `conv2d`.
+    x is (..., M, K), w (N, K), bias (N,).  Arguments, dtypes and errors are otherwise those of `conv2d`.
     """
     if len(view(w, name="w").shape) != 2:
         raise ShapeError(f"linear takes w (N, K), got {list(view(w, name='w').shape)}")
@@ -331,7 +328,7 @@ def _linear(graph: Graph, x: Tensor, w: Tensor, bias: Tensor | None = None, *, a
 
 
 def _same_padding(taps: Sequence[int], stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
-    """Returns padding with which a result of stride 1 has the size of x."""
+    """Returns the padding with which a result of stride 1 has the size of x.  Raises AttributeValueError."""
     if stride not in (1, (1, 1)):
         raise AttributeValueError(f"conv2d: padding 'same' goes with stride 1, got stride {stride}")
     steps = dilation if isinstance(dilation, tuple) else (dilation,) * len(taps)
@@ -391,7 +388,7 @@ def _executable(build: Builder, forms: Forms, attributes: Attributes, device: De
 
 
 def _conv_attributes(function: str, stride: Any, padding: Any, dilation: Any, groups: Any) -> Attributes:
-    """Returns the attributes as what can be a key of the cache: integers, tuples and the names of paddings."""
+    """Returns the attributes in a hashable form, as the cache wants: integers, tuples and the names of paddings."""
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise AttributeValueError(f"{function}: padding is integers, 'same' or 'valid', got {shown(padding)}")
@@ -406,7 +403,7 @@ def _conv_attributes(function: str, stride: Any, padding: Any, dilation: Any, gr
 
 
 def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil_mode: Any) -> Attributes:
-    """Returns the attributes of windows as what can be a key of the cache."""
+    """Returns the attributes of windows in a hashable form, as the cache wants."""
     return (
         ("window", _integers(function, "window", window)),
         ("stride", None if stride is None else _integers(function, "stride", stride)),
@@ -416,9 +413,7 @@ def _pool_attributes(function: str, window: Any, stride: Any, padding: Any, ceil
 
 
 def _integers(function: str, what: str, value: Any) -> Any:
-    """Returns an integer, or a tuple of integers or of tuples of them; the op checks how many there are and their
-    range.
-    """
+    """Returns an integer, or a tuple of integers or of tuples of them; the op checks their number and range."""
     try:
         return one_or_several(one_or_several(integer))(value)
     except Unfit:

@@ -4,7 +4,7 @@
     a, b, c = (graph.tensor(name, (1024, 1024)) for name in "abc")
     graph.output(graph.sigmoid(a + b * c), name="y")
 
-There is one method an op of the table (`Graph.sigmoid`, `Graph.conv_fprop`, ...): operands first, then the op's
+There is one method for each op of the table (`Graph.sigmoid`, `Graph.conv_fprop`, ...): operands first, then the op's
 attributes, then ``name`` for the result.  Shapes and dtypes are inferred and checked as each method is called.
 """
 
@@ -41,7 +41,7 @@ class Graph(Operations):
     compute_dtype  float32, or float64: the type in which floats of 32 bits or fewer are computed and accumulated.
                    "tf32" is float32, but lets matrix products and convolutions round float32 operands to the 11
                    significant bits of tf32, for tensor cores; "fast_float_for_fp8" is float32, but leaves sums of fp8
-                   products to the tensor cores.  A node's own compute_dtype says otherwise for it.
+                   products to the tensor cores.  A node's own compute_dtype comes before the graph's.
     """
 
     def __init__(self, name: str = "graph", io_dtype: Any = float32, compute_dtype: Any = float32) -> None:
@@ -61,7 +61,7 @@ class Graph(Operations):
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
         self._consumers: dict[Tensor, list[Node]] = {}
-        #: what functions that write several nodes made: the call (`fusegraph.calls`)
+        #: result of a function that writes several nodes -> the call (`fusegraph.calls`)
         self.calls: dict[Tensor, Call] = {}
         self._written: list[Node] | None = None  # by the call that is under way
         self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
@@ -76,7 +76,7 @@ class Graph(Operations):
         layout: str | None = None,
         strides: Iterable[int] | None = None,
     ) -> Tensor:
-        """Returns an input of the graph.
+        """Adds an input to the graph, and returns it.
 
         shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
         ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
@@ -93,8 +93,7 @@ class Graph(Operations):
         return result
 
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
-        """Returns a tensor whose value is known now: a number or an array.  Copied; folded into the kernels where it
-        can be.
+        """Returns a tensor whose value is known now: a number or an array, copied.  Folded into kernels where possible.
 
         Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
@@ -179,8 +178,8 @@ class Graph(Operations):
         """Applies an op of the table and returns its node.  The methods call this.
 
         Operands are tensors of this graph, Python numbers (which take the dtype of the first tensor, if they can), or
-        arrays, which become constants.  Raises GraphError (how many operands, or what they are; unknown or missing
-        attributes) and what the op's shape rule raises, with the operands' shapes and dtypes behind it.
+        arrays, which become constants.  Raises GraphError (wrong number or kind of operands; unknown or missing
+        attributes) and what the op's shape rule raises, with the operands' shapes and dtypes appended.
         """
         if name is not None:
             check_name("tensor", name)
@@ -229,7 +228,7 @@ class Graph(Operations):
         return self.add_node(Node(op, tensors, values, *outputs))
 
     def add_node(self, node: Node) -> Node:
-        """Adds a node whose tensors are this graph's already.  For passes; users call the op methods."""
+        """Adds a node whose tensors are in this graph already.  For passes; users call the op methods."""
         self.network.add_node(node)
         if self._written is not None:
             self._written.append(node)
@@ -256,12 +255,12 @@ class Graph(Operations):
 
     @property
     def input_numbers(self) -> Mapping[Tensor, int]:
-        """The inputs' positions among them: for passes, which ask for those of thousands."""
+        """Input -> its position in `inputs`.  For passes, which look up thousands."""
         return self._numbers("inputs", self.inputs)
 
     @property
     def output_numbers(self) -> Mapping[Tensor, int]:
-        """The outputs' positions among them."""
+        """Output -> its position in `outputs`."""
         return self._numbers("outputs", self.outputs)
 
     def _numbers(self, which: str, tensors: list[Tensor]) -> Mapping[Tensor, int]:
@@ -362,7 +361,7 @@ class Graph(Operations):
 
 
 def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
-    """Raises DTypeError where an op would compute in a type of fewer than 8 bits, which are cast, moved and chosen."""
+    """Raises DTypeError if an op would compute in a type of fewer than 8 bits: these are only cast, moved, selected."""
     packed = next((d for d in dtypes if d.is_packed), None)
     if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
         wide = "float16 or float32" if packed.is_float else "int8 or a float"
@@ -370,9 +369,7 @@ def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
 
 
 def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
-    """Returns the dtype of a Python number next to a tensor: the tensor's own unless that cannot hold the kind of
-    number.
-    """
+    """Returns the dtype of a Python number next to a tensor: the tensor's, unless it cannot hold such a number."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, int):
@@ -385,7 +382,7 @@ def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
 
 
 def _strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Returns the strides that a layout or strides say, None without either.  Raises LayoutError, for both, too."""
+    """Returns the strides, from a layout or as given; None without either.  Raises LayoutError, also for both."""
     if layout is not None and strides is not None:
         raise LayoutError("give a layout or strides, not both")
     if strides is not None:

@@ -31,6 +31,6 @@ def _found() -> str | None:
     """Returns the folder of the package that ``import codegen`` gives, or the file of a module; None without one."""
     try:
         spec = find_spec("codegen")
-    except ValueError:  # it is imported already, and made by hand
+    except ValueError:  # it is imported already, as a module without a spec
         return getattr(sys.modules["codegen"], "__file__", None)
     return None if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin)

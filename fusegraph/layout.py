@@ -32,8 +32,8 @@ MAX_RANK = 64
 def check_shape(shape: object) -> tuple[int, ...]:
     """Returns the shape as a tuple of ints.
 
-    Raises ShapeError for sizes that are not non-negative integers, or whose product does not fit 63 bits, and for more
-    than `MAX_RANK` of them.
+    Raises ShapeError for sizes that are not non-negative integers, or whose product is more than `MAX_ELEMENTS`, and
+    for more than `MAX_RANK` of them.
     """
     try:
         result: tuple[int, ...] = several(integer)(shape)
@@ -52,9 +52,7 @@ def check_shape(shape: object) -> tuple[int, ...]:
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Returns strides of a tensor without gaps whose dimensions lie in memory in ``order`` (slowest first; default as
-    given).
-    """
+    """Returns the strides of a tensor without gaps; ``order`` has its dimensions, slowest first (default: as given)."""
     strides = [0] * len(shape)
     step = 1
     for dim in reversed(order if order is not None else range(len(shape))):
@@ -64,7 +62,7 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
 
 
 def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Returns strides of a packed tensor in a named layout (NCHW, NHWC, ..., contiguous, channels_last).
+    """Returns the strides of a packed tensor in a named layout (NCHW, NHWC, ..., contiguous, channels_last).
 
     Raises LayoutError for a name that is unknown or of another rank.
     """
@@ -83,9 +81,7 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 
 
 def check_strides(shape: Sequence[int], strides: object) -> tuple[int, ...]:
-    """Returns the strides as a tuple of ints; raises LayoutError if they do not fit the shape, are negative or
-    overflow.
-    """
+    """Returns the strides as a tuple of ints.  Raises LayoutError if they do not fit, are negative or overflow."""
     try:
         result: tuple[int, ...] = several(integer)(strides)
     except Unfit:
@@ -100,14 +96,14 @@ def check_strides(shape: Sequence[int], strides: object) -> tuple[int, ...]:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Returns elements from the first to the last that a tensor touches, both included (0 if it has none)."""
+    """Counts the elements from the first to the last that a tensor touches, both included (0 if it has none)."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
 
 
 def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Returns dimensions from the slowest to the fastest in memory.
+    """Returns the dimensions from the slowest to the fastest in memory.
 
     Dimensions of size 1 have no place of their own in memory: they stay where they are among their neighbours, so
     that a packed NHWC tensor with one channel is still recognised as the NCHW tensor it also is.
@@ -133,7 +129,5 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
-    """Returns true if two sets of strides address the same elements (dimensions of size 1 do not matter, nor do empty
-    tensors).
-    """
+    """Tells whether two sets of strides address the same elements; dimensions of size 1 do not matter."""
     return 0 in shape or all(size == 1 or x == y for size, x, y in zip(shape, a, b))

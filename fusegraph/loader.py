@@ -59,12 +59,11 @@ _numbers = itertools.count()
 
 
 def load_graphs(file: str) -> list[Graph]:
-    """Returns the graphs of ``FILE`` or ``FILE:name``, or of ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``, at
-    least one.
+    """Returns the graphs, one or more, of ``FILE``, ``FILE:name``, ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``.
 
-    Raises FileError where the file is missing, a folder, no text, no Python, raises, exits, or holds no graph (or none
-    of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.  Of
-    ONNX models: what `fusegraph.onnx.load` raises, FileError for sizes that are none.
+    Raises FileError if the file is missing, a folder or not Python, if it raises or exits, or if it holds no graph (or
+    none of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.
+    For ONNX models, raises what `fusegraph.onnx.load` raises, and FileError for malformed sizes.
     """
     model = _ONNX.fullmatch(file)
     if model is not None:
@@ -98,7 +97,7 @@ _ONNX = re.compile(r"(.*\.onnx)(?::([^/]*=[^/]*))?", re.IGNORECASE | re.DOTALL)
 
 
 def _shapes(text: str) -> dict[str, int | list[int]]:
-    """Returns sizes and shapes from ``batch=8,x=1x3x224x224``.  Raises FileError."""
+    """Parses sizes and shapes such as ``batch=8,x=1x3x224x224``.  Raises FileError."""
     found: dict[str, int | list[int]] = {}
     for part in text.split(",") if text else ():
         name, _, sizes = part.rpartition("=")
@@ -159,7 +158,7 @@ def _syntax_error(error: SyntaxError) -> str:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Prints go to stderr, also those of C libraries and child processes."""
+    """Sends what is printed to stderr, also by C libraries and child processes."""
     kept = None
     with contextlib.suppress(OSError):  # a closed stdout needs no diversion
         sys.stdout.flush()
@@ -195,7 +194,7 @@ def _blamed_on(path: Path) -> Iterator[None]:
     except FusegraphError as error:
         frames = _own_frames(error.__traceback__, path)
         place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-        # A class of the user's may take anything.
+        # The constructor of a user's own class may take anything.
         kind = type(error) if type(error).__module__ == FusegraphError.__module__ else FileError
         raise kind(f"{place}{error}") from None
     except KeyboardInterrupt:
@@ -218,9 +217,7 @@ def _blamed_on(path: Path) -> Iterator[None]:
 
 
 def _own_frames(trace: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:
-    """Returns the frames in the user's file and in modules beside it: neither ours nor Python's nor those of
-    packages.
-    """
+    """Returns the frames in the user's file and in modules beside it, without fusegraph's, Python's and packages'."""
     ours = [Path(str(package.__file__)).parent for package in (fusegraph, codegen)]
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
 
@@ -282,9 +279,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _returns_graph(value: Any, module: ModuleType) -> bool:
-    """Returns true if a value is a function of the module that returns a Graph, by its annotation or, without one,
-    its text.
-    """
+    """Tells whether a value is a function of the module that returns a Graph, by its annotation or else its text."""
     if not _is_function(value) or getattr(value, "__module__", None) != module.__name__:
         return False
     annotations = getattr(inspect.unwrap(value), "__annotations__", {})
@@ -337,7 +332,7 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _required(value: Any) -> list[str]:
-    """Returns parameters without a default of a function; none for a graph."""
+    """Returns the names of a function's parameters without a default; none for a graph."""
     if not _is_function(value):
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -349,7 +344,7 @@ def _required(value: Any) -> list[str]:
 
 
 def _near_misses(module: ModuleType) -> str:
-    """Returns what to change, if a function of the file comes close."""
+    """Returns what to change if a function of the file would nearly do, as the end of a message; "" if none does."""
     for name, value in vars(module).items():
         if _returns_graph(value, module):
             if required := _required(value):
@@ -359,7 +354,7 @@ def _near_misses(module: ModuleType) -> str:
 
 
 def _fingerprint(graph: Graph) -> tuple[Any, ...]:
-    """Returns what two graphs have in common if they are the same, down to the bytes of their constants."""
+    """Returns a key that two graphs share only if they are the same, down to the bytes of their constants."""
     tensors = tuple(
         (t.name, t.shape, t.strides, t.dtype.name, None if t.value is None else t.value.tobytes())
         for t in graph.tensors.values()

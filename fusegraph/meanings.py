@@ -1,4 +1,4 @@
-"""What the functions that write several nodes mean, in NumPy: plain formulas, which share nothing with these nodes."""
+"""What the functions that write several nodes mean, in NumPy: plain formulas that share nothing with those nodes."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def grid_sample(
 
 
 def _within(index: Array, size: int, padding: str, align_corners: bool) -> tuple[Array, Array]:
-    """Returns the elements that stand for those at any index, and where there is one: else it is zero."""
+    """Returns the index of the element to read for any index, and whether there is one: where not, the value is 0."""
     i = np.nan_to_num(index, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
     if padding == "reflection":
         line = [*range(size), *range(size - 2, 0, -1)] if align_corners else [*range(size), *range(size - 1, -1, -1)]

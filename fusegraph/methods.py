@@ -1,4 +1,4 @@
-"""The methods of a graph: one an op of the table, and those that are written with them."""
+"""The methods of a graph: one for each op of the table, and those that are written with these."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _method(op: Op) -> Callable[..., Any]:
     return method
 
 
-#: How a parameter is annotated, or what it is called where that says nothing -> the kind of its values.
+#: Annotation of a parameter, or its name where that is Any -> the kind of its values.
 _INTEGERS = one_or_several(integer)
 _KINDS: dict[str, Kind] = {
     "int": integer,
@@ -82,9 +82,7 @@ _KINDS: dict[str, Kind] = {
 
 
 def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of a graph, tensors and other values as a method: it gets tensors of the graph, and plain
-    values.
-    """
+    """Returns a function as a method, which checks that tensors are the graph's and makes other arguments plain."""
     signature = inspect.signature(function)
     label = function.__name__.strip("_")
 
@@ -108,11 +106,10 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(self: Operations, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
-    """Returns the tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN
-    gives 0.
+    """Returns the tensor in another dtype: floats round to nearest even, or truncate and saturate to integers.
 
-    What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
-    (NaN where the dtype has no infinity).
+    NaN becomes the integer 0.  What an 8-bit float does not hold, infinity included, becomes its largest number, or
+    with saturate=False infinity (NaN where the dtype has no infinity).
     """
     return self.apply(TABLE["identity"], (x,), {"dtype": as_dtype(dtype), "saturate": saturate}, name)
 

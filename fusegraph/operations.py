@@ -1,9 +1,9 @@
-"""The base class of `Graph`, which its methods are put in from above: operations.pyi tells type checkers and editors of
-them.
+"""The base class of `Graph`, to which `fusegraph.graph` adds the methods: operations.pyi declares them.
 
-A stub, which tools/stubs.py writes, hides the module beside it: this one is small, so that graph.py is checked itself.
+tools/stubs.py writes that stub for type checkers and editors.  A stub hides the module beside it, so this module holds
+nothing else: graph.py itself is then checked.
 """
 
 
 class Operations:
-    """A graph, to tensors and to the functions that its methods are made of, which `fusegraph.graph` is above."""
+    """A graph as tensors and the functions behind its methods see it; they cannot import `fusegraph.graph`."""

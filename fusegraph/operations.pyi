@@ -85,7 +85,7 @@ class Operations(_Known):
         int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool."""
     def softmax(self, x: Operand, axis: int = -1, *, name: str | None = None) -> Tensor:
         """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
-        infinity, as this formula gives in NumPy; of no elements there are none."""
+        infinity, as this formula gives in NumPy."""
     def log_softmax(self, x: Operand, axis: int = -1, *, name: str | None = None) -> Tensor:
         """The logarithm of softmax along an axis, without overflow or underflow; not finite where softmax is NaN."""
     def logsumexp(
@@ -170,13 +170,14 @@ class Operations(_Known):
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
         from its beginning; those of no sequence meet none.
 
-        dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
-        of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
+        dropout_probability: a probability becomes 0 where the element of rng_uniform with this seed and offset, of the
+        scores' shape, is less, and is divided by 1 - dropout_probability elsewhere (the softmax sums up all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0, whatever the values are, and -inf in the stats, or the sink_token
-        if it exists: queries from seq_len_q on, and tokens of no sequence, do not.  Where a key is masked, the key and
-        what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless its whole tile is
-        masked: it has to be finite.  The probabilities are rounded to v's dtype before they are multiplied."""
+        A query that meets no key has the result 0, whatever the values are.  Its stats are -inf or, if the query
+        exists, the sink_token; queries from seq_len_q on, and tokens of no sequence, do not exist.  Where a key is
+        masked, the key and what is added to its score may be NaN or infinite.  Its value has to be finite: it is
+        multiplied with 0, unless its whole tile is masked.  The probabilities are rounded to v's dtype before they are
+        multiplied."""
     @overload
     def sdpa(
         self,
@@ -228,13 +229,14 @@ class Operations(_Known):
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
         from its beginning; those of no sequence meet none.
 
-        dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
-        of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
+        dropout_probability: a probability becomes 0 where the element of rng_uniform with this seed and offset, of the
+        scores' shape, is less, and is divided by 1 - dropout_probability elsewhere (the softmax sums up all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0, whatever the values are, and -inf in the stats, or the sink_token
-        if it exists: queries from seq_len_q on, and tokens of no sequence, do not.  Where a key is masked, the key and
-        what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless its whole tile is
-        masked: it has to be finite.  The probabilities are rounded to v's dtype before they are multiplied."""
+        A query that meets no key has the result 0, whatever the values are.  Its stats are -inf or, if the query
+        exists, the sink_token; queries from seq_len_q on, and tokens of no sequence, do not exist.  Where a key is
+        masked, the key and what is added to its score may be NaN or infinite.  Its value has to be finite: it is
+        multiplied with 0, unless its whole tile is masked.  The probabilities are rounded to v's dtype before they are
+        multiplied."""
     @overload
     def sdpa(
         self,
@@ -286,13 +288,14 @@ class Operations(_Known):
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
         from its beginning; those of no sequence meet none.
 
-        dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
-        of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
+        dropout_probability: a probability becomes 0 where the element of rng_uniform with this seed and offset, of the
+        scores' shape, is less, and is divided by 1 - dropout_probability elsewhere (the softmax sums up all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0, whatever the values are, and -inf in the stats, or the sink_token
-        if it exists: queries from seq_len_q on, and tokens of no sequence, do not.  Where a key is masked, the key and
-        what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless its whole tile is
-        masked: it has to be finite.  The probabilities are rounded to v's dtype before they are multiplied."""
+        A query that meets no key has the result 0, whatever the values are.  Its stats are -inf or, if the query
+        exists, the sink_token; queries from seq_len_q on, and tokens of no sequence, do not exist.  Where a key is
+        masked, the key and what is added to its score may be NaN or infinite.  Its value has to be finite: it is
+        multiplied with 0, unless its whole tile is masked.  The probabilities are rounded to v's dtype before they are
+        multiplied."""
     def sdpa_backward(
         self,
         q: Operand,
@@ -325,10 +328,10 @@ class Operations(_Known):
 
         o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,
         v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
-        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what the others need of
-        it: it may be left out, as its own gradient then is.
+        and bias.  A query that meets no key has the gradient 0.  The stats contain what the other gradients need of a
+        sink_token: it may be left out, and then there is no gradient by it.
 
-        A packed batch is said as in sdpa; tokens of no sequence have the gradient 0.  As everything masked, they
+        A packed batch is given as in sdpa; tokens of no sequence have the gradient 0.  Like all that is masked, they
         are multiplied with 0 unless their whole tile is masked: they have to be finite.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.
@@ -475,10 +478,10 @@ class Operations(_Known):
     ) -> Tensor:
         """Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
 
-        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before,
-        after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution"
-        flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).
-        dtype, compute_dtype and the accumulator are as for matmul.
+        stride, dilation: an integer, or one for each spatial dimension.  padding: an integer, one for each dimension,
+        or (before, after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode
+        "convolution" flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in,
+        NHWC out).  dtype, compute_dtype and the accumulator are as for matmul.
 
         algorithm: "direct" sums up the products as they are.  "winograd_2x2" and "winograd_4x4" are Winograd's for 3x3
         filters in float32, with a stride and dilation of 1 and one group: 2.25 and 4 times fewer products; errors are
@@ -504,10 +507,11 @@ class Operations(_Known):
         """Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
 
         From the loss (N, K, positions...), the gradient of the convolution's result, and its filter (K, C / groups,
-        taps...).  size: an integer or one a spatial dimension; by default the smallest over which the convolution has
-        as many positions as the loss.  stride, padding, dilation, groups and mode are those of the convolution; groups
-        is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in memory as the loss
-        does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for conv_fprop."""
+        taps...).  size: an integer, or one for each spatial dimension; by default the smallest over which the
+        convolution has as many positions as the loss.  stride, padding, dilation, groups and mode are those of the
+        convolution; groups is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in
+        memory as the loss does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for
+        conv_fprop."""
     def conv_wgrad(
         self,
         image: Operand,
@@ -526,7 +530,7 @@ class Operations(_Known):
         """Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.
 
         From the image (N, C, spatial...) and the loss (N, K, positions...), the gradient of the convolution's result.
-        taps: an integer or one a spatial dimension; may be left out where only one filter fits, as with stride 1.
+        taps: an integer, or one for each spatial dimension; may be left out where only one fits, as with stride 1.
         stride, padding, dilation, groups and mode are those of the convolution; groups is 1 if it is not given.  The
         result lies in memory as the image does (a filter in KRSC from an image in NHWC).  dtype, compute_dtype and the
         accumulator are as for matmul."""
@@ -1001,13 +1005,13 @@ class Operations(_Known):
     def bitwise_not(self, x: Operand, *, name: str | None = None) -> Tensor:
         """~x, every bit the other way."""
     def shift_left(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
-        """a << b, what leaves the type being lost; 0 where b is negative or all of the type's bits."""
+        """a << b without the bits that leave the type; 0 where b is negative or at least the number of bits."""
     def shift_right(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
-        """a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a."""
+        """a >> b, which keeps the sign; where b is negative or at least the number of bits: 0, or -1 for negative a."""
     def bitcast(self, x: Operand, dtype: Any = None, source: Any = None, *, name: str | None = None) -> Tensor:
-        """The number of another dtype that has the same bits as x in its own: an unsigned integer unless dtype says other.
+        """The number of another dtype that has the same bits as x: by default an unsigned integer.
 
-        A NaN may become any NaN of its dtype before.  source is x's dtype, whatever is given."""
+        A NaN may become any other NaN of x's dtype first.  source is always x's dtype, whatever is given."""
     def add(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
         """a + b"""
     def sub(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
@@ -1390,7 +1394,7 @@ class Operations(_Known):
         as they are.  All are multiplied with output_scale.
 
         freqs (length, 1, 1, rope_dim) are the angles in radians of each position; those of pairs are its first half.
-        ShapeError for other shapes, AttributeValueError for a rope_dim that is odd or larger than a row."""
+        Raises ShapeError for other shapes, AttributeValueError for a rope_dim that is odd or larger than a row."""
     def rope_backward(
         self, loss: Operand, freqs: Operand, rope_dim: int = 0, output_scale: float = 1.0, *, name: str | None = None
     ) -> Tensor:
@@ -1434,8 +1438,8 @@ class Operations(_Known):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """x with updates put where an index says along an axis: element [i, index[i, j, k], k] of the result is
-        updates[i, j, k] for axis 1, as in ONNX's ScatterElements and torch's scatter.
+        """x with updates put at the positions in index along an axis: element [i, index[i, j, k], k] of the result
+        is updates[i, j, k] for axis 1, as in ONNX's ScatterElements and torch's scatter.
 
         x and updates have one dtype and one rank, the index is of integers.  updates' other sizes are at most x's; the
         index has updates' shape, or 1 in other dimensions than the axis, where it is then the same for all.  An index
@@ -1473,37 +1477,37 @@ class Operations(_Known):
 
         dtype is that of the positions, int32 or int64.  It is made in one kernel with the elements themselves."""
     def split(self, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-        """Returns the tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
+        """Returns slices of the tensor along an axis: ``parts`` equal ones, or ones of these sizes.
 
-        Raises ShapeError if the sizes are not those of the axis."""
+        Raises ShapeError if the axis does not split evenly, or if the sizes do not add up to it."""
     def flip(self, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-        """Returns the elements in reverse along axes (None: all)."""
+        """Returns the elements in reverse order along axes (None: all)."""
     def squeeze(self, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-        """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
+        """Removes dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
     def unsqueeze(self, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
-        """With new dimensions of size 1, which are the axes of these numbers in the result."""
+        """Inserts dimensions of size 1; ``axes`` are their positions in the result."""
     def space_to_depth(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Returns blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
-        Channel c and place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+        """Moves blocks of an image to channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
 
+        Channel c and position p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
         Any dtype.  Raises ShapeError unless every spatial size is a multiple of ``block``."""
     def depth_to_space(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Returns channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
-        `space_to_depth` undoes.  torch's pixel_shuffle.
+        """Moves channels to blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions.
 
-        Any dtype.  Raises ShapeError unless the channels are a multiple of block^n."""
+        The inverse of `space_to_depth`, as torch's pixel_shuffle.  Any dtype.  Raises ShapeError unless the channels are a
+        multiple of block^n."""
     def where(self, mask: Tensor, x: Any, y: Any, *, name: str | None = None) -> Tensor:
         """Returns x where mask is true (not 0), y elsewhere; all broadcast."""
     def arange(
         self, count: int, start: float = 0, step: float = 1, dtype: Any = int64, *, name: str | None = None
     ) -> Tensor:
-        """Returns start, start + step, ...: so many numbers.  They are computed where they are used, and take no memory.
+        """Returns ``count`` numbers: start, start + step, ...  They are computed where they are used, and take no memory.
 
-        Those of integers are integers that the dtype holds.  Raises AttributeValueError."""
+        For an integer dtype, start and step must be integers that it holds.  Raises AttributeValueError if they are not."""
     def tril(self, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-        """Returns the last two dimensions with 0 above a diagonal: 0 is the main one, positive ones are above it."""
+        """Returns x with 0 above a diagonal of its last two dimensions: 0 is the main one, positive ones are above it."""
     def triu(self, x: Tensor, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-        """Returns the last two dimensions with 0 below a diagonal: 0 is the main one, positive ones are above it."""
+        """Returns x with 0 below a diagonal of its last two dimensions: 0 is the main one, positive ones are above it."""
     def one_hot(
         self,
         index: Tensor,
@@ -1515,62 +1519,59 @@ class Operations(_Known):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """Returns ``on`` at the positions that an index says, ``off`` elsewhere, along a new axis of ``depth`` elements.
+        """Returns ``on`` at the positions in ``index``, ``off`` elsewhere, along a new axis of ``depth`` elements.
 
-        index holds integers, of any shape; the result has its shape with the new axis, which is number ``axis`` of it.  on
-        and off are numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of
-        range has ``off`` everywhere.  Raises DTypeError (an index of no integers), AttributeValueError (no such axis)."""
+        index holds integers, of any shape; the result has its shape with the new axis inserted at ``axis``.  on and off are
+        numbers, or tensors of one element; dtype is that of the result (default: index's).  An index out of range gives
+        ``off`` everywhere.  Raises DTypeError (index not of integers), AttributeValueError (no such axis)."""
     def take_along_axis(self, x: Tensor, index: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-        """Returns element [i, j, k] is x[i, index[i, j, k], k] for axis 1: NumPy's take_along_axis, torch's gather.
+        """Returns elements of x along an axis by index: for axis 1, [i, j, k] is x[i, index[i, j, k], k].
 
-        x has any dtype, index holds integers.  The result has index's shape, which is of x's rank and but for ``axis`` no
-        larger than x's.  Positions outside of the axis are clamped to its ends.  Raises DTypeError, ShapeError."""
+        That is NumPy's take_along_axis and torch's gather.  x has any dtype, index holds integers.  The result has index's
+        shape, which has x's rank and, except along ``axis``, is no larger than x's.  Positions outside of the axis are
+        clamped to its ends.  Raises DTypeError, ShapeError."""
     def searchsorted(
         self, sequence: Tensor, values: Tensor, right: bool = False, dtype: Any = int32, *, name: str | None = None
     ) -> Tensor:
-        """Returns how many elements of a sorted sequence come before each value; ``right``: or are equal to it.
+        """Counts, for each value, the elements of a sorted sequence that are less (``right``: less or equal).
 
         sequence has rows in ascending order along its last axis, NaN last: one row for all values, or as many as values
-        have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; what is compared is
-        of the promoted dtype.  It is what NumPy's searchsorted gives with side left or right; of rows that are not in order
-        some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError."""
+        have, (..., n) for values (..., m).  The result has the shape of values, and is int32 or int64; comparisons are in
+        the promoted dtype.  NumPy's searchsorted gives the same, with side left or right.  For rows that are not sorted,
+        the result is some number from 0 to n.  Raises ShapeError (other dimensions), DTypeError."""
     def gather_nd(self, x: Tensor, index: Tensor, batch: int = 0, *, name: str | None = None) -> Tensor:
-        """Returns slices x[b..., *index[b..., i..., :]]: the last dimension of index has positions along the dimensions
-        of x behind
-        ``batch`` ones, which both have.  Positions outside of a dimension are clamped to its ends.
+        """Returns slices x[b..., *index[b..., i..., :]], as ONNX's GatherND.
 
-        x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...), as ONNX's
-        GatherND.  Raises DTypeError, ShapeError."""
+        x (B..., D1, ..., Dk, R...) of any dtype, index (B..., I..., k) of integers -> (B..., I..., R...).  The first
+        ``batch`` dimensions, B..., are common to both; the last one of index has positions along the next k dimensions of
+        x.  Positions outside of a dimension are clamped to its ends.  Raises DTypeError, ShapeError."""
     def scatter_nd(
         self, x: Tensor, index: Tensor, updates: Tensor, reduction: Reduction = "none", *, name: str | None = None
     ) -> Tensor:
-        """Returns x with slices put, or combined as `scatter` does, at positions along its first dimensions: those that
-        the last
-        dimension of index has.  What is at a position outside of a dimension is left out.
+        """Returns x with slices replaced, or combined as `scatter` does, as ONNX's ScatterND.
 
-        x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x, as ONNX's ScatterND.
-        Raises DTypeError, ShapeError, AttributeValueError."""
+        x (D1, ..., Dk, R...), index (I..., k) of integers, updates (I..., R...) of x's dtype -> as x.  The last dimension
+        of index has positions along the first k dimensions of x.  Updates at a position outside of a dimension are left
+        out.  Raises DTypeError, ShapeError, AttributeValueError."""
     def einsum(self, equation: str, *operands: Tensor, name: str | None = None) -> Tensor:
-        """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batch of matrix
-        products.
+        """Returns sums of products by Einstein's convention, as NumPy's einsum: "bij,bjk->bik" is a batched matmul.
 
         Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
-        dimensions that broadcast.  The result has the promoted dtype, as have all sums and products on the way to it.
-        Raises AttributeValueError, ShapeError."""
+        dimensions that broadcast.  The result and all intermediate sums and products have the promoted dtype.  Raises
+        AttributeValueError, ShapeError."""
     def resample(self, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
-        """Returns weighted sums of elements along an axis: element i of the result is the sum over k of
-        ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
+        """Returns sums over k of ``weights[i, k] * x[index[i, k]]`` along an axis; without weights, ``x[index[i]]``.
 
-        index (n,) or (n, taps) holds positions of the axis, weights are finite numbers of the same shape, for floats.  The
-        result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError."""
+        index (n,) or (n, taps) holds positions on the axis; weights are finite numbers, as many as index has, and need an x
+        of floats.  The result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError."""
     def interpolate(
         self, x: Tensor, size: Any, mode: Mode = "nearest", align_corners: bool = False, *, name: str | None = None
     ) -> Tensor:
         """Returns an image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
 
-        mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
-        elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
-        are for floats.
+        mode is nearest (element floor(i * old / new)), linear or cubic (coefficient -0.75), along each spatial dimension.
+        Linear and cubic are for floats; they align the edges of both images or, with align_corners, the centres of their
+        outermost elements.
 
         size is one integer for all spatial dimensions, or one each; the result (N, C, *size) has x's dtype.  Raises
         AttributeValueError (size or mode), ShapeError (an axis without elements, or longer than `MAX_TABLE`), DTypeError."""
@@ -1584,16 +1585,15 @@ class Operations(_Known):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """Returns an image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C,
-        positions...).
+        """Returns an image sampled at the coordinates in a grid, as torch's grid_sample.
 
-        The last dimension of grid has a place along each spatial dimension, the last one first, from -1 to 1: from edge to
+        x (N, C, spatial...), grid (N, positions..., dimensions), both floats -> (N, C, positions...) of x's dtype.  The
+        last dimension of grid has a coordinate along each spatial dimension, the last one first, from -1 to 1: from edge to
         edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
-        cases to even), linear or cubic (-0.75).  Beyond the image there are zeros, its border, or its reflection.  As
-        torch's grid_sample.  Raises AttributeValueError, ShapeError, DTypeError."""
+        cases to even), linear or cubic (coefficient -0.75).  Beyond the image there are zeros, its border, or its
+        reflection.  Raises AttributeValueError, ShapeError, DTypeError."""
     def cast(self, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
-        """Returns the tensor in another dtype: rounds to nearest even, floats to integers truncate and saturate, NaN
-        gives 0.
+        """Returns the tensor in another dtype: floats round to nearest even, or truncate and saturate to integers.
 
-        What an 8-bit float does not hold, infinity included, becomes its largest number, or with saturate=False infinity
-        (NaN where the dtype has no infinity)."""
+        NaN becomes the integer 0.  What an 8-bit float does not hold, infinity included, becomes its largest number, or
+        with saturate=False infinity (NaN where the dtype has no infinity)."""

@@ -1,11 +1,11 @@
-"""Patterns: what is looked for in a graph, written as the expression that it is.
+"""Patterns to look for in a graph, written as the expressions that they match.
 
     swish = op.mul("x", op.sigmoid("x"))
     found = swish.match(graph, tensor)  # None, or found["x"], and the nodes between as found.nodes
 
 A pattern is matched from the tensor that it stands for towards the inputs.  A string in it is a name for a tensor, the
-same one wherever the name is; a number is a constant of one element; ``...`` is anything.  The operands of an op that
-commutes match in either order.
+same tensor wherever the name occurs; a number is a constant of one element; ``...`` matches any tensor.  The operands
+of an op that commutes match in either order.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op
 
-#: What stands for a tensor: a pattern, a name, a number or anything.
+#: What stands for a tensor in a pattern: a pattern, a name, a number, or ``...`` for any tensor.
 Operand: TypeAlias = "Pattern | str | float | EllipsisType"
 
 
 def constant(tensor: Tensor) -> float | None:
-    """Returns the number that a tensor is, None if it is not a constant of one element."""
+    """Returns the value of a constant of one element; None for any other tensor."""
     return float(tensor.value.reshape(-1)[0]) if tensor.value is not None and tensor.size == 1 else None
 
 
@@ -38,8 +38,9 @@ def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
 def made_of(
     graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
 ) -> dict[Node, Sequence[Tensor]]:
-    """Returns the nodes that a tensor is made by, each with its operands from which this is followed; to those
-    without any.
+    """Returns the nodes that make a tensor, each with its operands that were followed further.
+
+    ``operands`` says which these are; nodes for which it gives None are left out, and the search ends there.
     """
     found: dict[Node, Sequence[Tensor]] = {}
     stack = [tensor]
@@ -54,7 +55,7 @@ def made_of(
 
 @dataclass(frozen=True)
 class Found:
-    """The tensors that a pattern has names for, and the nodes that it went through, beginning with the last one."""
+    """A match: the tensors that the pattern names, and the nodes that it went through, from the result backwards."""
 
     graph: Graph
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -67,27 +68,25 @@ class Found:
         return name in self.tensors
 
     def named(self, name: str, tensor: Tensor) -> Iterator[Found]:
-        """With a name for a tensor, unless it is another one's; an empty name changes nothing."""
+        """Yields this with a name for a tensor, unless another tensor has the name; an empty name changes nothing."""
         if not name or self.tensors.get(name) is tensor:
             yield self
         elif name not in self.tensors:
             yield replace(self, tensors={**self.tensors, name: tensor})
 
     def where(self, **patterns: Operand) -> Found | None:
-        """With what is found of tensors that have names, one after the other; None if one of them does not match."""
+        """Returns this, extended by matching named tensors one after the other; None if one of them does not match."""
         return next(_all(self, [(pattern, name) for name, pattern in patterns.items()]), None)
 
     def must(self, reason: str, **patterns: Operand) -> Found:
-        """Returns the same.  Raises Declined with the reason, in which names stand for tensors, if one of them does
-        not.
-        """
+        """Returns the same as `where`.  Raises Declined if a tensor does not match: {name} in reason is a tensor's."""
         found = self.where(**patterns)
         if found is None:
             raise Declined(reason.format(**{name: repr(t.name) for name, t in self.tensors.items()}))
         return found
 
     def onwards(self, name: str, pattern: Pattern, steps: int) -> Iterator[Found]:
-        """Yields what matches a pattern among what at most so many nodes make of a tensor, the nearest first."""
+        """Yields matches of a pattern by tensors that at most ``steps`` nodes make of a named one, nearest first."""
         level = [self[name]]
         for _ in range(steps):
             level = list(dict.fromkeys(n.output for t in level for n in self.graph.consumers(t)))
@@ -96,14 +95,14 @@ class Found:
 
 
 class Pattern:
-    """Something that a tensor may be."""
+    """A description that a tensor may match."""
 
     def match(self, graph: Graph, tensor: Tensor) -> Found | None:
-        """Returns what a tensor of a graph is by the pattern, the first way to match it; None if there is none."""
+        """Returns the first way in which a tensor of a graph matches; None if there is none."""
         return next(self.ways(Found(graph), tensor), None)
 
     def ways(self, found: Found, tensor: Tensor) -> Iterator[Found]:
-        """Returns all ways to match a tensor, given what is found by now."""
+        """Returns all ways to match a tensor, given what was found so far."""
         node = found.graph.producer(tensor)
         return iter(()) if node is None else self.of(found, node)
 
@@ -120,7 +119,7 @@ class Pattern:
 
 
 class Is(Pattern):
-    """A tensor of which something holds, with a name unless this is empty."""
+    """A tensor for which a condition holds; an empty name gives it none."""
 
     def __init__(self, name: str = "", holds: Callable[[Tensor], bool] = lambda _: True) -> None:
         self.name, self.holds = name, holds
@@ -145,7 +144,7 @@ class Either(Pattern):
 
 
 def repeated(inner: Operand, *steps: Callable[[Pattern], Pattern]) -> Pattern:
-    """Returns a pattern, or steps of it, or steps of those, and so on."""
+    """Returns a pattern of inner, or of any of the steps applied to inner, or to that, and so on."""
     result = Either(inner)
     result.patterns += [step(result) for step in steps]
     return result
@@ -153,7 +152,7 @@ def repeated(inner: Operand, *steps: Callable[[Pattern], Pattern]) -> Pattern:
 
 @dataclass(frozen=True)
 class Made(Pattern):
-    """The result of an op, one of some, of such operands (of any, if None) with such attributes."""
+    """The result of one of several ops, with the given operands (any, if None) and attributes."""
 
     ops: frozenset[Op]
     operands: tuple[Pattern, ...] | None
@@ -166,15 +165,15 @@ class Made(Pattern):
         return replace(self, name=name)
 
     def when(self, by: Callable[[Found, Node], bool]) -> Made:
-        """Returns the same, where this holds of the node, given what is found by now."""
+        """Returns the same, restricted to nodes for which ``by`` holds, given what was found so far."""
         return replace(self, by=by)
 
     def once(self) -> Made:
-        """Returns the same, where the result has one consumer and is no output of the graph."""
+        """Returns the same, restricted to results with one consumer that are no outputs of the graph."""
         return self.when(lambda found, node: only_consumer(found.graph, node.output) is not None)
 
     def built(self, found: Found, *outputs: Tensor) -> Node:
-        """Returns the node of the op that has the tensors that its operands name, and such results."""
+        """Returns a node of the pattern's only op, with the tensors that its operands name, and these outputs."""
         ((entry,), operands) = self.ops, tuple(found[o.name] for o in self.operands or () if isinstance(o, Is))
         return Node(entry, operands, self.attributes, *outputs)
 
@@ -193,7 +192,7 @@ class Made(Pattern):
 
 
 def made_by(ops: Iterable[Op], *operands: Operand, **attributes: Any) -> Made:
-    """Returns the result of one of some ops, of such operands (none: of any)."""
+    """Returns a pattern of the result of one of several ops, with these operands (none: any operands)."""
     return Made(frozenset(ops), tuple(map(_pattern, operands)) or None, attributes)
 
 
@@ -216,7 +215,7 @@ def _pattern(operand: Operand) -> Pattern:
 
 
 def _all(found: Found, pairs: Sequence[tuple[Operand, Tensor | str]]) -> Iterator[Found]:
-    """Yields all ways to match all of some tensors, or of those with names."""
+    """Yields all ways to match every pattern with its tensor, given as such or by name."""
     if not pairs:
         yield found
         return

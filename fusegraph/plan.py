@@ -30,7 +30,7 @@ from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel's schedule, and why this one; ``us`` are the microseconds it took where it was measured."""
+    """A kernel's schedule, and why this one; ``us`` is its measured time in microseconds, None if not measured."""
 
     schedule: Schedule
     reason: str = "cost model"
@@ -42,7 +42,7 @@ Chooser: TypeAlias = Callable[[KernelSpec, Group], Choice]
 
 
 def by_cost_model(target: Target = PORTABLE) -> Chooser:
-    """Chooses the schedule that the cost model thinks is best on a target."""
+    """Returns a chooser of the schedule that the cost model estimates to be fastest on a target."""
     return lambda spec, _: Choice(best_schedule(spec, target))
 
 
@@ -68,8 +68,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph ready to be built: the passes that ran on it, the partition of what they made, its kernels in order, and
-    where intermediates lie.
+    """A graph ready to be built.
+
+    It has the passes that ran, the partition of what they made, the kernels in order, and where intermediates lie.
     """
 
     graph: Graph
@@ -85,22 +86,22 @@ class Plan:
 
     @cached_property
     def counterparts(self) -> Mapping[Tensor, Tensor]:
-        """The partitioned graph's tensor for each of the graph and those between the nodes of its composites."""
+        """The partitioned graph's tensor for each one of the graph, and for those inside its composites."""
         return self.steps.counterparts()
 
     @property
     def copies(self) -> Mapping[Tensor, tuple[Tensor, ...]]:
-        """What else stands for a tensor, where several kernels compute the same."""
+        """The tensors that are copies of a tensor, where several kernels compute the same."""
         return self.steps.note("copies")
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
-        """What does each convolution, by the name of its node."""
+        """The algorithm of each convolution, by the name of its node."""
         return self.steps.note("algorithms")
 
     @property
     def namesakes(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of all nodes that are computed once, by the name of the one that is."""
+        """The names of nodes that were merged, as they compute the same, by the name of the one that is left."""
         return self.steps.note("namesakes")
 
     @property
@@ -144,12 +145,12 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     return Plan(graph, steps, partition, kernels, plan_memory(partition))
 
 
-#: A group that is a kernel, what it has in common with those that compute the same of other tensors, and its schedule.
+#: A group that is a kernel, a key that groups share if they compute the same of other tensors, and its schedule.
 _Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
 def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
-    """Returns the schedules of a partition's groups, in order.  Raises NoKernel if there is none for some of them."""
+    """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     choices: dict[str, Choice] = {}
     without: list[tuple[Sequence[Node], str]] = []
     found = []
@@ -169,9 +170,9 @@ def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
 
 
 def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
-    """Returns the kernels of groups; those that are ``turned`` begin at the end of memory, operands of those that are
-    ``cached`` are in the L2 cache.
+    """Returns the kernels of groups.
 
+    ``turned`` groups walk memory from the end; those that are ``cached`` find operands in the L2 cache.
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
     """

@@ -12,9 +12,9 @@ from fusegraph.values import MOST_ENTRIES
 
 
 def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Returns the tensor cut along an axis: into so many equal parts, or into parts of these sizes.  Slices of it.
+    """Returns slices of the tensor along an axis: ``parts`` equal ones, or ones of these sizes.
 
-    Raises ShapeError if the sizes are not those of the axis.
+    Raises ShapeError if the axis does not split evenly, or if the sizes do not add up to it.
     """
     (axis,) = normal_axes(axis, x.rank)
     size = x.shape[axis]
@@ -35,13 +35,13 @@ def split(self: Operations, x: Tensor, parts: int | Sequence[int], axis: int = 0
 
 
 def flip(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """Returns the elements in reverse along axes (None: all)."""
+    """Returns the elements in reverse order along axes (None: all)."""
     chosen = normal_axes(axes, x.rank)
     return self.slice(x, steps=[-1 if d in chosen else None for d in range(x.rank)], name=name)
 
 
 def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """Without dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
+    """Removes dimensions of size 1: all of them, or those of ``axes``.  Raises ShapeError for one of another size."""
     chosen = [d for d, size in enumerate(x.shape) if size == 1] if axes is None else normal_axes(axes, x.rank)
     for d in chosen:
         if x.shape[d] != 1:
@@ -50,16 +50,16 @@ def squeeze(self: Operations, x: Tensor, axes: int | Sequence[int] | None = None
 
 
 def unsqueeze(self: Operations, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
-    """With new dimensions of size 1, which are the axes of these numbers in the result."""
+    """Inserts dimensions of size 1; ``axes`` are their positions in the result."""
     count = 1 if isinstance(axes, int) else len(axes)
     chosen, rest = normal_axes(axes, x.rank + count), iter(x.shape)
     return self.reshape(x, [1 if d in chosen else next(rest) for d in range(x.rank + count)], name=name)
 
 
 def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-    """Returns blocks of an image as channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
-    Channel c and place p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
+    """Moves blocks of an image to channels: (N, C, *S) -> (N, C * block^n, *S / block), n spatial dimensions.
 
+    Channel c and position p in its block (row-major) become channel c * block^n + p, as in torch's pixel_unshuffle.
     Any dtype.  Raises ShapeError unless every spatial size is a multiple of ``block``.
     """
     images, channels, *sizes = _image(x, block)
@@ -72,10 +72,10 @@ def space_to_depth(self: Operations, x: Tensor, block: int, *, name: str | None 
 
 
 def depth_to_space(self: Operations, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-    """Returns channels as blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions; what
-    `space_to_depth` undoes.  torch's pixel_shuffle.
+    """Moves channels to blocks of an image: (N, C * block^n, *S) -> (N, C, *S * block), n spatial dimensions.
 
-    Any dtype.  Raises ShapeError unless the channels are a multiple of block^n.
+    The inverse of `space_to_depth`, as torch's pixel_shuffle.  Any dtype.  Raises ShapeError unless the channels are a
+    multiple of block^n.
     """
     images, channels, *sizes = _image(x, block)
     n = len(sizes)

@@ -1,6 +1,6 @@
 """Interpolation of images: every element of the result is a weighted sum of a few elements of the image.
 
-Along axes which elements and weights is known while the graph is built; of a grid they are computed from its places.
+Along axes, elements and weights are known while the graph is built; for a grid, kernels compute them from coordinates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusegraph.tensor import Tensor
 
 #: Elements of the largest table of positions and weights.
 MAX_TABLE = 1 << 22
-#: More taps than this are a matrix product.
+#: With more taps than this, resampling is a matrix product.
 MAX_TAPS = 8
 Mode: TypeAlias = Literal["nearest", "linear", "cubic"]
 _MODES = get_args(Mode)
@@ -29,11 +29,10 @@ _MODES = get_args(Mode)
 def resample(
     self: Operations, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None
 ) -> Tensor:
-    """Returns weighted sums of elements along an axis: element i of the result is the sum over k of
-    ``weights[i, k] * x[index[i, k]]``; x[index[i]] itself without weights.
+    """Returns sums over k of ``weights[i, k] * x[index[i, k]]`` along an axis; without weights, ``x[index[i]]``.
 
-    index (n,) or (n, taps) holds positions of the axis, weights are finite numbers of the same shape, for floats.  The
-    result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError.
+    index (n,) or (n, taps) holds positions on the axis; weights are finite numbers, as many as index has, and need an x
+    of floats.  The result has x's dtype.  Raises AttributeValueError, ShapeError, DTypeError.
     """
     (axis,) = normal_axes(axis, x.rank)
     table: Array = index
@@ -71,7 +70,7 @@ def resample(
 
 
 def _taken(graph: Operations, x: Tensor, axis: int, index: Array, name: str | None) -> Tensor:
-    """Returns the elements at known positions: a slice or a repetition where they are one, else a gather."""
+    """Returns the elements at known positions: by a slice or a repetition where these will do, else by a gather."""
     size, count = x.shape[axis], len(index)
     step = int(index[1]) - int(index[0]) if count > 1 else 1
     if count and step and np.array_equal(index, index[0] + step * np.arange(count)):
@@ -89,7 +88,7 @@ def _taken(graph: Operations, x: Tensor, axis: int, index: Array, name: str | No
 
 
 def _multiplied(graph: Operations, x: Tensor, axis: int, index: Array, weights: Array, name: str | None) -> Tensor:
-    """By the matrix of all weights."""
+    """Resamples by a product with the matrix of all weights.  Raises ShapeError if that is too large."""
     size = x.shape[axis]
     if len(index) * size > MAX_TABLE:
         raise ShapeError(f"{index.shape[1]} taps of {len(index)} positions over {size} elements are too many")
@@ -112,12 +111,12 @@ def interpolation(
     cubic: float = -0.75,
     exclude_outside: bool = False,
 ) -> tuple[Array, Array]:
-    """Returns (index, weights) of the elements around positions on an axis of some size, for `resample`.
+    """Returns (index, weights) of the elements around positions on an axis of ``size`` elements, for `resample`.
 
     positions (new,), in elements of the axis -> both (new, taps).  mode is linear or cubic (Keys 1981, whose
     coefficient is ``cubic``).  scale, below 1, widens the filter as for an image that shrinks by it, against aliasing.
-    Elements beyond the ends are those at the ends, or left out.  Raises ShapeError where the table would have more than
-    `MAX_TABLE` entries.
+    Beyond the ends, the elements at the ends count again, unless exclude_outside.  Raises ShapeError if the table would
+    have more than `MAX_TABLE` entries.
     """
     support = {"linear": 1, "cubic": 2}[mode]
     reach = support / min(scale, 1.0)
@@ -155,9 +154,9 @@ def interpolate(
 ) -> Tensor:
     """Returns an image (N, C, spatial...) scaled to other spatial sizes, as torch's interpolate.
 
-    mode is nearest (element floor(i * old / new)), linear or cubic (-0.75), along each spatial dimension.  Centres of
-    elements fall on centres of elements, with align_corners those of the outermost on one another.  Cubic and linear
-    are for floats.
+    mode is nearest (element floor(i * old / new)), linear or cubic (coefficient -0.75), along each spatial dimension.
+    Linear and cubic are for floats; they align the edges of both images or, with align_corners, the centres of their
+    outermost elements.
 
     size is one integer for all spatial dimensions, or one each; the result (N, C, *size) has x's dtype.  Raises
     AttributeValueError (size or mode), ShapeError (an axis without elements, or longer than `MAX_TABLE`), DTypeError.
@@ -206,13 +205,13 @@ def grid_sample(
     *,
     name: str | None = None,
 ) -> Tensor:
-    """Returns an image (N, C, spatial...) at places that a grid (N, positions..., dimensions) says: (N, C,
-    positions...).
+    """Returns an image sampled at the coordinates in a grid, as torch's grid_sample.
 
-    The last dimension of grid has a place along each spatial dimension, the last one first, from -1 to 1: from edge to
+    x (N, C, spatial...), grid (N, positions..., dimensions), both floats -> (N, C, positions...) of x's dtype.  The
+    last dimension of grid has a coordinate along each spatial dimension, the last one first, from -1 to 1: from edge to
     edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
-    cases to even), linear or cubic (-0.75).  Beyond the image there are zeros, its border, or its reflection.  As
-    torch's grid_sample.  Raises AttributeValueError, ShapeError, DTypeError.
+    cases to even), linear or cubic (coefficient -0.75).  Beyond the image there are zeros, its border, or its
+    reflection.  Raises AttributeValueError, ShapeError, DTypeError.
     """
     rank = x.rank - 2
     if rank < 1 or grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank or 0 in x.shape[2:]:
@@ -251,8 +250,9 @@ def grid_sample(
 def around(
     graph: Operations, coordinate: Tensor, size: int, mode: str, padding: str, align_corners: bool = False
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Returns (index, weight) of the elements around coordinates of a dimension, weights None where they are all 1:
-    for mode and padding as `grid_sample` has them.
+    """Returns (index, weight) of the elements around coordinates of a dimension; a weight of None is 1 everywhere.
+
+    mode and padding are those of `grid_sample`.
     """
     weights: list[Tensor | None] = [None]
     if mode == "nearest":
@@ -276,7 +276,7 @@ def around(
 
 
 def _filter(graph: Operations, distance: Tensor, mode: str, a: float = -0.75) -> Tensor:
-    """Returns the weight of an element at a distance: `interpolation`'s, of a tensor."""
+    """Returns the weights of elements at distances, as `interpolation` has them."""
     if mode == "linear":
         return graph.sub(1.0, distance)
     square = graph.mul(distance, distance)
@@ -288,7 +288,7 @@ def _filter(graph: Operations, distance: Tensor, mode: str, a: float = -0.75) ->
 
 
 def _reflected(graph: Operations, index: Tensor, size: int, align_corners: bool) -> Tensor:
-    """An index beyond the ends reflected: at the outermost elements, or at the edges behind them."""
+    """Reflects indices beyond the ends: at the outermost elements (align_corners), else at the edges behind them."""
     if size == 1:
         return index
     edge = 1 - int(align_corners)

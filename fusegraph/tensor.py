@@ -21,8 +21,9 @@ _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
 
 
 def check_name(what: str, name: object) -> str:
-    """Returns a name as given.  Raises GraphError unless it is a short text of letters, digits and ``_ . : / [ ] ( )
-    , + @ # -``.
+    """Returns a name as given.
+
+    Raises GraphError unless it is a text of 1 to 200 letters, digits, spaces and ``_ . : / [ ] ( ) , + @ # -``.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise GraphError(
@@ -33,8 +34,9 @@ def check_name(what: str, name: object) -> str:
 
 
 def _operator(op: str, truth: str | None = None, reflected: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """Returns a method for an operator of two operands; booleans are combined by the op of truth values, if there is
-    one: masks are recognised by it.
+    """Returns the method of an operator of two operands; ``truth`` names the op for booleans.
+
+    Passes recognise masks by the logical ops, so that booleans do not take the bitwise ones.
     """
 
     def method(self: Tensor, other: Any) -> Tensor:
@@ -69,8 +71,8 @@ class Tensor:
         self.strides: tuple[int, ...] = strides
         self.dtype: DType = dtype
         self.value = value
-        #: Whose memory it lies in, and how many elements after that one's first: its own, unless `passes.views` says
-        #: otherwise, which leaves here the strides that it would have in its own.
+        #: The tensor in whose memory it lies, and its first element there: itself and 0 unless `passes.views` changes
+        #: them.  That pass keeps in own_strides the strides that it would have in memory of its own.
         self.base: Tensor = self
         self.start: int = 0
         self.own_strides: tuple[int, ...] | None = None
@@ -142,35 +144,34 @@ class Tensor:
     def __invert__(self) -> Tensor:
         return self._op("logical_not" if _is_truth(self) else "bitwise_not", self)
 
-    __iter__ = None  # indexing would make one, of a slice an element
+    __iter__ = None  # else Python would iterate by __getitem__, adding a slice for each element
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Returns basic indexing as in NumPy: slices (negative steps too), integers, ``...`` and None; not with
-        arrays (see
-        `Graph.gather`).  Raises AttributeValueError for other keys, ShapeError for integers out of range and too many.
+        """Returns what basic indexing selects, as in NumPy: by slices (negative steps too), integers, ``...`` and None.
+
+        For arrays see `Graph.gather`.  Raises AttributeValueError for other keys, ShapeError for integers out of range
+        and for too many indices.
         """
         return _index(self, key)
 
     def reshape(self, *shape: Any) -> Tensor:
-        """Returns `Graph.reshape`, of a shape or of so many sizes."""
+        """Returns `Graph.reshape` of this tensor; the shape is one argument, or an argument for each size."""
         given = shape[0] if len(shape) == 1 and hasattr(type(shape[0]), "__iter__") else shape
         return self._op("reshape", self, shape=given)
 
     def transpose(self, *perm: Any) -> Tensor:
-        """Returns `Graph.transpose`, of a permutation or of so many dimensions; without any the dimensions are
-        reversed.
-        """
+        """Returns `Graph.transpose` of this tensor; the permutation is one argument, or several; default: reversed."""
         given = perm[0] if len(perm) == 1 and hasattr(type(perm[0]), "__iter__") else perm or None
         return self._op("transpose", self, perm=given)
 
     @property
     def T(self) -> Tensor:
-        """The dimensions in reverse."""
+        """This tensor with its dimensions in reverse order."""
         return self.transpose()
 
 
 def _index(x: Tensor, key: Any) -> Tensor:
-    """Returns a slice of the tensor, reshaped."""
+    """Returns what an index selects: a slice of the tensor, reshaped."""
     keys = [_key(x, one) for one in (key if isinstance(key, tuple) else (key,))]
     used = sum(one is not None and one is not Ellipsis for one in keys)
     if used > x.rank:

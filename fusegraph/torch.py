@@ -1,4 +1,4 @@
-"""The backend of ``torch.compile``, and what it tells.
+"""The backend of ``torch.compile``, and its reports.
 
     model = torch.compile(model, backend="fusegraph")
     model(x)
@@ -6,16 +6,16 @@
 
     print(fusegraph.torch.explain(model, x))    # the same without a GPU, and without compiling
 
-torch finds the backend by its entry point, where fusegraph is installed; else importing this module makes it known.
+torch finds the backend by its entry point where fusegraph is installed; else importing this module registers it.
 Importing it raises ToolchainError where torch is missing.
 
 Operators that stay torch's, between pieces (`report` lists those of a model, each with its reason):
 
 - linear algebra (``inv``, ``solve``, ``lu``, ``qr``, ``svd``, ``eig``, ``cholesky``, ``matrix_exp``) and Fourier
-  transforms (``fft``, ``stft``): they are libraries', and complex numbers fusegraph has not;
-- random numbers (``rand``, ``bernoulli`` of dropout, ``normal``, ``multinomial``, ``randperm``): they are torch's, by
-  its seed, in the program's order;
-- results whose sizes depend on data (``nonzero``, ``masked_select``, ``unique``): kernels are made for sizes;
+  transforms (``fft``, ``stft``): libraries compute them, and fusegraph has no complex numbers;
+- random numbers (``rand``, ``bernoulli`` of dropout, ``normal``, ``multinomial``, ``randperm``): they follow torch's
+  seed, in the program's order;
+- results whose sizes depend on data (``nonzero``, ``masked_select``, ``unique``): kernels are made for known sizes;
 - special functions (``lgamma``, ``digamma``, ``erfinv``, ``erfc``, ``i0``, Bessel's, orthogonal polynomials, ``atan2``,
   ``hypot``) and counts (``mode``, ``histc``);
 - rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a

@@ -1,4 +1,4 @@
-"""Values that users give, as plain Python values of a declared kind: what comes after this asks nothing of their types.
+"""Values that users give, as plain Python values of a declared kind: code behind this need not check their types.
 
 A kind is a function of a value that returns it as bool, int, float, str, None, DType or a tuple of those, or raises
 `Unfit`, whose text says what the value should have been.  Objects are asked once, by ``__index__`` or ``__float__`` or
@@ -41,14 +41,14 @@ def integer(value: Any) -> int:
 
 
 def position(value: Any) -> int:
-    """Returns an integer; one beyond 64 bits as the greatest or least of these, for where slices begin and end."""
+    """Returns an integer, clamped to 64 bits: slices may begin and end anywhere."""
     if type(value) is int and not -_LONGEST <= value < _LONGEST:
         return _LONGEST - 1 if value > 0 else -_LONGEST
     return integer(value)
 
 
 def number(value: Any) -> float | int:
-    """Returns a number that is not NaN: an integer of at most 64 bits, or a float."""
+    """Returns a number that is not NaN: an integer of at most 64 bits, signed or unsigned, or a float."""
     if isinstance(value, (bool, np.bool_)):
         raise Unfit("a number")
     if hasattr(type(value), "__index__"):
@@ -81,7 +81,7 @@ def any_number(value: Any) -> float | int | bool:
 
 
 def flag(value: Any) -> bool:
-    """Returns True or False."""
+    """Returns True or False, from Python's or NumPy's booleans alone."""
     if not isinstance(value, (bool, np.bool_)):
         raise Unfit("True or False")
     return bool(value)
@@ -105,7 +105,7 @@ def dtype(value: Any) -> DType:
 
 
 def array(value: Any) -> np.ndarray[Any, Any]:
-    """Returns numbers, as a NumPy array."""
+    """Returns numbers or booleans, as a NumPy array."""
     found: np.ndarray[Any, Any] = _asked(lambda: np.asarray(value), "an array of numbers")
     if found.dtype.kind not in "biuf":
         raise Unfit("an array of numbers")
@@ -113,7 +113,7 @@ def array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def optional(kind: Kind) -> Kind:
-    """Returns None, or a value of a kind."""
+    """Returns the kind of values of a kind, or None."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -127,7 +127,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def several(kind: Kind) -> Kind:
-    """Returns a sequence of values of a kind, as a tuple."""
+    """Returns the kind of sequences of values of a kind, as tuples."""
 
     def check(value: Any) -> tuple[Any, ...]:
         wanted = f"a sequence, each entry {_name(kind)}"
@@ -145,7 +145,7 @@ def several(kind: Kind) -> Kind:
 
 
 def one_or_several(kind: Kind) -> Kind:
-    """Returns a value of a kind, or a sequence of such values."""
+    """Returns the kind of values of a kind, or of sequences of such values."""
     many = several(kind)
 
     def check(value: Any) -> Any:
@@ -163,7 +163,7 @@ def one_or_several(kind: Kind) -> Kind:
 
 
 def plain(value: Any, depth: int = 3) -> Any:
-    """Returns any of these, where nothing is declared."""
+    """Returns a plain value of any of these kinds, for attributes without a declared one."""
     if value is None or isinstance(value, DType):
         return value
     for kind in (flag, number, word, dtype):
@@ -177,7 +177,7 @@ def plain(value: Any, depth: int = 3) -> Any:
 
 
 def _name(kind: Kind) -> str:
-    """Returns what the values of a kind are called: what it says of one that is none."""
+    """Returns what the values of a kind are called in messages, from what it says of a wrong one."""
     try:
         kind(object())
     except Unfit as wanted:
@@ -188,7 +188,7 @@ def _name(kind: Kind) -> str:
 
 
 def _asked(question: Callable[[], Any], wanted: str) -> Any:
-    """Returns what an object answers; Unfit if it raises something."""
+    """Returns what an object answers.  Raises Unfit if it raises anything."""
     try:
         return question()
     except Exception:

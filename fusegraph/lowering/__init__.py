@@ -1,4 +1,4 @@
-"""Group -> kernel specification, one module a kernel family."""
+"""Group -> kernel specification, one module for each kernel family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Lowering
 
 __all__ = ["FAMILIES", "KERNELS", "GroupView", "Lowered", "Lowering", "Options", "kernel_name"]
 
-#: The families: a group is the first one's whose kernels are about something in it, which takes or declines it.
+#: The families.  A group belongs to the first one whose kernels are about something in it; that takes or declines it.
 FAMILIES: tuple[FamilyLowering, ...] = (
     attention.LOWERING,
     attention_backward.LOWERING,
@@ -39,8 +39,7 @@ FAMILIES: tuple[FamilyLowering, ...] = (
 
 
 def kernel_name(view: GroupView) -> str:
-    """Returns a kernel's name: the graph's, and where the graph needs several kernels that of the last tensor it
-    writes.
+    """Returns a kernel's name: the graph's, followed, if that has several kernels, by the last tensor that it writes.
 
     The ending keeps it apart from the C library's functions, which share the name space of ``extern "C"`` kernels.
     """

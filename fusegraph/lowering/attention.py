@@ -64,9 +64,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def times_read(node: Node, number: int) -> int:
-    """Returns how often the kernel of an attention node reads each of its queries (0), keys (1) or values (2), masks
-    aside.
-    """
+    """Returns how often an attention's kernel reads each of its queries (0), keys (1) or values (2), masks aside."""
     operand = multiplied(node)[number]
     space: tuple[int, ...] = node.attributes["score"].anchor.output.shape
     *batch, rows, keys = space
@@ -79,8 +77,10 @@ def times_read(node: Node, number: int) -> int:
 
 
 def from_memory(node: Node, operand: Tensor, made: Tensor, target: Target) -> str:
-    """Returns why what makes an operand of an attention (``made``, of which the operand may be a view) is not part
-    of its kernel, with what that would save and cost; the work that masks save is not known here.
+    """Returns why the nodes that make an operand of an attention are not part of its kernel.
+
+    ``made`` is what they make; the operand may be a view of it.  The reason says what their fusion would save and cost,
+    without the work that masks save, which is not known here.
     """
     position = node.inputs.index(operand)
     prologue = next((n for n in range(3) if operand in behind(node, n)), None)
@@ -124,7 +124,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     space = (*batch, *out.shape[-2:])
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
-        """Over the batch of the scores, in which heads may have two dimensions."""
+        """Returns a tensor's strides over the batch of the scores, in which heads may have two dimensions."""
         found = divided_strides(out.shape, broadcast_strides(tensor, out.shape), space)
         assert found is not None
         return found
@@ -252,8 +252,9 @@ def _spec(
 
 
 def _belongs_behind(node: Node, weight: Program) -> bool:
-    """Returns true if all probabilities are multiplied with the same number, or zeros chosen instead of those of
-    whole rows: those of rows without keys are NaN in the end, not while they are added up.
+    """Returns true if a weight is applied to the results: one number for all probabilities, or zeros for whole rows.
+
+    In rows without keys only the result is NaN, not what is added up: zeros have to be chosen there.
     """
     chosen = any(n.op.role is Role.SELECT for n in node.attributes["weight"].graph.nodes)
     steps = (*weight.indices, *(op.strides for op in weight.loads))
@@ -261,7 +262,7 @@ def _belongs_behind(node: Node, weight: Program) -> bool:
 
 
 def _behind(weight: Program, epilogue: Program | None, out: Operand) -> Program:
-    """Returns what becomes of all probabilities of a query as what becomes of its results, before all else does."""
+    """Returns an epilogue that first does to a query's results what the weight does to its probabilities."""
     if epilogue is None:
         epilogue = Program(stores=(Store(out, Anchor()),), real=weight.real, exact=weight.exact)
     loads, indices, instructions = len(weight.loads), len(weight.indices), len(weight.instructions)
@@ -306,23 +307,19 @@ def shares_keys(node: Node) -> bool:
 
 
 def _table_strides(table: Tensor, rank: int) -> tuple[int, ...]:
-    """Returns the strides of a table of pages over such dimensions, and over pages."""
+    """Returns the strides of a table of pages over ``rank`` batch dimensions, and over pages."""
     batches = table.strides[0] if table.shape[0] > 1 else 0
     return (batches, *(0,) * (rank - 1), table.strides[1])
 
 
 def container_strides(container: Tensor, rank: int) -> tuple[int, ...]:
-    """Returns the strides of a container of pages over batch dimensions: batches, heads, maybe the queries of a
-    head.
-    """
+    """Returns the strides of a container of pages over ``rank`` of: batches, heads, heads of q that share a head."""
     heads = container.strides[1] if container.shape[1] > 1 else 0
     return (0, heads, 0)[:rank]
 
 
 def _one_tile(spec: AttentionSpec) -> AttentionSpec:
-    """Returns single queries of several heads that share their keys (grouped heads, when one token follows the
-    other) are rows of one tile.
-    """
+    """Makes the single queries of heads that share their keys (grouped heads, in decoding) rows of one tile."""
     last = len(spec.batch) - 1
     if spec.rows != 1 or last < 0 or spec.k.strides[last] or spec.v.strides[last] or spec.sink is not None:
         return spec
@@ -376,9 +373,7 @@ def _each_table(pages: tuple[Pages, Pages] | None, changed: Callable[[Operand], 
 
 
 def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
-    """Returns the same with parts of the keys as the first batch dimension; steps are from part to part of the
-    outputs.
-    """
+    """Returns the same with parts of the keys as the first batch dimension; steps are the outputs' strides over it."""
 
     def same(op: Operand) -> Operand:
         return replace(op, strides=(0, *op.strides))

@@ -88,7 +88,7 @@ def _spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[Attent
         over(made["by_queries"], rows, spec.depth) if "by_queries" in made else None,
         over(made["order"], 1, 1) if "order" in made else None,
     )
-    if results.by_scores is not None:  # every score's is written, those where no query meets a key, too
+    if results.by_scores is not None:  # all gradients by scores are written, also where no query meets a key
         every = tuple(range(len(spec.program.loads)))
         spec = replace(spec, bounds=(), inside=spec.program, inside_loads=every)
         spec = replace(spec, ranges=(), within=spec.program, within_loads=every)

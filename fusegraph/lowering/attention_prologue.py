@@ -1,6 +1,6 @@
 """The prologues of an attention's queries, keys or values: a graph of pointwise and movement nodes -> a program.
 
-A tile's rows are then computed of what these nodes read, on the way to shared memory (`codegen.attention.computed`).
+A tile's rows are then computed from what these nodes read, on the way to shared memory (`codegen.attention.computed`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.coordinates import CoordinateBuilder, Split
 
-#: Tensors that rows are computed of, and values of every element.
+#: The most tensors that rows are computed of, and the most values that are computed for every element.
 MOST_OPERANDS, MOST_INSTRUCTIONS = 8, 64
 
 
@@ -64,11 +64,13 @@ def behind(node: Node, number: int) -> tuple[Tensor, ...]:
 def computed_rows(
     prologue: PrologueGraph, reads: tuple[Tensor, ...], turned: bool, rank: int, graph: Graph, options: Options
 ) -> tuple[ComputedRows, tuple[Tensor, ...]]:
-    """Returns the program of rows, and the tensors that it reads; ``reads`` are those of the graph that the
-    prologue's operands stand for, ``rank`` is that of the attention's batch.  turned: rows are the last dimension,
-    as those of keys are.
+    """Returns the program of rows, and the tensors that it reads.
 
-    Raises Declined if they cannot be computed row by row.
+    reads   the tensors of the graph that the prologue's operands stand for.
+    turned  whether rows are the last dimension, as those of keys are.
+    rank    the number of the attention's batch dimensions.
+
+    Raises Declined if the operand cannot be computed row by row.
     """
     result = prologue.result
     element = result.rank - (2 if turned else 1)

@@ -20,7 +20,7 @@ INNER_ALIGNMENT = 256
 
 
 class TooLarge(Declined):
-    """A group has more nodes or tensors than one kernel should: so it has with any other beside it."""
+    """A group has more nodes or tensors than one kernel should have; with another group beside it, it still has."""
 
 
 #: Rewrites that are not made, by the name of the pass and of what it would rewrite, and why.
@@ -91,7 +91,7 @@ class GroupView:
         return list(self._kinds.get(kind, ()))
 
     def before(self, tensors: Iterable[Tensor], known: Iterable[Node] = ()) -> set[Node]:
-        """Returns its nodes that tensors are computed by, as far as nodes that are known."""
+        """Returns its nodes that compute tensors, followed back up to ``known`` nodes, which are left out."""
         ends = set(known)
         found: set[Node] = set()
         stack = list(tensors)
@@ -115,14 +115,15 @@ class GroupView:
         return [n for n in self.nodes if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:
-        """Returns bytes that a tensor's pointer is a multiple of: what the caller promised, or for inner tensors the
-        planner.
+        """Returns the bytes that a tensor's pointer is a multiple of.
+
+        The caller has promised them; for inner tensors the memory planner sees to it.
         """
         return alignment(self.graph, tensor, options)
 
 
 def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
-    """Returns bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
+    """Returns the bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
     inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
     return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)

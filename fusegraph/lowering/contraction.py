@@ -22,7 +22,7 @@ from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
 
-#: So few rows are one tile's: nothing is computed repeatedly whichever side it is on, and estimates decide.
+#: Up to so many rows fit one tile: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
 MOST_PRODUCTS = {
@@ -34,9 +34,10 @@ MOST_PRODUCTS = {
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is one contraction with pointwise nodes on its result and in
-    front of it, or some that share operand A and meet in a pointwise node; and reductions of parts of what
-    follows.
+    """Raises Declined with the reason unless the group is one contraction, or a transform, with pointwise nodes.
+
+    The pointwise nodes are on its result and in front of it.  There may be several contractions that share operand A
+    and meet in a pointwise node, and reductions of parts of what follows.
     """
     anchors = view.anchors
     anchor = anchors[0]
@@ -76,7 +77,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Declined unless contractions can share operand A's tiles and the kernel of a result."""
+    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel."""
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
@@ -105,9 +106,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
 
 
 def accumulator(node: Node, real: str) -> str:
-    """Returns C type of the sum of products: the floats' compute type, uint32 or uint64 for integers (which wrap
-    around).
-    """
+    """Returns the C type of the sum of products: the floats' compute type, or uint32 or uint64, which wrap around."""
     common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
     if common.is_float:
         return compute_type(common, real)
@@ -147,7 +146,7 @@ _PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {
 def product(anchor: Node, first: Operand | None = None, second: Operand | None = None) -> Product:
     """Returns the product that a contraction is, of its operands as they lie in memory or of other operands.
 
-    That of one in parts (`ops.parts`) is the product of a part, the parts being its first batch.
+    For a contraction in parts (`ops.parts`) it is the product of a part, the parts being its first batch dimension.
     """
     a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
     make = _PRODUCTS[anchor.op.role]

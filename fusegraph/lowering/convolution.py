@@ -20,9 +20,7 @@ from fusegraph.lowering.program import StridesOf, broadcast_strides
 
 @dataclass(frozen=True)
 class Product:
-    """The main loop of a contraction: fields of `ContractionSpec`, and the strides of tensors that its program
-    reads and writes.
-    """
+    """The main loop of a contraction: fields of `ContractionSpec`, and the strides of its program's tensors."""
 
     batch: tuple[int, ...]
     rows: tuple[int, ...]
@@ -196,7 +194,7 @@ def dgrad(node: Node, first: Operand, second: Operand) -> Product:
 def _needed(
     limits: Iterable[Limit], batch: Sequence[int], outer: Sequence[int], inner: Sequence[int]
 ) -> tuple[Limit, ...]:
-    """Returns the limits that something in a space of these sizes breaks."""
+    """Returns the limits that some coordinates in a space of these sizes break: the others need no check."""
     ends = ((x, *x.ends(batch, outer, inner)) for x in limits)
     return tuple(x for x, low, high in ends if low < 0 or high >= x.size)
 

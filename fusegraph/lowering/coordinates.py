@@ -1,11 +1,11 @@
 """Values of tensors at coordinates: the scalar program of pointwise and movement nodes over one space.
 
-What an element of a result needs is followed back from the tensors that are written: a movement node passes on the
-request for its operand's element at other coordinates, a pointwise node for those of all its operands at its own.  So
-every value is that of a tensor at coordinates that depend on the kernel's.  Where they are affine, what is read from
-memory is read along the space like any operand, whatever lies between.  Other elements are read from tables, at
-positions computed for each: behind a pad or where tensors are joined, only some of them; backwards; and at positions
-that come from a tensor.
+What an element of a result needs is followed back from the tensors that are written: a movement node asks for its
+operand's element at other coordinates, a pointwise node for those of all its operands at its own.  So every value is
+that of a tensor at coordinates that depend on the kernel's.  Where they are affine, what is read from memory is read
+along the space like any operand, whatever nodes lie between.  Other elements are read from tables, at positions that
+are computed for each: behind a pad or where tensors are joined, as only some exist; in reverse order; and where
+positions come from a tensor.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Coordinates: TypeAlias = tuple[Coordinate, ...]
 
 
 class Split(Exception):
-    """A coordinate is affine if a dimension of the space is split in two, ``size`` being the inner one's."""
+    """Raised where a coordinate becomes affine if a dimension of the space is split in two; the inner has ``size``."""
 
     def __init__(self, dim: int, size: int) -> None:
         self.dim, self.size = dim, size
 
     def place(self, parts: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Returns what is split: of which dimension of the written tensors, which part."""
+        """Returns what is split: the dimension of the written tensors, and the part of that."""
         return [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))][self.dim]
 
     def split(self, parts: list[list[int]]) -> None:
@@ -134,9 +134,7 @@ class CoordinateBuilder(ProgramBuilder):
         return value
 
     def _value(self, tensor: Tensor) -> Value:
-        """Returns the value of an operand of the pointwise node that is evaluated: its shape broadcasts to the
-        result's.
-        """
+        """Returns the value of an operand of the pointwise node that is evaluated, broadcast to the node's result."""
         coordinates, guard = self._here
         return self._at(tensor, coordinates[len(coordinates) - tensor.rank :], guard)
 
@@ -149,9 +147,7 @@ class CoordinateBuilder(ProgramBuilder):
     # ---- memory
 
     def _source(self, tensor: Tensor) -> Tensor | None:
-        """Returns where a tensor's elements lie in memory: what is read from there, and its views; None if it is
-        computed.
-        """
+        """Returns where a tensor's elements lie in memory: itself, or a view of another; None if it is computed."""
         if tensor not in self._views:
             node = self._view.graph.producer(tensor)
             if node not in self._view.members:
@@ -179,7 +175,7 @@ class CoordinateBuilder(ProgramBuilder):
         return self._load_at(source, plain, computed, guard)
 
     def _load_along(self, source: Tensor, start: int, steps: tuple[int, ...]) -> Load:
-        """Returns a load of the elements ``start`` and so many steps along the space after the first."""
+        """Returns a load of the elements from number ``start`` on, with these steps along the space."""
         key = source.base, source.start + start, steps
         if key not in self._loaded:
             read = source
@@ -286,8 +282,9 @@ class CoordinateBuilder(ProgramBuilder):
         return value
 
     def _inside(self, name: str, every: Sequence[tuple[Coordinate, int]], guard: Value | None) -> Value | bool | None:
-        """Returns the guard, and that 0 <= coordinate < size for every (coordinate, size): None where that always
-        holds, False where it never does.
+        """Returns a condition: the guard, and 0 <= coordinate < size for every (coordinate, size).
+
+        None if that always holds, False if it never does.
         """
         texts: list[str] = []
         args: list[Value] = []
@@ -372,8 +369,10 @@ class CoordinateBuilder(ProgramBuilder):
         return result
 
     def _divided(self, c: Coordinate, size: int) -> tuple[Coordinate, Coordinate]:
-        """Returns a coordinate's quotient and remainder, affine if they can be.  Raises Split if in another space they
-        are."""
+        """Returns a coordinate's quotient and remainder, affine if they can be.
+
+        Raises Split if they are affine once a dimension of the space is split.
+        """
         if isinstance(c, Affine):
             quotient = Affine(tuple(0 if s % size else s // size for s in c.steps), c.start // size)
             rest = Affine(tuple(s if s % size else 0 for s in c.steps), c.start % size)
@@ -407,7 +406,7 @@ class CoordinateBuilder(ProgramBuilder):
         return value if inside is None or inside is guard else self._select(node, inside, value, number)
 
     def _turned(self, c: Coordinate, size: int, mode: str) -> Coordinate:
-        """A coordinate beyond the ends: that of the last element, or that which a mirror on it shows."""
+        """Moves a coordinate beyond the ends to the outermost element, or to the one that a mirror there shows."""
         low, high = self._range(c)
         if low >= 0 and high < size:
             return c

@@ -5,8 +5,8 @@ and reading it needs neither a driver nor a GPU; whether cuDNN takes it is only 
 (`engines.cudnn`).
 
 cuDNN wants all tensors of a graph to have one rank, at least 3: dimensions of size 1 are put in front, and before the
-last one for 1-D convolutions, which cuDNN knows as 2-D ones of height 1.  Ops for which cuDNN has no word are written
-as several of its own where that gives the same numbers (`_COMPOSED`).
+last one for 1-D convolutions, which cuDNN knows as 2-D ones of height 1.  Ops that cuDNN lacks are written as several
+of its own where that gives the same numbers (`_COMPOSED`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "swish": {"beta": "swish_beta"},
     "swish_backward": {"beta": "swish_beta"},
 }
-#: Attention -> what says it in cuDNN's words.
+#: Attention op -> the module that describes it to cuDNN.
 _ATTENTION: dict[str, Any] = {
     "sdpa": attention,
     "sdpa_fp8": attention_fp8,
@@ -70,14 +70,14 @@ _ATTENTION: dict[str, Any] = {
 
 
 class _Words:
-    """cuDNN's words for one node, for writing it as several: ``words.mul(x, words.number(2.0))``."""
+    """cuDNN's methods, for writing one node as several of its own: ``words.mul(x, words.number(2.0))``."""
 
     def __init__(self, builder: _Builder, node: Node) -> None:
         self._builder, self._node, self._count = builder, node, 0
         self._dtype = builder.kept_dtype(node)
 
     def number(self, value: float) -> Any:
-        """Returns a scalar of the type in which the node is computed, and the values between cuDNN's nodes are kept."""
+        """Returns a scalar of the type in which the node is computed and values between cuDNN's nodes are kept."""
         name, array = f"{self._node.name} {self._next()}", np.array([value], self._dtype.numpy)
         return self._builder.scalar(name, array, self._builder.type(self._dtype))
 
@@ -103,8 +103,8 @@ def _clamp(words: _Words, x: Any, min: float | None, max: float | None) -> Any:
     return x if max is None else words.min(x, words.number(max))
 
 
-#: Ops written as several of cuDNN's, of as many roundings as the op's own formula has, give or take one.  The others
-#: without a word of cuDNN's (expm1, log1p, exp2, ...) would lose digits.
+#: Ops written as several of cuDNN's, with as many roundings as the op's own formula has, give or take one.  The others
+#: that cuDNN lacks (expm1, log1p, exp2, ...) would lose digits.
 _COMPOSED: dict[str, Callable[..., Any]] = {
     "mish": lambda words, x: words.mul(x, words.tanh(words.softplus(x))),
     "hardsigmoid": _hardsigmoid,
@@ -152,7 +152,7 @@ class Described:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined, naming the node, for what cuDNN's graph API has no word for."""
+    """Raises Declined, naming the node, for what cuDNN's graph API does not have."""
     if options.strict:
         raise Declined("cuDNN does not round every intermediate to its tensor's dtype (strict)")
     for node in view.nodes:
@@ -383,9 +383,10 @@ class _Builder:
         return getattr(self.graph, str(node.op.cudnn))(*operands, **how, **keywords)
 
     def _compute_type(self, node: Node) -> Any:
-        """Returns the type a node is computed in: for floats and booleans float32, or float64 where the graph or an
-        operand is
-        of it.  Sums and products of integers are exact, in 64 bits if an operand or the result has as many, else in 32.
+        """Returns the type that a node is computed in.
+
+        Floats and booleans are computed in float32, or float64 if the graph or an operand is of it.  Sums and products
+        of integers are exact, in 64 bits if an operand or the result has as many, else in 32.
         """
         operands, result = node.op.operand_dtypes(tuple(t.type for t in node.inputs)), node.output.dtype
         if operands[0].is_float or not (result.is_int or node.kind is Kind.CONTRACTION):
@@ -394,16 +395,14 @@ class _Builder:
         return self.type(int64 if 64 in [d.bits for d in (*operands, result)] else int32)
 
     def kept_dtype(self, node: Node, tensor: Tensor | None = None) -> DType:
-        """Returns the dtype of a virtual result: floats are not rounded where nothing is stored, but by a cast that
-        narrows.
-        """
+        """Returns the dtype of a virtual result: only a cast that narrows rounds floats that are not stored."""
         source, result = node.inputs[0].dtype, (node.output if tensor is None else tensor).dtype
         if node.op.name == "identity" and source != result and not widens(source, result):
             return result
         return compute_dtype(result, self.spec.graph.compute_dtype)
 
     def _convolution_mode(self, mode: str) -> Any:
-        """The enumeration is in the compiled module only."""
+        """Returns cuDNN's mode, whose enumeration is in the compiled module only."""
         modes = self.cudnn._compiled_module.convolution_mode
         return modes.CONVOLUTION if mode == "convolution" else modes.CROSS_CORRELATION
 

@@ -1,4 +1,4 @@
-"""Attention in cuDNN's words: what its methods have a word for, and what they are told; and of these sdpa."""
+"""Attention described to cuDNN: what its methods can express, what they are told; and sdpa."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fusegraph.ops.attention_paged import TABLES
 
 
 def given(node: Node, operands: Sequence[str]) -> dict[str, int]:
-    """Returns the optional operands that a node has, whose ``operands`` are called so, and their places among its
-    inputs.
-    """
+    """Returns the optional operands that a node has -> their places among its inputs; ``operands`` names all."""
 
     def neutral(key: str, tensor: Tensor) -> bool:
         return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == NEUTRAL[key]

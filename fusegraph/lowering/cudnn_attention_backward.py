@@ -1,4 +1,4 @@
-"""sdpa_backward in cuDNN's words."""
+"""sdpa_backward described to cuDNN."""
 
 from __future__ import annotations
 

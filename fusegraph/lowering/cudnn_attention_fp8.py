@@ -1,4 +1,4 @@
-"""sdpa_fp8 in cuDNN's words."""
+"""sdpa_fp8 described to cuDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms in cuDNN's words: which operands its methods take, and which norms they can say."""
+"""Norms described to cuDNN: the operands that its methods take, and the norms that they can express."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPERANDS: dict[str, tuple[str, ...]] = {
 
 
 def check(node: Node) -> None:
-    """Raises Declined unless cuDNN can know the axes of a norm, which it reads from the shape of scale."""
+    """Raises Declined unless cuDNN can tell the axes of a norm, which it reads from the shape of scale."""
     if "axes" not in node.attributes:
         return
     x = node.inputs[node.op.operands.index("x")]

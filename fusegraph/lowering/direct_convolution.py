@@ -1,5 +1,4 @@
-"""A depthwise or small-channel convolution with a pointwise DAG on its result -> a `DirectConvolutionSpec` (halo
-tiles).
+"""A convolution of few channels with a pointwise DAG on its result -> a `DirectConvolutionSpec` (halo tiles).
 
 With a stride of 1 the gradient of a convolution's input is one too: of the loss, with the filter turned around and its
 two channel dimensions exchanged.
@@ -27,7 +26,7 @@ MAX_FILTERS = 8
 
 
 def suits(node: Node, graph: Graph) -> str | None:
-    """Returns why a contraction is no direct convolution with few channels; None if it is."""
+    """Returns why a contraction is no direct convolution with few channels; None if it is one."""
     if node.op.role not in (Role.FPROP, Role.DGRAD) or "parts" in node.attributes:
         return "not a convolution"
     if node.op.role is Role.DGRAD and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
@@ -60,7 +59,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
-    """Returns channels and filters of a group, and the filter's strides over (group, filter, channel)."""
+    """Returns the channels and filters of a group, and the filter's strides over (group, filter, channel)."""
     w = node.inputs[1]
     outer, inner = w.strides[:2]
     each = w.shape[0] // node.attributes["groups"]

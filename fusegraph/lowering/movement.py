@@ -20,9 +20,7 @@ _OTHERS = (Kind.POOLING, Kind.REDUCTION, Kind.SCAN, Kind.SORT)
 
 
 def accept(group: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is movement and pointwise nodes that can be one pointwise
-    kernel.
-    """
+    """Raises Declined with the reason unless the group is movement and pointwise nodes that make one kernel."""
     moved, apart = group.of(Kind.MOVEMENT)[0], [*group.anchors, *(n for kind in _OTHERS for n in group.of(kind))]
     if apart:
         raise Declined(
@@ -40,7 +38,7 @@ def accept(group: GroupView, options: Options) -> None:
         return
     if len(group.nodes) > MOST_NODES:
         raise TooLarge(f"one kernel would move elements through {len(group.nodes)} nodes, the limit is {MOST_NODES}")
-    if len(group.reads) > 2 * MAX_OPERANDS:  # without a look at each: a concatenation of very many
+    if len(group.reads) > 2 * MAX_OPERANDS:  # saves looking at each operand of a very long concatenation
         raise TooLarge(f"one kernel would have {len(group.reads)} tensors in flight, the limit is {MAX_OPERANDS}")
     for node in group.nodes:
         if node.output in group.writes:

@@ -28,11 +28,11 @@ def mode_of(node: Node) -> Combined:
 
 
 def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
-    """Returns how the kernel of a contraction can reduce what is as large as its result along axes: (those of the
-    axes along which it reduces parts, the elements of a part); None if it cannot.
+    """Returns how the kernel of a contraction can reduce its result, or what is as large, along axes.
 
-    All the rows or all the columns of its tiles are reduced, or the last dimensions of the rows, if chunks of rows do
-    not reach past them.
+    That is (those of the axes along which it reduces parts, the elements of a part); None if it cannot.  All the rows
+    or all the columns of its tiles are reduced, or the last dimensions of the rows, if chunks of rows do not reach past
+    them.
     """
     shape = anchor.output.shape
     if product.results or not anchor.output.size:
@@ -58,16 +58,14 @@ def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[in
 
 
 def _along(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the dimensions of the product's space in which axes of the result step: those are not 0."""
+    """Returns strides over the product's space that are not 0 just where one of some axes of the result steps."""
     result = anchor.output
     unit = tuple(int(d in axes) for d in range(result.rank))
     return product.strides(Tensor(result.graph, result.name, result.shape, unit, result.dtype))
 
 
 def _kept_rows(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[int, ...] | None:
-    """Returns sizes of the row dimensions that stay if axes are reduced; None if one of them comes after one that
-    is.
-    """
+    """Returns the sizes of the row dimensions that stay if axes are reduced; None if one follows a reduced one."""
     nb = len(product.batch)
     reduced = [bool(step) for step in _along(product, anchor, axes)[nb : nb + len(product.rows)]]
     sizes = [(size, gone) for size, gone in zip(product.rows, reduced) if size > 1]

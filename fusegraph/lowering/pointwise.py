@@ -12,8 +12,9 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadc
 
 
 def space(view: GroupView) -> tuple[int, ...]:
-    """Returns the iteration space: the shape that every node's result broadcasts to and that all written tensors
-    have.
+    """Returns the iteration space: the shape of all written tensors, to which every node's result broadcasts.
+
+    Raises Declined if there is none.
     """
     shape = max((n.output.shape for n in view.nodes), key=lambda s: (len(s), prod(s)))
     for tensor in view.writes:

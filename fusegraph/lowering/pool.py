@@ -20,9 +20,9 @@ from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_stri
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
-#: What a pointwise op costs that is a function of its own rather than an instruction or two, in instructions.
+#: The instructions of a pointwise op that is a function rather than an instruction or two.
 FUNCTION_COST = 12
-#: Instructions done in the time in which those of data sheets would be.
+#: Instructions that are done for each one at the rate of data sheets.
 INSTRUCTIONS = 0.9713
 
 
@@ -33,11 +33,10 @@ def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
 
 
 class _Space:
-    """The two spaces of a group: that of the elements, where the nodes before the windows are computed, and that of the
-    windows.
+    """The two spaces of a group: the elements, for which the nodes before the windows are computed, and the windows.
 
     before  nodes that windows are made of.
-    after   all others, and those of the first that are needed for each window too: they are computed in both.
+    after   all others, and nodes of ``before`` that each window needs too: they are computed in both spaces.
     """
 
     def __init__(self, view: GroupView, options: Options) -> None:
@@ -100,8 +99,9 @@ class _Space:
         check_size(self.view)
 
     def _check_cost(self, target: Target) -> None:
-        """Raises Declined if the nodes before the windows, which are computed anew for every window that holds an
-        element, would take longer than moving their result through memory.
+        """Raises Declined if the nodes before the windows would take longer than moving their result through memory.
+
+        They are computed anew for every window that holds an element.
         """
         if not self.before:
             return
@@ -119,8 +119,9 @@ class _Space:
             )
 
     def strides(self, tensor: Tensor, elements: bool) -> tuple[int, ...]:
-        """Returns a tensor's strides over the windows, then over the elements of each; of a tensor read for every
-        element, or for every window.
+        """Returns a tensor's strides over the windows, then over the elements of each.
+
+        ``elements``: whether the tensor is read for every element, or else for every window.
         """
         if not elements:
             return broadcast_strides(tensor, self.shape) + (0,) * len(self.windows)
@@ -130,7 +131,7 @@ class _Space:
 
 
 def _cost(node: Node) -> float:
-    """About the instructions of a pointwise node."""
+    """Estimates the instructions of a pointwise node."""
     if not node.op.reads_values or node.op.role is Role.CAST:
         return 1
     text = node.op.expression(node.op.promoted(tuple(t.type for t in node.inputs)).kind, node.attributes)
@@ -158,7 +159,7 @@ class _Builder(ProgramBuilder):
         self._enter(elements=False)
 
     def _enter(self, *, elements: bool) -> None:
-        """From now on nodes are computed for every element, or for every window."""
+        """Lets nodes from now on be computed for every element, or for every window."""
         self._values, self._strides = self._known[elements], self._of[elements]
 
     def _add(self, node: Node) -> None:
@@ -247,7 +248,7 @@ class _Builder(ProgramBuilder):
         real: str,
         part: str = "",
     ) -> Value:
-        """Returns a sum over the number of elements that its window counts."""
+        """Returns a sum divided by the number of elements that its window counts."""
         name = f"{node.name} {part}".rstrip()
         constant = _constant(windows, pooled, ends)
         if constant is not None:

@@ -61,7 +61,7 @@ def describe(node: Node) -> str:
 
 
 def _is_usual(node: Node, key: str) -> bool:
-    """Returns true if an attribute is what it is when it is not given."""
+    """Returns true if an attribute has the value that it has when it is not given."""
     usual = node.op.attributes.get(key)
     if usual is REQUIRED:
         return False
@@ -124,7 +124,7 @@ class ProgramBuilder:
         return program, read, self._view.writes
 
     def _evaluate(self) -> None:
-        """The values of all nodes, those of written tensors among them."""
+        """Adds the values of all nodes, those of written tensors among them."""
         for node in self._view.nodes:
             self._add(node)
 
@@ -136,9 +136,7 @@ class ProgramBuilder:
             self._values[node.output] = self._apply(node)
 
     def _parameter_order(self) -> list[int]:
-        """Returns the loads in the order of a kernel's parameters: graph inputs as they were declared, then what is
-        left.
-        """
+        """Returns the loads in the order of a kernel's parameters: graph inputs as declared, then the others."""
         inputs = self._view.graph.input_numbers
         return sorted(range(len(self._reads)), key=lambda n: (inputs.get(self._reads[n].base, len(inputs)), n))
 
@@ -198,8 +196,9 @@ class ProgramBuilder:
         return self._rounded(node.output, value)
 
     def _at_least(self, node: Node) -> Value | None:
-        """Returns whether a random number is at least a constant, by the integer of which it is a multiple:
-        dropout's mask.
+        """Returns dropout's mask, whether a uniform random number is at least a constant, by comparing integers.
+
+        None for other comparisons.
         """
         value, least = (self._value(t) for t in node.inputs)
         if not isinstance(value, Result) or not isinstance(least, Literal) or not 0 <= least.value <= 1:
@@ -213,8 +212,10 @@ class ProgramBuilder:
         return self._emit(node.name, text, list(random.args), "bool")
 
     def _positions(self, tensor: Tensor, args: list[Value]) -> tuple[str, str]:
-        """Returns the template texts of an element's position in a tensor in row-major order: within the last
-        dimensions, as many as an int32 can number, and that of these among the others.
+        """Returns the template texts of an element's row-major position in a tensor, in two numbers.
+
+        The first is the position within the last dimensions, as many as an int32 can number, the second the position in
+        the dimensions before these.
         """
         packed = packed_strides(tensor.shape)
         first = tensor.rank - inner_dims(tensor.shape)
@@ -253,7 +254,7 @@ class ProgramBuilder:
         return value if source == wanted else self._emit(name, f"convert<{wanted}>({{0}})", [value], wanted)
 
     def _cast(self, node: Node) -> Value:
-        """identity: nothing at all, or a conversion.  One that can lose digits rounds: it was asked for."""
+        """Returns the value of a cast: the operand's, or a conversion.  One that can lose digits rounds, as asked."""
         source, target = node.inputs[0].dtype, node.output.dtype
         value = self._value(node.inputs[0])
         if source == target:
@@ -265,8 +266,9 @@ class ProgramBuilder:
         return value if text == "{0}" else self._emit(node.name, text, [value], wanted)
 
     def _limited(self, node: Node, value: Value) -> Value:
-        """Returns what a cast rounds: storing makes of numbers beyond an 8-bit float its largest and leaves
-        infinity, if there is one; the cast may say otherwise (`convert.limited`).
+        """Returns what a cast rounds, with numbers beyond an 8-bit float as the cast wants them (`convert.limited`).
+
+        Storing turns them into the largest number and leaves infinity, if the dtype has one.
         """
         source, target = node.inputs[0].dtype, node.output.dtype
         if not target.saturates or (source.max <= target.max and not source.has_infinity):
@@ -290,15 +292,13 @@ class ProgramBuilder:
         return result
 
     def _stored(self, tensor: Tensor) -> Value:
-        """Returns what to store: storing rounds, so a value that is merely rounded to the same dtype need not be
-        before.
-        """
+        """Returns what to store: the exact value of one that was only rounded to the same dtype, as storing rounds."""
         value = self._values[tensor]
         exact, dtype = self._exact.get(value, (value, tensor.dtype))
         return exact if dtype == tensor.dtype else value
 
     def _rounded(self, tensor: Tensor, value: Value) -> Value:
-        """In strict mode, the value rounded to the tensor's dtype; otherwise as it is."""
+        """Returns the value, in strict mode rounded to the tensor's dtype."""
         dtype = tensor.dtype
         if self._options.strict and dtype.is_float and dtype.ctype != compute_type(dtype, self.real):
             return self._round(tensor.name, value, dtype)
@@ -310,9 +310,7 @@ class ProgramBuilder:
 
 
 def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program, list[int], list[int]]:
-    """Returns the program without what no store needs, its loads in the given order; and the loads and tables that
-    are left.
-    """
+    """Returns the program without what no store needs, loads in the given order; and the loads and tables left."""
     live: set[Value] = set()
     stack: list[Value] = [s.value for s in program.stores]
     while stack:

@@ -1,8 +1,8 @@
 """Pointwise nodes in front of a contraction: an operand is computed element by element instead of being read.
 
 An operand's tile is needed once for every tile of results across it, and a convolution takes each element under several
-taps: the prologue is evaluated as often.  That is worth it as long as it costs less than writing the
-operand to memory and reading it back.  What it costs is measured:
+taps: the prologue is evaluated as often.  That is worth it as long as it costs less than writing the operand to memory
+and reading it back.  What it costs is measured:
 
 - The consumers of a Hopper kernel compute an operand in registers (`codegen.computed_tiles`) while the tensor cores
   multiply.  A relu costs nothing; whatever else they do takes the power, and the way to shared memory, of the product,
@@ -28,9 +28,9 @@ from fusegraph.ops.base import Cost, Kind, Role
 
 #: Results across an operand that one computation of its tile serves.
 SERVED = 256
-#: Instructions an element that threads take to fill a tile with it, beside computing it, which nothing else needs.
+#: Instructions an element that threads take to fill a tile of tensor cores, beside computing it, which TMA does not.
 FILLING = 2.5
-#: Instructions done in the time in which those of data sheets would be; the share that a launch is worth of the bytes
+#: Instructions that are done for each one at the rate of data sheets; the share that a launch is worth of the bytes
 #: that are moved in its time.
 INSTRUCTIONS, LAUNCH = 1.295, 0.585
 #: Instructions of an op that is a function or a division, and of an integer that becomes a float.  Others take one.
@@ -43,7 +43,7 @@ BESIDE_OP, BESIDE_FUNCTION, BESIDE_CONVERSION, BESIDE_VECTOR, BESIDE_BYTE = 0.75
 #: The share of that which remains where one instruction computes two elements.
 PAIR = 0.5
 #: Instructions an element of a tensor that cannot be read in vectors of 16 bytes, as the operand can: each element is
-#: an access of its own to the L2 cache then, mostly for what others want.
+#: then an access of its own to the L2 cache, most of whose bytes are for other elements.
 SCATTERED = 64.0
 #: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
@@ -51,15 +51,15 @@ VECTOR_BYTES = 16
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
-    """Returns nodes of the group that a tensor is computed by, in order."""
+    """Returns the nodes of the group that compute a tensor, in order."""
     found = view.before([tensor])
     return tuple(n for n in view.nodes if n in found)
 
 
 def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
-    """Returns the anchors and the nodes that the group's results are computed by from there on, in order.
+    """Returns the anchors and the nodes that compute the group's results from them, in order.
 
-    Some may be in front of an anchor as well: they are evaluated again.
+    Some may be in front of an anchor as well: they are evaluated twice.
     """
     found = {*anchors, *view.before(view.writes, anchors)}
     return tuple(n for n in view.nodes if n in found)
@@ -122,14 +122,16 @@ def _read(nodes: Sequence[Node]) -> list[Tensor]:
 
 
 def _fillings(product: Product, position: int) -> int:
-    """Returns elements that are computed of an operand altogether."""
+    """Returns how many elements of an operand are computed altogether."""
     own, other = (product.rows, product.cols) if position == 0 else (product.cols, product.rows)
     return prod(product.batch) * prod(own) * prod(product.inner) * -(-prod(other) // SERVED)
 
 
 def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], large: Sequence[Tensor]) -> bool:
-    """Returns true if the consumers of a Hopper kernel can compute an operand: they do so with the first, or the
-    second of a product that can be exchanged with it, of what TMA can bring, if the other operand is in memory.
+    """Returns true if the consumers of a Hopper kernel can compute an operand in registers.
+
+    They can compute operand A, or B where the two can be exchanged, from what TMA can bring, if the other operand is in
+    memory.
     """
     operand, other = anchor.inputs[position], anchor.inputs[1 - position]
     if any(not (t.dtype.is_float and t.dtype.itemsize == 2) for t in anchor.inputs) or before(view, other):
@@ -186,7 +188,7 @@ def _worthwhile(
 def _beside(
     anchor: Node, operand: Tensor, nodes: Sequence[Node], read: Sequence[Tensor], large: Sequence[Tensor]
 ) -> float:
-    """Returns instructions that computing an element beside the tensor cores is worth."""
+    """Returns the instructions that computing an element beside the tensor cores is worth."""
     share = PAIR if _in_pairs(operand, nodes, read) else 1.0
     along = 1 if anchor.op.role is not Role.MATMUL else len(operand.shape) - (1 if operand is anchor.inputs[0] else 2)
     each = 0.0
@@ -200,7 +202,7 @@ def _beside(
 
 
 def _in_pairs(operand: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) -> bool:
-    """Returns true if one instruction computes two elements, but for what `codegen.packed` has against it in detail."""
+    """Returns true if one instruction computes two elements; `codegen.packed` may still decline in detail."""
     rounding = [n.op.role is Role.PRODUCT for n in nodes if n.op.role in (Role.SUM, Role.DIFFERENCE, Role.PRODUCT)]
     if any(n.op.cost not in (Cost.ROUNDING, Cost.PAIR) for n in nodes) or rounding not in (
         [],
@@ -213,9 +215,7 @@ def _in_pairs(operand: Tensor, nodes: Sequence[Node], read: Sequence[Tensor]) ->
 
 
 def _alike(tensor: Tensor, operand: Tensor) -> bool:
-    """Returns true if a tensor can be read in vectors if the operand can: contiguous along the same dimension, rows
-    aligned.
-    """
+    """Returns true if a tensor can be read in vectors where the operand can: contiguous alike, with rows aligned."""
 
     unit = next((d for d, (n, s) in enumerate(zip(operand.shape, operand.strides)) if n > 1 and s == 1), None)
 
@@ -243,7 +243,7 @@ class _Part(GroupView):
 
 
 def epilogue_view(view: GroupView, anchors: Sequence[Node]) -> GroupView:
-    """Returns the part of a group that its results are computed by from its anchors on."""
+    """Returns the part of a group that computes its results, from its anchors on."""
     return _Part(view, behind(view, anchors), *view.writes)
 
 

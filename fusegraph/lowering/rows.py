@@ -19,15 +19,15 @@ from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_stri
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
 
-#: Rows of fewer blocks than this, each of which would read more than that, leave most of a GPU idle: what else is
-#: computed for each element goes to another kernel.  A row whose elements are neighbours can have a cluster of blocks.
+#: With fewer blocks than this (for rows, for columns), of which each reads more than LONG_BYTES, most of a GPU is idle:
+#: what else is computed for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
 FEW_ROWS, FEW_COLUMNS = 16, 128
 LONG_BYTES = 512 << 10
 #: Bytes that neighbouring rows have side by side in one block.
 COLUMN_BYTES = 64
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
-#: The fewest elements of a part of a row that a warp reduces, and the most of these in a row.
+#: The fewest elements of a part of a row that a warp reduces, and the most such parts of a row.
 LEAST_SEGMENT, MOST_SEGMENTS = 64, 256
 
 
@@ -46,7 +46,7 @@ class Parallelism:
 
 
 def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
-    """Returns what reducing a tensor along axes has to do side by side and one after the other."""
+    """Returns how much of reducing a tensor along axes can be done side by side."""
     length = prod(x.shape[d] for d in axes)
     steps = [(stride, d) for d, (n, stride) in enumerate(zip(x.shape, x.strides)) if n > 1 and stride > 0]
     across = bool(steps) and min(steps)[1] not in axes
@@ -58,7 +58,7 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
 
 
 def keeps_whole(found: Parallelism) -> bool:
-    """Returns true if a kernel reads its rows once and writes as much: its blocks are enough, or have little to do."""
+    """Returns true if a kernel may read its rows once and write as much: it has enough blocks, or each little to do."""
     return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
 
 
@@ -170,9 +170,7 @@ class _Space:
         return shape == self.shape or (shape == self.kept_shape and self.chunk is None)
 
     def strides(self, tensor: Tensor) -> tuple[int, ...]:
-        """Returns a tensor's strides over the parts, if rows have any, and the kept dimensions, then the reduced
-        ones.
-        """
+        """Returns a tensor's strides over the parts, if rows have any, the kept dimensions, and the reduced ones."""
         if self.chunk is None:
             found = self._columns(self.parts[tensor]) if tensor in self.parts else self._strides(tensor)
             return tuple(found[d] for d in (*self.outer_order, *self.row_order))
@@ -191,7 +189,7 @@ class _Space:
         return broadcast_strides(tensor, self.shape)
 
     def _columns(self, node: Node) -> tuple[int, ...]:
-        """Of one part of columns' reductions, or of the reductions of segments."""
+        """Returns the strides of one part of a reduction of columns, or of a reduction of segments."""
         reduced = node.attributes["axes"]
         own = iter(node.output.strides[1:] if node.op.role is Role.PARTIAL else node.output.strides)
         gone = () if node.attributes["keepdims"] else reduced
@@ -227,7 +225,7 @@ class _Space:
 
 
 def columns(view: GroupView) -> list[Node]:
-    """Of a group with reductions of whole rows, those in parts: they must be of its columns."""
+    """Returns the reductions in parts of a group that reduces whole rows as well: they must be of its columns."""
     nodes = view.of(Kind.REDUCTION)
     parts = [n for n in nodes if n.op.role is Role.PARTIAL]
     return parts if len(parts) < len(nodes) else []
@@ -281,9 +279,9 @@ def _check_segments(space: _Space, target: Target) -> None:
 def has_segments(
     read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], inner: tuple[int, ...], target: Target
 ) -> bool:
-    """Returns true if a kernel that reduces rows of a shape along ``axes`` can reduce parts of them as well, along
-    ``inner``: there are enough rows for blocks, and parts for their warps, and neighbours in what is read are those
-    of a part.
+    """Returns true if a kernel that reduces rows along ``axes`` can reduce parts of them as well, along ``inner``.
+
+    There have to be enough rows for blocks, and parts for their warps, and neighbours in memory have to be in one part.
     """
     length, size = (prod(shape[d] for d in which) for which in (axes, inner))
     whole = [t for t in read if t.shape == shape]
@@ -296,10 +294,10 @@ def has_segments(
 def walk_chunk(
     read: Iterable[Tensor], shape: tuple[int, ...], axes: tuple[int, ...], walked: tuple[int, ...], target: Target
 ) -> int | None:
-    """Returns rows of a part, where a kernel that reduces rows of a shape along ``axes`` reduces its columns as
-    well, along ``walked``; None if it had better not: there are few rows, or neighbours in what is read are in several.
+    """Returns the rows of a part, where a kernel of rows along ``axes`` reduces columns as well, along ``walked``.
 
-    There are as many parts as the target has multiprocessors.
+    There are about as many parts as the target has multiprocessors.  None if the kernel had better not: if there are
+    few rows, or neighbours in memory are in several.
     """
     whole = [t for t in read if t.shape == shape]
     length, rows = (prod(shape[d] for d in which) for which in (axes, walked))
@@ -320,8 +318,9 @@ def _parts_text(chunk: int | None) -> str:
 
 
 def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is reductions of one space along the same axes and pointwise
-    nodes around them.
+    """Raises Declined with the reason unless the group is reductions of one space, and pointwise nodes around them.
+
+    They are along the same axes, but for reductions of columns or of segments beside them.
     """
     space = _Space(view)
     if space.columns:
@@ -352,7 +351,7 @@ class RowsBuilder(ProgramBuilder):
         """``beside`` are reductions of columns or of segments."""
         super().__init__(view, options, strides, *anchors)
         self._columns = beside
-        #: the numbers of their reductions
+        #: the numbers of their reductions in the program
         self._of_columns: set[int] = set()
 
     def _apply(self, node: Node) -> Value:
@@ -380,7 +379,7 @@ class RowsBuilder(ProgramBuilder):
         return self._rounded(result, self._typed(node.name, found, total, wanted))
 
     def _part_mean(self, node: Node, total: Value, ctype: str) -> Value:
-        """Returns the mean of a part's elements, of which the last part may have fewer."""
+        """Returns the mean of a part's elements; the last part may have fewer of them."""
         length, chunk = prod(node.inputs[0].shape[d] for d in node.attributes["axes"]), node.attributes["chunk"]
         if length % chunk == 0:
             return self._emit(f"{node.name} mean", f"{{0}} / {literal(chunk, ctype)}", [total], ctype)

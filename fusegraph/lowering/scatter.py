@@ -65,7 +65,7 @@ class _Builder(CoordinateBuilder):
 
 
 def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Program, tuple[Tensor, ...]]:
-    """For each dimension of the updates its parts in the space, the program over it, and the tensors read."""
+    """Returns each dimension of the updates as its parts in the space, the program over it, and the tensors read."""
     (node,) = view.of(Kind.SCATTER)
     parts = [[size] for size in node.inputs[1].shape]
     while True:

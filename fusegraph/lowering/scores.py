@@ -40,7 +40,7 @@ class Condition:
         return any(isinstance(t, Tensor) and any(n > 1 for n in t.shape[-2:]) for t, _ in self.terms)
 
     def bound(self, loads: Mapping[Tensor, int]) -> Bound:
-        """Returns the condition as a kernel knows it; loads are the numbers of the program's."""
+        """Returns the condition as a kernel knows it; ``loads`` numbers the tensors that its program reads."""
         known = dict(self.terms)
         rest = tuple((loads[t], c) for t, c in self.terms if isinstance(t, Tensor))
         return Bound(known.get(ROW, 0), known.get(KEY, 0), known.get(ONE, 0), rest)
@@ -60,7 +60,7 @@ _MASKED = op.binary_select("x", -inf, "kept") | op.binary_select(-inf, "x", "gon
 
 
 def unscaled(graph: Graph) -> tuple[float, Graph]:
-    """Returns a positive number, and the graph of scores that times this number are those of a graph."""
+    """Returns a positive number, and a graph of scores: times that number they are the scores of the given graph."""
     scale = 1.0
     replaced: dict[Tensor, Tensor] = {}
     tensor = graph.outputs[0]
@@ -92,9 +92,7 @@ def _factor(graph: Graph, node: Node) -> tuple[float | None, Tensor | None]:
 
 
 def _masked(graph: Graph, node: Node) -> tuple[Tensor, Tensor, bool] | None:
-    """Returns (x, condition, value) of a selection that is x where the condition has this value, else minus
-    infinity.
-    """
+    """Returns (x, condition, value) of a selection: x where the condition has this value, minus infinity elsewhere."""
     for found in _MASKED.of(Found(graph), node):
         if found["x"].shape == node.output.shape:
             return found["x"], found["kept" if "kept" in found else "gone"], "kept" in found
@@ -102,13 +100,14 @@ def _masked(graph: Graph, node: Node) -> tuple[Tensor, Tensor, bool] | None:
 
 
 def readers(graph: Graph, tensor: Tensor) -> list[Node]:
-    """Returns nodes that read a tensor's values."""
+    """Returns the nodes that read a tensor's values."""
     return [node for node in graph.consumers(tensor) if tensor in node.values]
 
 
 def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Graph]:
-    """Returns the conditions without which scores are minus infinity, and the graph of scores where they all hold;
-    those with tensors that depend on the query or the key only if ``varying``.
+    """Returns the conditions without which scores are minus infinity, and the graph of scores where they all hold.
+
+    Conditions with tensors that depend on the query or the key are among them only if ``varying``.
     """
     found: list[Condition] = []
     replaced: dict[Tensor, Tensor] = {}
@@ -176,9 +175,7 @@ _COMPARISONS = {
 
 
 def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condition] | None:
-    """Returns the conditions that a comparison having a value amounts to; None if it is none of positions and
-    integers.
-    """
+    """Returns the conditions for a comparison to have a value; None unless it compares positions and integers."""
     sums = _COMPARISONS.get((node.op, value))
     sides = [_affine(graph, t, rank) for t in node.inputs] if sums is not None else []
     if sums is None or None in sides:
@@ -225,7 +222,7 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
 
 
 def _keeps(source: DType, target: DType) -> bool:
-    """Returns true if integers that may be positions, or differences of them, stay what they are in another dtype."""
+    """Returns true if integers that are positions, or differences of them, keep their values in another dtype."""
     return source.is_int and (np.can_cast(source.name, target.name) or (source in LARGE and target in LARGE))
 
 
@@ -234,8 +231,9 @@ EXACT = 1 << 24
 
 
 def with_real_positions(graph: Graph) -> Graph:
-    """Returns the graph with differences of positions that become floats computed as floats: each position is
-    converted for a whole row or column of scores, a difference for one.
+    """Returns the graph with differences of positions computed as floats, where they are cast to floats.
+
+    A position is converted once for a whole row or column of scores, a difference for every score.
     """
     rank, sizes = graph.outputs[0].rank, graph.outputs[0].shape[-2:]
     if max(sizes) >= EXACT:
@@ -269,8 +267,9 @@ def with_real_positions(graph: Graph) -> Graph:
 def rebuilt(
     graph: Graph, replaced: Mapping[Tensor, Tensor], added: Mapping[Node, tuple[Node, ...]] | None = None
 ) -> Graph:
-    """Returns what is left of a graph of scores if some tensors are replaced by others: its own, or those of nodes
-    that are added in front of some of its nodes.
+    """Returns what is left of a graph of scores if some tensors are replaced by others.
+
+    These are its own, or those of nodes that are ``added`` in front of some of its nodes.
     """
     new = added or {}
     makers = {t: n for nodes in new.values() for n in nodes for t in n.outputs}

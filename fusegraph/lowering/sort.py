@@ -77,9 +77,7 @@ def accept(view: GroupView, options: Options) -> None:
 
 
 def _parts(view: GroupView, x: Tensor) -> tuple[set[Node], set[Node]]:
-    """Returns the pointwise nodes that x is made of, and those that what is written is made of, as far as what is
-    sorted.
-    """
+    """Returns the pointwise nodes that compute x, and those that compute what is written from what is sorted."""
     return view.before([x], view.of(Kind.SORT)), view.before(view.writes, view.of(Kind.SORT))
 
 

@@ -19,8 +19,9 @@ def strides_over(shape: Sequence[int], strides: Sequence[int], target: Sequence[
 
 
 def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
-    """Returns (strides, start) of a node's result in the memory of its operand, which has these strides; start
-    counts elements from the operand's first.  None if the result is no such view: one with steps of 0 or more.
+    """Returns (strides, start) of a node's result in the memory of its operand, which has these strides.
+
+    start counts elements from the operand's first.  None if the result is no view, or one with negative strides.
     """
     if node.kind is not Kind.MOVEMENT or len(node.inputs) > 1:
         return None
@@ -41,9 +42,9 @@ def view(node: Node, strides: Sequence[int]) -> tuple[Strides, int] | None:
 
 
 def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
-    """Returns the strides that a node's operand has if it lies in the memory of the result, which has these strides,
-    each
-    element in the place of its own.  None if the result has other elements, or such strides do not exist.
+    """Returns the strides of a node's operand if each of its elements lies where the result, of these strides, has it.
+
+    None if the result has other elements, or such strides do not exist.
     """
     operand = node.inputs[0]
     if node.op.role is Role.TRANSPOSE:
@@ -62,8 +63,7 @@ def joins_in_place(node: Node) -> bool:
 
 
 def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
-    """Returns the same elements in the same order with dimensions that follow each other in memory merged, and
-    without those of size 1."""
+    """Returns shape and strides with dimensions merged that follow each other in memory, without those of size 1."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, strides):
@@ -79,9 +79,7 @@ def merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...
 
 
 def reshaped(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides | None:
-    """Returns the strides of a tensor in another shape of as many elements, None if it has none without being
-    copied.
-    """
+    """Returns the strides of a tensor in another shape of as many elements; None if that takes a copy."""
     if 0 in target:
         return packed_strides(target)
     sizes, steps = merged(shape, strides)
@@ -111,9 +109,9 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
 
 
 def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:
-    """Returns the dimensions of two shapes of as many elements in the smallest groups that have as many elements each.
+    """Returns the dimensions of two shapes of equal size, in the smallest groups that have equal sizes in both.
 
-    Every dimension is in a group; one of them may have no dimension of one shape, its sizes being 1 in the other.
+    Every dimension is in a group.  A group may have no dimension of one shape if its sizes in the other are 1.
     """
     groups = []
     i = j = 0
@@ -137,7 +135,7 @@ def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, 
 
 
 def divided(coarse: Sequence[int], fine: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-    """For each dimension of a shape those of a finer one that it is divided into, None if it is not finer."""
+    """Returns for each dimension of a shape the sizes that it is divided into in a finer one; None if it is not."""
     if len(fine) <= len(coarse) or 0 in coarse:
         return None
     left, result = list(fine), []
@@ -154,9 +152,7 @@ def divided(coarse: Sequence[int], fine: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 def divided_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
-    """Returns the strides, 0 among them, over a shape whose dimensions are another one's divided; None if they are
-    not.
-    """
+    """Returns strides (0 among them) over a finer shape, given those over a shape; None if it is not finer."""
     if tuple(shape) == tuple(target):
         return tuple(strides)
     parts = divided(shape, target)

@@ -20,9 +20,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     (source,) = anchor.inputs
 
     def strides(tensor: Tensor) -> Strides:
-        """Returns strides over (image, channel, tile row, tile column, row, column) of what the program reads or
-        writes.
-        """
+        """Returns a tensor's strides over (image, channel, tile row, tile column, row, column)."""
         if anchor.op.role is Role.WINOGRAD_OUTPUT:
             n, k, row, column = broadcast_strides(tensor, anchor.output.shape)
             return (n, k, tile * row, tile * column, row, column)
@@ -36,15 +34,16 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 def _grid(anchor: Node) -> tuple[int, int]:
-    """Returns rows and columns of tiles of an image."""
+    """Returns the rows and columns of tiles of an image."""
     at = anchor.attributes
     results = at["results"] if "results" in at else at["shape"][2:] if "shape" in at else None
     return tiles(results, at["tile"]) if results else (1, 1)
 
 
 def _places(tensor: Tensor, grid: tuple[int, int], *, of_filter: bool, at: Node) -> Strides:
-    """Returns strides of what is (N^2, tiles of all images, channels), or for filters (N^2, channels, filters), over
-    (image or filter, channel, tile row, tile column, row, column).
+    """Returns strides over (image or filter, channel, tile row, tile column, row, column).
+
+    The tensor is (N^2, tiles of all images, channels), or for filters (N^2, channels, filters).
     """
     side = at.attributes["tile"] + 2
     place, second, third = tensor.strides

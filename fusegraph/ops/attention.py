@@ -1,7 +1,7 @@
 """``sdpa``, scaled dot-product attention, and what `passes.attention` makes of it.
 
-The op is a composite: products, a softmax and products again, with pointwise nodes on the scores in between, none of
-which `passes.attention` knows by name.  What an operand or attribute adds is in `_expand`.
+The op is a composite: products, a softmax and products again, with pointwise nodes on the scores in between, which
+`passes.attention` recognises whatever they are.  `scored` and `_expand` write what an operand or attribute adds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTHS = ("seq_len_q", "seq_len_kv")
 NUMBERS = ("seed", "offset")
 OPERANDS = ("q", "k", "v", "bias", "mask", *LENGTHS, "sink_token", *NUMBERS, *packed.OFFSETS, *paged.TABLES)
 INTEGERS = (*LENGTHS, *NUMBERS, *packed.OFFSETS, *paged.TABLES)
-#: Bounds of a band further away than this are none: positions and bounds add up to less than 2^31.
+#: Bounds of a band are at most this, which excludes nothing: positions and bounds add up to less than 2^31.
 FURTHEST = 1 << 30
 #: What adds nothing, in place of an operand that is left out in front of one that is not.
 NEUTRAL = {
@@ -91,9 +91,7 @@ def _normalize(types: Types, values: Attributes) -> dict[str, Any]:
 
 
 def checked_dropout(types: Types, values: Attributes, operands: Sequence[str]) -> float:
-    """Returns the probability of dropout.  Raises AttributeValueError if it is none, or operands lack a seed and an
-    offset.
-    """
+    """Returns the probability of dropout.  Raises AttributeValueError if it is none, or lacks seed and offset."""
     probability = float(number("dropout_probability", values["dropout_probability"], float64, types[0].shape))
     if not 0 <= probability <= 1:
         raise AttributeValueError(f"dropout_probability is between 0 and 1, got {probability!r}")
@@ -159,7 +157,7 @@ class Scored:
     tanh      of a soft cap, the value before it is multiplied by the cap.
     admitted  whether a query meets a key; None if all do.
     headed    brings a tensor of rank 4 at most into the same form as q.
-    exists    writes whether there is a query, one element a query; gives None if there are all.
+    exists    writes whether each query exists, one element a query; gives None if all do.
     """
 
     q: Any
@@ -191,8 +189,10 @@ def scored(
     use_causal_mask: bool,
     use_alibi_mask: bool,
 ) -> Scored:
-    """Writes the scores; ``given`` are the optional operands, by name; factor multiplies products, modify makes others
-    of the scaled scores.  of_keys: what a packed batch is, is said of each key instead of each query.
+    """Writes the scores; ``given`` are the optional operands, by name.
+
+    factor multiplies the products, modify replaces the scaled scores.  of_keys: the masks of a packed batch are made of
+    an interval of queries for each key, instead of an interval of keys for each query.
     """
     batch, heads, rows, depth = q.shape
     shared, keys = k.shape[1:3]
@@ -226,7 +226,7 @@ def scored(
         scores = write("mul", "capped", inner, soft_cap)
     if "bias" in given:
         scores = write("add", "biased", scores, headed(given["bias"], "bias"))
-    # Positions, of which the rows' are moved so that the diagonal is where they are equal.
+    # Positions; those of rows are moved so that row and key are equal on the diagonal.
     i, j = (write("gen_index", n, scores, axis=a) for n, a in (("row", rank - 2), ("key", rank - 1)))
     ones = (1,) * (rank - 1)
     lengths = {k: write("reshape", k, given[k], shape=(given[k].size, *ones)) for k in LENGTHS if k in given}
@@ -296,8 +296,9 @@ class Attended:
     sunk: bool
 
     def each(self, write: Writing, part: str, numbers: Any, absent: float) -> Any:
-        """Returns numbers of each query as (B, H, Sq, 1); ``absent`` where a sink makes others of queries that do
-        not exist.
+        """Returns numbers of each query as (B, H, Sq, 1).
+
+        With a sink, queries that do not exist get ``absent``, as the sink would give them other numbers.
         """
         exists = self.scored.exists() if self.sunk else None
         if exists is not None:
@@ -321,8 +322,9 @@ def attended(
     weigh: Callable[[Any], Any] | None = None,
     **scoring: Any,
 ) -> Attended:
-    """Writes attention; weigh makes of the probabilities what the values are multiplied with, dtype is the result's,
-    ``scoring`` are the keywords of `scored`.
+    """Writes attention, with a result of ``dtype``.
+
+    weigh turns the probabilities into what the values are multiplied with; ``scoring`` are the keywords of `scored`.
     """
     made, sink = scored(write, q, k, v, given, **scoring), None
     if "sink_token" in given:
@@ -375,9 +377,7 @@ def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dro
 def scores_reference(
     q: Array, k: Array, given: Mapping[str, Array], attributes: Attributes
 ) -> tuple[Array, Array | float, Array]:
-    """Returns the scores, what the products times the scale are multiplied with in their gradients, and whether
-    there is a query; k has q's heads.
-    """
+    """Returns the scores, their derivative by the scaled products, and whether each query exists; k has q's heads."""
     heads, rows, depth = q.shape[1:]
     keys, scale, cap = k.shape[2], attributes["attn_scale"], attributes["soft_cap"]
     scores = np.matmul(q, k.swapaxes(-1, -2)) * (1 / sqrt(depth) if scale is None else scale)
@@ -415,14 +415,14 @@ def scores_reference(
 
 
 def kept_reference(p: Array, group: int, given: Mapping[str, Array], probability: float) -> Array:
-    """Returns which of the probabilities dropout keeps, counted along the heads as so many share their keys."""
+    """Returns which of the probabilities dropout keeps; heads are numbered as groups of ``group`` that share keys."""
     shape = p.shape if group == 1 else (p.shape[0], -1, group, *p.shape[2:])
     seed, offset = (given[key].reshape(-1)[0] for key in NUMBERS)
     return uniform(np.empty(p.size).reshape(shape), seed, offset).reshape(p.shape) >= threshold(probability)
 
 
 def _reference(*arrays: Array, **attributes: Any) -> Any:
-    """In float64, whatever the scores' size."""
+    """Computes attention in float64, with all scores in memory."""
     q, k, v, *others = (np.asarray(x) for x in arrays)
     given = dict(zip(OPERANDS[3:], others))
     k, v = paged.reference(given, k, v, attributes["paged_attention_max_seq_len_kv"])
@@ -484,12 +484,13 @@ register(
         likewise ragged_offset_kv for keys and values.  Queries meet the keys of their own sequence, positions count
         from its beginning; those of no sequence meet none.
 
-        dropout_probability: of the probabilities, each is 0 where the element of rng_uniform with this seed and offset,
-        of the scores' shape, is less, else divided by 1 - dropout_probability (the sum is that of all of them).
+        dropout_probability: a probability becomes 0 where the element of rng_uniform with this seed and offset, of the
+        scores' shape, is less, and is divided by 1 - dropout_probability elsewhere (the softmax sums up all of them).
         generate_stats: also the logarithm of the sum of exponentials, (B, H, Sq, 1).
-        A query that meets no key has the result 0, whatever the values are, and -inf in the stats, or the sink_token
-        if it exists: queries from seq_len_q on, and tokens of no sequence, do not.  Where a key is masked, the key and
-        what is added to its score may be NaN or infinite.  Its value is multiplied with 0, unless its whole tile is
-        masked: it has to be finite.  The probabilities are rounded to v's dtype before they are multiplied.""",
+        A query that meets no key has the result 0, whatever the values are.  Its stats are -inf or, if the query
+        exists, the sink_token; queries from seq_len_q on, and tokens of no sequence, do not exist.  Where a key is
+        masked, the key and what is added to its score may be NaN or infinite.  Its value has to be finite: it is
+        multiplied with 0, unless its whole tile is masked.  The probabilities are rounded to v's dtype before they are
+        multiplied.""",
     )
 )

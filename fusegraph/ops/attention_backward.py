@@ -26,7 +26,7 @@ OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
 #: Operands that there always are.
 FIRST = len(OPERANDS) - len(OPTIONAL)
 DESCALES = ("descale_q", "descale_k", "descale_v")
-#: What attention has at inference only, and why not here.
+#: Operands of attention that are for inference only -> why its gradient lacks them.
 ABSENT = {
     **dict.fromkeys(paged.TABLES, "attention to pages is for inference, it has no gradient"),
     **dict.fromkeys(DESCALES, "attention of 8-bit floats is for inference, it has no gradient"),
@@ -36,7 +36,7 @@ ABSENT = {
 def _forward(types: Types, values: Attributes) -> tuple[Types, dict[str, Any]]:
     """Returns the operands' types and the attributes of the sdpa whose gradients are asked for."""
     given = dict(zip(OPTIONAL, types[FIRST:]))
-    # of what adds nothing
+    # the types of what stands for an operand that is left out
     kinds = {**dict.fromkeys(forward.INTEGERS, int32), "mask": bool_}
     rest = [given.get(key, TensorType((), kinds.get(key, float32))) for key in forward.OPERANDS[3:]]
     return (*types[:3], *rest), {**values, "generate_stats": True}
@@ -136,7 +136,7 @@ def _expand(
     by_q = write("matmul", "by queries", by_product, made.k, dtype=q.dtype)
     if grouped:
         by_q = write("reshape", "by q", by_q, shape=q.shape)
-    if packed.OFFSETS[0] in given:  # of each key it is an interval of queries that matters
+    if packed.OFFSETS[0] in given:  # kernels over keys need an interval of queries for each key
         dropped, _, by_product = weights(forward.scored(write, q, k, v, given, of_keys=True, **attributes))
     results: tuple[Any, ...] = (
         by_q,
@@ -145,8 +145,8 @@ def _expand(
     )
 
     def added(part: str, x: Any, target: Any, key: str) -> Any:
-        """Returns the sums of x over what a tensor of that shape is repeated along."""
-        if target.size == 0 or key not in given:  # a number that changes nothing
+        """Returns the sums of x over the axes along which an operand is repeated, in that operand's shape."""
+        if target.size == 0 or key not in given:  # an operand that changes nothing
             total = write("reduction", f"sum {part}", x, mode="add", axes=tuple(range(rank)), keepdims=False)
             return write("reshape", part, total, shape=target.shape)
         own = made.headed(target, f"shape of {key}").shape
@@ -166,7 +166,7 @@ def _expand(
 
 
 def _reference(*arrays: Array, **attributes: Any) -> tuple[Array, ...]:
-    """In float64, whatever the scores' size."""
+    """Computes the gradients in float64, with all scores in memory."""
     q, k, v, o, loss, stats, *others = (np.asarray(x) for x in arrays)
     given = dict(zip(OPTIONAL, others))
     batch, heads, _, depth = q.shape
@@ -224,10 +224,10 @@ register(
 
         o (B, H, Sq, Dv) and stats (B, H, Sq, 1) are what sdpa gave with generate_stats, dO is the gradient by o; q, k,
         v, the other operands and the attributes are those of sdpa.  The results have the shapes and dtypes of q, k, v
-        and bias.  A query that meets no key has the gradient 0.  With a sink_token, stats say what the others need of
-        it: it may be left out, as its own gradient then is.
+        and bias.  A query that meets no key has the gradient 0.  The stats contain what the other gradients need of a
+        sink_token: it may be left out, and then there is no gradient by it.
 
-        A packed batch is said as in sdpa; tokens of no sequence have the gradient 0.  As everything masked, they
+        A packed batch is given as in sdpa; tokens of no sequence have the gradient 0.  Like all that is masked, they
         are multiplied with 0 unless their whole tile is masked: they have to be finite.
 
         Deterministic: the sums over queries, and over the heads of q that share those of k and v, have a fixed order.

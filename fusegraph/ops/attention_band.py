@@ -8,7 +8,7 @@ from fusegraph.ops.base import Attributes, Types
 
 
 def multiplications(types: Types, by_qk: int, by_v: int, attributes: Attributes) -> int:
-    """Returns those of so many products for each element of a query, and of a value, with each key met."""
+    """Returns the multiplications of ``by_qk`` products of queries and keys and ``by_v`` products with values."""
     q, k, v = (t.shape for t in types[:3])
     return q[0] * q[1] * positions_met(q[2], k[2], attributes) * (by_qk * q[3] + by_v * v[3])
 

@@ -28,8 +28,9 @@ class Score:
 
 
 class Weight:
-    """What becomes of an attention node's probabilities before they are multiplied with the values, as a graph of its
-    own: pointwise nodes that are linear in them.
+    """What becomes of an attention node's probabilities before they are multiplied with the values.
+
+    It is a graph of its own, of pointwise nodes that are linear in them.
 
     anchor    the node whose result stands for the probabilities.
     operands  the graph's inputs that stand for the node's inputs, in order, after those of the score.

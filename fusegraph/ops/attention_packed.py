@@ -1,8 +1,8 @@
 """Packed batches of attention: sequences of different lengths one after the other, in tensors of all their tokens.
 
-``ragged_offset_q`` and ``ragged_offset_kv`` say where each begins, as in cuDNN's ragged tensors, in tokens.  What a
-query may meet is then an interval of keys, which is found once a query, and what a key may meet one of queries; for
-kernels either is a mask like others, by which tiles are skipped.
+``ragged_offset_q`` and ``ragged_offset_kv`` say where each begins, as in cuDNN's ragged tensors, in tokens.  A query
+may then meet an interval of keys, which is found once for each query, and a key an interval of queries.  For kernels
+either is a mask like others; tiles that it masks are skipped.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ def check(given: Mapping[str, TensorType], q: TensorType, lengths: Sequence[str]
 
 @dataclass(frozen=True)
 class Packed:
-    """Of each query the first key that it may meet, the one after the last, and, to be written where they are needed,
-    how far ahead the diagonal is, which runs through the first query and key of each sequence or, at the ``bottom``,
-    through the last ones, and whether it is of any sequence; or the same of each key and the queries that it may meet.
+    """What a packed batch says of each query and the keys that it may meet, or of each key and its queries.
+
+    first   the first key that it may meet.
+    last    the one after the last.
+    ahead   writes how far ahead the diagonal is, which runs through the first query and key of each sequence or, at the
+            ``bottom``, through the last ones.
+    exists  writes whether it is of any sequence.
     """
 
     first: Any
@@ -59,9 +63,7 @@ class Packed:
 def written(
     write: Writing, given: Mapping[str, Any], tokens: int, rank: int, *, of_keys: bool = False
 ) -> Packed | None:
-    """Writes what is known of each query, (1, ..., tokens, 1), or of each key, (1, ..., 1, tokens); None if the batch
-    is not packed.
-    """
+    """Writes `Packed` of each query, (1, ..., tokens, 1), or of each key, (1, ..., 1, tokens); None if not packed."""
     if any(key not in given or given[key].size == 1 for key in OFFSETS):
         return None
     count = given[OFFSETS[0]].shape[0] - 1
@@ -80,7 +82,8 @@ def written(
     begun, lasts = write("cmp_ge", "begun", token, own_ends[0]), write("cmp_lt", "lasts", token, own_ends[1])
     own = write("logical_and", "own sequence", begun, lasts)  # of at most one of them: empty ones have no token
 
-    # Tokens of no sequence meet nothing, where the last one before them ends: its tokens meet no more tiles for them.
+    # Tokens of no sequence get an empty interval, at the end of the last sequence before them: a tile that they share
+    # with its tokens does not meet more tiles for them.
     count_own = write("reduction", "sequences", write("binary_select", "counted", 1, 0, own), mode="add", axes=-1)
     ended = write("logical_and", "ended", write("cmp_eq", "of none", count_own, 0), write("logical_not", "over", lasts))
 
@@ -100,9 +103,7 @@ def written(
 
 
 def reference(given: Mapping[str, Array], rows: int) -> tuple[Array, ...] | None:
-    """Returns the same as columns of NumPy: first, last, how far ahead the diagonals of the top and the bottom are,
-    exists.
-    """
+    """Returns the same as NumPy columns: first, last, ahead (top), ahead (bottom), exists; None if not packed."""
     found = [given.get(key, np.zeros(1, np.int64)).astype(np.int64).reshape(-1) for key in OFFSETS]
     if any(x.size == 1 for x in found):
         return None

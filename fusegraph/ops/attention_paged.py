@@ -17,7 +17,7 @@ TABLES = ("page_table_k", "page_table_v")
 
 
 def table_shape(t: TensorType) -> tuple[int, int] | None:
-    """Returns (batches, pages) of a table, None for what stands for one that was left out."""
+    """Returns (batches, pages) of a table; None for the number in place of an omitted one."""
     if len(t.shape) == 4 and t.shape[1] == t.shape[3] == 1:
         return t.shape[0], t.shape[2]
     return (t.shape[0], t.shape[1]) if len(t.shape) == 2 else None
@@ -26,7 +26,7 @@ def table_shape(t: TensorType) -> tuple[int, int] | None:
 def sizes(
     types: Types, given: Mapping[str, TensorType], longest: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of keys and values as they are in order.  Raises ShapeError or AttributeValueError."""
+    """Returns the shapes of keys and values once they are in order.  Raises ShapeError or AttributeValueError."""
     k, v = (t.shape for t in types[1:3])
     for key in TABLES:
         if key in given and given[key].shape not in ((), (1,)) and table_shape(given[key]) is None:
@@ -50,7 +50,7 @@ def sizes(
 
 
 def written(write: Writing, given: Mapping[str, Any], k: Any, v: Any, longest: int | None) -> tuple[Any, Any]:
-    """Writes keys and values as they are in order."""
+    """Writes keys and values in the order of their tables; as they are without tables."""
     if any(key not in given or table_shape(given[key].type) is None for key in TABLES):
         return k, v
     found = []
@@ -70,7 +70,7 @@ def written(write: Writing, given: Mapping[str, Any], k: Any, v: Any, longest: i
 
 
 def reference(given: Mapping[str, Array], k: Array, v: Array, longest: int | None) -> tuple[Array, Array]:
-    """Returns the same of NumPy's arrays; numbers outside of the container are clamped, as gather's."""
+    """Returns the same for NumPy arrays; block numbers outside of the container are clamped, as gather's."""
     found = []
     for key, x in zip(TABLES, (k, v)):
         table = given.get(key, np.zeros(1))

@@ -1,4 +1,4 @@
-"""The softmax of attention: scores -> probabilities, and what is told of each query besides."""
+"""The softmax of attention: scores -> probabilities, and the statistics of each query."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from fusegraph.ops.composite import Writing
 
 @dataclass(frozen=True)
 class Softmax:
-    """probabilities are those of each key; largest, total and shift are one number a query: the largest score, the sum
-    of the exponentials of the scores less shift, which is the largest score or 0 where that is -inf.
+    """A softmax of scores: the probability of each key, and three numbers a query.
+
+    largest  the largest score.
+    total    the sum of exp(score - shift).
+    shift    the largest score, or 0 where that is -inf.
     """
 
     probabilities: Any
@@ -45,7 +48,7 @@ def log_sums(write: Writing, found: Softmax) -> Any:
 
 
 def reference(scores: Array, sink: Array | None, exists: Array | bool) -> tuple[Array, Array]:
-    """Returns the probabilities and the logarithms of sums of exponentials, of NumPy's arrays."""
+    """Returns the probabilities and the logarithms of sums of exponentials, for NumPy arrays."""
     most = scores.max(axis=-1, keepdims=True)
     if sink is not None:
         most = np.maximum(most, sink)

@@ -1,6 +1,6 @@
 """What the attributes of ops are: every op gets them as plain Python values of these kinds, whoever gave them.
 
-An attribute is of the same kind in every op that has it.  What of the kind an op takes is for its ``normalize`` to say.
+An attribute is of the same kind in every op that has it.  Which values of the kind an op takes, its ``normalize`` says.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
 
 
 def of_kind(name: str, kind: Kind, value: Any) -> Any:
-    """Returns a value as a plain one of a kind.  Raises AttributeValueError, which names it, or DTypeError."""
+    """Returns a value as a plain one of a kind.  Raises AttributeValueError, with the name, or DTypeError."""
     try:
         return kind(value)
     except Unfit as wanted:

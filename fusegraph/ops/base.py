@@ -34,10 +34,10 @@ class Kind(Enum):
 
 
 class Role(Enum):
-    """What an op does among those of its kind: what a pass, a lowering or a report asks for that means, say, a cast.
+    """What an op does among those of its kind: passes, lowerings and reports ask for it when they mean, say, a cast.
 
     Ops that do the same have one role (add and bias, a convolution and the parts of one).  Movement, contractions,
-    transforms and reductions all have one, of the rest those that something asks for.
+    transforms and reductions all have one; of the other kinds, only those ops have one that something asks for.
     """
 
     CAST = "converts the elements to a dtype, or leaves them as they are"
@@ -60,7 +60,7 @@ class Role(Enum):
 
 
 class Cost(Enum):
-    """What an element of a pointwise op takes, for who computes it again instead of reading it; the cheapest first."""
+    """What it costs to compute an element of a pointwise op again instead of reading it; the cheapest first."""
 
     ROUNDING = "comes with the conversion to a type of 16 bits"
     PAIR = "one instruction, which computes two elements of 16 bits"
@@ -99,7 +99,7 @@ class Op:
     masks       operands that are conditions: converted to bool, not promoted with the others.
     integers    operands that are integers by themselves (seeds, positions): neither promoted nor converted.
     shapes      operands of which the result depends on the shape and the element's position in it, not on the values.
-    finite      pointwise ops: numbers no larger than scores are give finite ones.
+    finite      pointwise ops: the result is finite if the operands are, and are no larger than attention scores.
     random      pointwise ops: the result is of random numbers.
     attributes  attribute name -> default (REQUIRED when there is none).
     words       attribute name -> the values that it may have, where these are words; None may be one of them.
@@ -107,7 +107,7 @@ class Op:
                 DTypeError or AttributeValueError whose text needs no node name (the builder adds it).
     normalize   optional: (operand types, attributes) -> attributes in canonical form (an axis made non-negative, a
                 padding given as one number spread over the dimensions); runs before infer, raises AttributeValueError.
-    reference   NumPy meaning: called with one array an operand and the attributes as keywords.  Float operands
+    reference   NumPy meaning: called with an array for each operand and the attributes as keywords.  Float operands
                 arrive as float64 whatever their dtype; integers and booleans arrive in their own NumPy dtype.  All
                 operands have been converted to their promoted dtype.  Follows IEEE and NumPy for NaN and infinity.
                 Gives a tuple where there are several results.
@@ -115,7 +115,7 @@ class Op:
                 the node and these.
     optional    how many of the last operands may be left out.
     neutral     what stands for an operand that is left out in front of one that is not.
-    absent      operands that a related op has and this one has not, and why: the error for who gives one.
+    absent      operands that a related op has and this one lacks -> why, for the error if one is given.
     cuda        pointwise ops: a CUDA C expression for each class of operand dtype the op accepts ("float", "int",
                 "bool"), with {operand} and {attribute} placeholders; operands and attributes are identifiers or
                 literals of the promoted compute type.  A function of the attributes where the expression depends on
@@ -125,9 +125,9 @@ class Op:
                 units of the largest term.
     scale       the magnitude of that term, called like ``reference``; None where it is the result.
     reference_ulps  bound on the error of the NumPy reference itself, in units of float64's last place.
-    turns       pointwise ops with turning points or jumps anywhere, so that values between two operands may lie beyond
-                those at the two: (operands) -> the number of jumps before there, or what moves by 1 from one extreme to
-                the next.  None where extremes are at the ends of what an operand may be, at 0 or at another operand.
+    turns       pointwise ops with extremes or jumps anywhere, so that values between two operands may lie beyond those
+                at the two: (operands) -> a number that changes by 1 from one extreme or jump to the next.  None where
+                extremes are only at the ends of an operand's range, at 0 or at another operand.
     windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
                 result).
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
@@ -141,8 +141,8 @@ class Op:
                 that ``write(op, part, operands, attributes as keywords)`` adds and names (see `passes.decompose`).
     keeps_layout  contractions and composites: whether the result lies in memory as the first operand does (NHWC in,
                 NHWC out).
-    weighs      composites: whether results are sums of elements with weights, some of which may be 0: what is not
-                finite among these may be in them or not.
+    weighs      composites: whether results are sums of weighted elements: NaN or infinity of an element whose weight is
+                0 may be in a result or not.
     as_stored   composites: whether ``expand`` gets operands in their own dtype, else in the one they are computed in.
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
@@ -186,12 +186,13 @@ class Op:
     doc: str = ""
 
     def names(self, count: int) -> tuple[str, ...]:
-        """Returns the operands' names, for so many of them."""
+        """Returns the names of ``count`` operands."""
         return self.operands * count if self.variadic else self.operands[:count]
 
     def operand_dtypes(self, types: Types) -> tuple[DType, ...]:
-        """Returns the dtype each operand is converted to before the op: bool for masks, the promoted dtype for
-        others.
+        """Returns the dtype that each operand is converted to before the op.
+
+        That is bool for masks, the operand's own for integers, and the promoted dtype for the others.
         """
         common = self.promoted(types)
         return tuple(
@@ -200,9 +201,7 @@ class Op:
         )
 
     def promoted(self, types: Types) -> DType:
-        """Returns the promoted dtype of all operands but masks and integers: what decides the op's CUDA expression
-        and its result.
-        """
+        """Returns the promoted dtype of all operands but masks and integers: it decides on expression and result."""
         rest = [t.dtype for key, t in zip(self.names(len(types)), types) if key not in (*self.masks, *self.integers)]
         return reduce(promote, rest) if rest else bool_
 

@@ -47,12 +47,12 @@ Infer = Callable[[Types, Attributes], TensorType | Types]
 
 
 def like_first(types: Types, _: Attributes) -> TensorType:
-    """The result has the first operand's shape and dtype."""
+    """Returns the first operand's type: the result has its shape and dtype."""
     return types[0]
 
 
 def reduced(x: TensorType, axes: tuple[int, ...], keepdims: bool = True) -> TensorType:
-    """Returns the type of a result of which there is one for all elements along axes."""
+    """Returns the type of x reduced along axes."""
     return TensorType(reduced_shape(x.shape, axes, keepdims), x.dtype)
 
 
@@ -62,7 +62,7 @@ def averaged(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def check_integers(op: Op, types: Types) -> None:
-    """Raises DTypeError or ShapeError unless those of an op's operands that are integers are one number each."""
+    """Raises DTypeError or ShapeError unless each of an op's operands called integers is one integer."""
     for key, t in zip(op.operands, types):
         if key in op.integers and not t.dtype.is_int:
             raise DTypeError(f"{key} is an integer, got {t.dtype}")
@@ -96,10 +96,11 @@ def composite(
     keeps_layout: bool = True,
     **rest: Any,
 ) -> None:
-    """Registers a composite of floats; all operands (or those called broadcasts, and x, y and loss) broadcast to the
-    first; those called x, y or loss have its shape.
+    """Registers a composite of floats.
 
-    The other arguments are `Op`'s; NumPy's floating-point warnings are off while the reference runs.
+    All operands broadcast to the first or, with ``broadcasts``, only those that it names.  Operands called x, y or loss
+    have the first one's shape.  The other arguments are `Op`'s; NumPy's floating-point warnings are off while the
+    reference runs.
     """
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def composite(
 
 
 def _greatest(x: Array, axes: Any) -> Array:
-    """Returns the maximum along axes, which stay: minus infinity of no elements."""
+    """Returns the maximum along axes, which are kept; minus infinity of no elements."""
     return np.asarray(x.max(axis=axes, keepdims=True, initial=-inf))
 
 
@@ -173,7 +174,7 @@ composite(
     _softmax_reference,
     _softmax,
     """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
-    infinity, as this formula gives in NumPy; of no elements there are none.""",
+    infinity, as this formula gives in NumPy.""",
 )
 
 

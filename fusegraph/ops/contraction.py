@@ -20,10 +20,10 @@ PRECISIONS = (None, "float32", *COMPUTE_DTYPES)
 
 
 def accumulator_result(types: Types, dtype: DType | None) -> DType:
-    """Returns result dtype of a contraction: the promoted operand dtype, or the accumulator's for operands of 8 bits
-    and integers of 16.
+    """Returns the result dtype of a contraction: ``dtype`` if given, else the promoted operand dtype.
 
-    Small integers and bool accumulate in int32 and fp8 in float32: a sum of products would rarely fit back.
+    For operands of 8 bits and integers of 16 the default is the accumulator's: int32 for integers and bool, float32 for
+    fp8, as a sum of products would rarely fit back.  Raises DTypeError.
     """
     common = promote(types[0].dtype, types[1].dtype)
     if dtype is not None:
@@ -34,9 +34,10 @@ def accumulator_result(types: Types, dtype: DType | None) -> DType:
 
 
 def operand_precision(types: Types, compute_dtype: Any) -> str | None:
-    """Returns the attribute compute_dtype of a contraction in canonical form: "tf32" where float32 operands may be
-    rounded to it, "fast_float_for_fp8" where sums of fp8 products may be those of the tensor cores, else None.
-    Operands of other dtypes are multiplied as they are, whatever was asked for.
+    """Returns the attribute compute_dtype of a contraction in canonical form.
+
+    "tf32" where float32 operands may be rounded to it, "fast_float_for_fp8" where tensor cores may sum up fp8 products,
+    else None.  Operands of other dtypes are multiplied as they are, whatever was asked for.
     """
     operands = {t.dtype for t in types[:2]}
     if compute_dtype == TF32 and promote(types[0].dtype, types[1].dtype) == float32:
@@ -65,14 +66,12 @@ def _matmul_infer(types: Types, attributes: Attributes) -> TensorType:
 
 
 def widen(x: Array) -> Array:
-    """Returns integers as int64, in which sums are wrapped by `wrapped` alone; floats are float64 already."""
+    """Returns integers as int64, whose sums only `wrapped` wraps around; floats are float64 already."""
     return x if x.dtype.kind == "f" else x.astype(np.int64)
 
 
 def wrapped(total: Array, a: Array, b: Array, dtype: Any) -> Array:
-    """Returns sums of integer products modulo the accumulator: 2^64 if an operand or the result has 64 bits, else
-    2^32.
-    """
+    """Returns sums of integer products modulo 2^64 if an operand or the result has 64 bits, else modulo 2^32."""
     wide = 8 in (a.dtype.itemsize, b.dtype.itemsize) or (dtype is not None and as_dtype(dtype).bits == 64)
     return total if total.dtype.kind == "f" or wide else total.astype(np.int32)
 

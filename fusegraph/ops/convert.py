@@ -16,9 +16,7 @@ from fusegraph.ops.base import Array
 
 
 def to_reference(array: Array, dtype: DType) -> Array:
-    """Returns an array of a dtype's values as a reference array: float64 for floats (exact), else see
-    `reference_type`.
-    """
+    """Returns an array of a dtype's values as a reference array, exactly; see `reference_type`."""
     with np.errstate(invalid="ignore"):  # signalling NaNs
         return np.asarray(array).astype(reference_type(dtype), copy=False)
 
@@ -37,9 +35,9 @@ def round_to(array: Array, dtype: DType) -> Array:
     """Returns float64 values rounded to nearest even in a float dtype, as float64.
 
     Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
-    infinity, but the largest number in floats of 8 bits and fewer.  Infinity, NaN and the sign of zero stay; where a
-    dtype has no infinity, it becomes the largest number, and where zero has no sign -0 is 0.  NaN is -0 in float4_e2m1,
-    which has none.
+    infinity or, in floats of 8 bits and fewer, the largest number.  Infinity, NaN and the sign of zero stay; where a
+    dtype has no infinity, it becomes the largest number, and where zero has no sign, -0 becomes 0.  NaN becomes -0 in
+    float4_e2m1, which has no NaN.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -59,7 +57,7 @@ def round_to(array: Array, dtype: DType) -> Array:
 
 
 def _nearest(array: Array, info: Any) -> Array:
-    """Returns rounded as if exponents had no upper bound."""
+    """Rounds as if exponents had no upper bound."""
     # |array| < 2**exponent; a number of that size has its last place at 2**(exponent - 1 - nmant).
     _, exponent = np.frexp(array)
     last_place = np.maximum(exponent - 1, info.minexp) - info.nmant
@@ -67,11 +65,10 @@ def _nearest(array: Array, info: Any) -> Array:
 
 
 def limited(array: Array, dtype: DType, *, saturate: bool) -> Array:
-    """Returns float64 values as `round_to` rounds them for a cast to an 8-bit float that says what is to become of
-    those that the dtype does not hold.
+    """Prepares float64 values for `round_to` in a cast to a float of 8 bits or fewer, as ``saturate`` says.
 
-    Saturating (as casts to float4_e2m1 always are), infinity is the largest number; else whatever rounds to more than
-    that is infinity, or NaN where the dtype has none.
+    If saturating (as casts to float4_e2m1 always are), infinity becomes the largest number.  Else whatever rounds to
+    more than that becomes infinity, or NaN where the dtype has no infinity.
     """
     array = np.asarray(array, np.float64)
     if not dtype.saturates:
@@ -107,7 +104,7 @@ def convert(array: Array, source: DType, target: DType, *, saturate: bool | None
 
 
 def _wrapped(array: Array, target: DType) -> Array:
-    """Returns integers modulo 2 to the power of the target's bits, those that are kept."""
+    """Wraps integers around to the target's bits."""
     found = array.astype(reference_type(target))
     if target.is_packed:
         top = np.array(-int(target.min), found.dtype)

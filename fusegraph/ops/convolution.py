@@ -67,20 +67,18 @@ def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
 
 
 def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """Returns positions of a window over a spatial dimension; 0 where it does not fit."""
+    """Returns the number of positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
     return room // attributes["stride"][axis] + 1 if room >= 0 else 0
 
 
 def _columns(x: Array) -> Array:
-    """Returns groups x channels x positions with the positions in one dimension: what a matrix product takes."""
+    """Joins the positions behind (images, groups, channels) in one dimension, as a matrix product takes them."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
 def _turned(filters: Array, mode: str) -> Array:
-    """Returns filters as a cross-correlation has them: those of mode "convolution" are flipped in their spatial
-    dimensions.
-    """
+    """Returns filters as a cross-correlation has them: flipped in space if the mode is "convolution"."""
     return np.flip(filters, tuple(range(2, filters.ndim))) if mode == "convolution" else filters
 
 
@@ -186,10 +184,10 @@ register(
         keeps_layout=True,
         doc="""Convolution of x (N, C, spatial...) with w (K, C / groups, taps...): (N, K, spatial...), 1-D to 3-D.
 
-        stride, dilation: an integer or one a spatial dimension.  padding: an integer, one a dimension, or (before,
-        after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode "convolution"
-        flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in, NHWC out).
-        dtype, compute_dtype and the accumulator are as for matmul.
+        stride, dilation: an integer, or one for each spatial dimension.  padding: an integer, one for each dimension,
+        or (before, after) pairs; the padding is zero.  groups: by default C divided by the filter's channels.  mode
+        "convolution" flips the filter, "cross_correlation" does not.  The result lies in memory as x does (NHWC in,
+        NHWC out).  dtype, compute_dtype and the accumulator are as for matmul.
 
         algorithm: "direct" sums up the products as they are.  "winograd_2x2" and "winograd_4x4" are Winograd's for 3x3
         filters in float32, with a stride and dilation of 1 and one group: 2.25 and 4 times fewer products; errors are
@@ -204,7 +202,7 @@ register(
 
 
 def _smallest(positions: int, reach: int, attributes: Attributes, axis: int) -> int:
-    """Returns the smallest size over which a window has so many positions, negative if none has."""
+    """Returns the smallest size over which a window has so many positions, negative if there is none."""
     step = attributes["stride"][axis]
     smallest = (positions - 1) * step + reach - sum(attributes["padding"][axis])
     return 0 if -step < smallest < 0 else smallest
@@ -222,9 +220,7 @@ def _dgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def smallest_sizes(positions: Sequence[int], taps: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Sizes:
-    """Returns the smallest spatial sizes over which a window has so many positions; those that none has are
-    negative.
-    """
+    """Returns the smallest spatial sizes over which a window has so many positions; negative where there is none."""
     rank = len(positions)
     how = {"stride": spread(stride, rank, "stride", 1), "padding": spread_padding(padding, rank)}
     reach = _reach(taps, spread(dilation, rank, "dilation", 1))
@@ -331,10 +327,11 @@ register(
         doc="""Gradient of a convolution's input, also known as transposed convolution: (N, C, size...), 1-D to 3-D.
 
         From the loss (N, K, positions...), the gradient of the convolution's result, and its filter (K, C / groups,
-        taps...).  size: an integer or one a spatial dimension; by default the smallest over which the convolution has
-        as many positions as the loss.  stride, padding, dilation, groups and mode are those of the convolution; groups
-        is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in memory as the loss
-        does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for conv_fprop.""",
+        taps...).  size: an integer, or one for each spatial dimension; by default the smallest over which the
+        convolution has as many positions as the loss.  stride, padding, dilation, groups and mode are those of the
+        convolution; groups is 1 if it is not given.  The loss counts as zero beyond its positions.  The result lies in
+        memory as the loss does.  dtype, compute_dtype and the accumulator are as for matmul, algorithm as for
+        conv_fprop.""",
     )
 )
 
@@ -356,7 +353,7 @@ def _wgrad_normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def _taps(size: int, positions: int, attributes: Attributes, axis: int) -> range:
-    """Returns how many taps a filter may have whose window has so many positions over a size."""
+    """Returns the numbers of taps with which a filter has so many positions over a size."""
     longest = size + sum(attributes["padding"][axis]) - (positions - 1) * attributes["stride"][axis]
     shortest = longest - attributes["stride"][axis] + 1
     step = attributes["dilation"][axis]
@@ -435,7 +432,7 @@ register(
         doc="""Gradient of a convolution's filter: (K, C / groups, taps...), 1-D to 3-D.
 
         From the image (N, C, spatial...) and the loss (N, K, positions...), the gradient of the convolution's result.
-        taps: an integer or one a spatial dimension; may be left out where only one filter fits, as with stride 1.
+        taps: an integer, or one for each spatial dimension; may be left out where only one fits, as with stride 1.
         stride, padding, dilation, groups and mode are those of the convolution; groups is 1 if it is not given.  The
         result lies in memory as the image does (a filter in KRSC from an image in NHWC).  dtype, compute_dtype and the
         accumulator are as for matmul.""",

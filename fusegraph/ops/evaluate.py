@@ -12,9 +12,7 @@ from fusegraph.ops.convert import convert, reference_type, to_reference
 
 
 def compute_dtype(dtype: DType, real: DType) -> DType:
-    """Returns the dtype in which values of a dtype are computed; real (the graph's compute_dtype) for floats up to
-    32 bits.
-    """
+    """Returns the dtype in which values of a dtype are computed: real (the graph's) for floats up to 32 bits."""
     return dtype if not dtype.is_float or dtype == float64 else float64 if real == float64 else float32
 
 
@@ -44,7 +42,7 @@ def evaluate(
 
 
 def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: Attributes) -> Array:
-    """Returns what a reference gave, computed in one dtype, as a reference array of another."""
+    """Converts what a reference gave, computed in one dtype, to a reference array of another."""
     if op.name == "identity":
         exact = produced == result or (produced.is_float and widens(produced, result))
         return value if exact else convert(value, produced, result, saturate=attributes["saturate"])
@@ -58,6 +56,6 @@ def _stored(op: Op, value: Array, produced: DType, result: DType, attributes: At
 def widens(source: DType, target: DType) -> bool:
     """Returns true if a float dtype holds every value of another dtype, so that a cast does not round.
 
-    That of a float which is still unrounded in its compute type leaves it so.
+    A float that is still unrounded in its compute type stays unrounded by such a cast.
     """
     return target.is_float and target.holds(source)

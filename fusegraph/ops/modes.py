@@ -20,12 +20,12 @@ Axes = tuple[int, ...]
 
 
 def accumulator(combiner: Combiner, source: DType, result: DType) -> DType:
-    """Returns the dtype in which elements are combined to a result; floats are computed in another."""
+    """Returns the dtype in which integers are combined to a result; a float dtype is returned as it is."""
     return sum_dtype(source, result) if source.is_int and combiner.widens else source
 
 
 def reduced_shape(shape: tuple[int, ...], axes: Axes, keepdims: bool) -> tuple[int, ...]:
-    """Returns the shape of what there is one of for all elements along axes, which are kept or go."""
+    """Returns a shape reduced along axes, which are kept as size 1 or dropped."""
     return tuple(1 if d in axes else n for d, n in enumerate(shape) if keepdims or d not in axes)
 
 
@@ -41,8 +41,8 @@ class Before:
 
     numpy     the function of the elements, whose last axis is that of a part.
     floats    its CUDA expression of {0}; integers: that of integers in the type in which they are combined.
-    centred   whether the part's own mean is taken off first.
-    moves     (magnitude, error of an element) -> the error that this brings.
+    centred   whether the part's own mean is subtracted first.
+    moves     (magnitude, error of an element) -> the error of what is made of it.
     """
 
     name: str
@@ -55,8 +55,7 @@ class Before:
 
 @dataclass(frozen=True)
 class After:
-    """What is done to the result: the op of the graph that does it, of the result and, if it takes two, the number of
-    elements.
+    """What is done to the result: the graph's op for it, which takes the result and maybe the number of elements.
 
     numpy   of the result and that number; cuda: (that number, compute type) -> the expression of {0}.
     error   (error of the result, its magnitude, value, number of elements, unit roundoff, smallest normal number) ->
@@ -122,7 +121,7 @@ class Combined:
 
     @property
     def part(self) -> Combined:
-        """The mode of parts, which ``combiner`` makes the result of."""
+        """The mode of parts, whose results ``combiner`` combines."""
         return next(m for m in PARTS.values() if (m.combiner, m.before) == (self.combiner, self.before))
 
     def combine(self, x: Array, axes: Axes, *, keepdims: bool = False) -> Array:
@@ -202,9 +201,7 @@ def _expand_no_zeros(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool
 
 
 def _truth(name: str, function: Callable[..., Any], is_found: str, is_true: str) -> Composed:
-    """Returns whether there is one that is true, or that is false: the largest of 0 and 1, of which no elements have
-    none.
-    """
+    """Returns a mode that asks whether any element is true, or is false: by the maximum of 0 and 1, 0 for none."""
 
     def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, *_: Any) -> Any:
         number = write("identity", "number", write(is_found, "found", x, 0), dtype=int32)
@@ -218,7 +215,7 @@ def _truth(name: str, function: Callable[..., Any], is_found: str, is_true: str)
 
 
 def _position(name: str, function: Callable[..., Any], extreme: str) -> Composed:
-    """Returns the first of those that equal the extreme; NaN is one, and then the only one."""
+    """Returns a mode for the position of the first element that equals the extreme; NaN counts as the extreme."""
 
     def expand(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, dtype: Any, _: float) -> Any:
         equal = write("cmp_eq", "equal", x, reduce(extreme, x, extreme))

@@ -68,7 +68,7 @@ def _centred(write: Writing, x: Any, axes: tuple[int, ...], epsilon: float) -> t
 
 
 def _with_statistics(along: Along, count: int) -> Callable[..., Any]:
-    """Returns the types of a norm's results: as the operand and, in training, so many statistics."""
+    """Returns the type rule of a norm: the operand's type and, in training, ``count`` statistics."""
 
     def infer(types: Types, attributes: Attributes) -> Any:
         x = types[0]
@@ -163,18 +163,14 @@ composite(
 
 
 def in_groups(shape: tuple[int, ...], rank: int, groups: int) -> tuple[int, ...]:
-    """Returns the shape of what broadcasts to a batch of some rank with the channels, its second axis, divided into
-    groups.
-    """
+    """Returns a shape that broadcasts to a batch of ``rank``, with the channels (axis 1) divided into groups."""
     padded = (1,) * (rank - len(shape)) + tuple(shape)
     channels = padded[1]
     return (padded[0], *((1, 1) if channels == 1 else (groups, channels // groups)), *padded[2:])
 
 
 def group_axes(rank: int) -> tuple[int, ...]:
-    """Returns the axes that are normalized once the channels are divided: those of a group's channels, and the
-    positions.
-    """
+    """Returns the axes that are normalized once the channels are divided: a group's channels, and the positions."""
     return tuple(range(2, rank + 1))
 
 
@@ -244,9 +240,7 @@ composite(
 
 
 def _unbiased(shape: tuple[int, ...]) -> float:
-    """Returns what makes the variance of a batch an estimate of that of all data: n / (n - 1), 1 where that is
-    infinite.
-    """
+    """Returns Bessel's correction of the variance of a batch: n / (n - 1), or 1 where n is at most 1."""
     count = prod(shape[d] for d in batch_axes(len(shape)))
     return count / (count - 1) if count > 1 else 1.0
 

@@ -28,7 +28,7 @@ from fusegraph.ops.norm import (
 
 
 def _shared_axes(shape: tuple[int, ...], own: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Along which axes of a shape a smaller one repeats its elements: (those it lacks, those where it has size 1)."""
+    """Returns the axes along which a smaller shape repeats its elements: (those it lacks, those of its size 1)."""
     missing = len(shape) - len(own)
     ones = tuple(d for d in range(missing, len(shape)) if own[d - missing] == 1 and shape[d] != 1)
     return tuple(range(missing)), ones
@@ -40,7 +40,7 @@ def _sum_reference(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _sum_to(write: Writing, part: str, x: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the sums of what shares an element of a smaller shape."""
+    """Sums x to a smaller shape, over all that share an element of it."""
     lacking, ones = _shared_axes(x.shape, shape)
     if ones:
         x = write("reduction", f"{part} rows" if lacking else part, x, mode="add", axes=ones)

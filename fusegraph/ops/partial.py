@@ -1,4 +1,4 @@
-"""``reduction_partial``: the first half of a reduction that one block for each result would take too long for.
+"""``reduction_partial``: the first half of a reduction for which one block per result would take too long.
 
 It is not in the op table: users write reductions, `passes.split_reductions` writes this.
 """

@@ -20,9 +20,7 @@ ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the shape to which NumPy broadcasts all the shapes.  Raises ShapeError naming them and the axis that
-    differs.
-    """
+    """Returns the shape to which NumPy broadcasts all shapes.  Raises ShapeError, naming them and the axis."""
     rank = max(len(shape) for shape in shapes)
     result = []
     for axis in range(-rank, 0):
@@ -39,9 +37,7 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def number(name: str, value: Any, dtype: DType, _: tuple[int, ...]) -> float | int:
-    """Returns a finite number in range of the promoted operand dtype's compute type: a float for floats, else an
-    integer.
-    """
+    """Returns a finite number that the compute type of the operands' promoted dtype holds: a float or an integer."""
     if not math.isfinite(value):
         raise AttributeValueError(f"{name} is a finite number, got {value!r}")
     if dtype.is_float:

@@ -72,7 +72,7 @@ def _swish_backward(loss: Array, input: Array, beta: float) -> Array:
 
 
 def _loss_scale(loss: Array, input: Array, **_: float) -> Array:
-    """Returns magnitude of the terms of gradients that cross zero: their factors of the loss are close to 1 at most."""
+    """Returns the magnitude of the terms of gradients that cross zero: about the loss, as their factors are near 1."""
     return np.abs(loss)
 
 

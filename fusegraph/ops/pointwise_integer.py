@@ -60,7 +60,7 @@ def _shift_right(a: Array, b: Array) -> Array:
 _integers(
     "shift_left",
     _shift_left,
-    "a << b, what leaves the type being lost; 0 where b is negative or all of the type's bits.",
+    "a << b without the bits that leave the type; 0 where b is negative or at least the number of bits.",
     FUNCTION,
     Role.BITS,
     kinds=("int",),
@@ -68,7 +68,7 @@ _integers(
 _integers(
     "shift_right",
     _shift_right,
-    "a >> b, which keeps the sign; where b is negative or all of the type's bits, 0, or -1 for negative a.",
+    "a >> b, which keeps the sign; where b is negative or at least the number of bits: 0, or -1 for negative a.",
     FUNCTION,
     kinds=("int",),
 )
@@ -95,9 +95,9 @@ def _reinterpreted(values: Attributes) -> str:
 _integers(
     "bitcast",
     _bitcast,
-    """The number of another dtype that has the same bits as x in its own: an unsigned integer unless dtype says other.
+    """The number of another dtype that has the same bits as x: by default an unsigned integer.
 
-    A NaN may become any NaN of its dtype before.  source is x's dtype, whatever is given.""",
+    A NaN may become any other NaN of x's dtype first.  source is always x's dtype, whatever is given.""",
     FUNCTION,
     Role.BITCAST,
     operands=("x",),

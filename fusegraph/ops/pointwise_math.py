@@ -46,9 +46,7 @@ _arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
 
 
 def _add_square(a: Array, b: Array) -> Array:
-    """Returns a + b * b; for floats with what the product's and the sum's rounding leave out (Dekker 1971, Knuth's
-    TwoSum).
-    """
+    """Returns a + b * b; floats with the rounding errors of product and sum added (Dekker 1971, Knuth's TwoSum)."""
     square = b * b
     total = a + square
     if total.dtype.kind != "f":
@@ -88,7 +86,7 @@ pointwise(
     int="math::remainder({a}, {b})",
     ulps=0,
 )
-# power takes square roots for a half, which of -inf are NaN
+# np.power takes a square root for an exponent of 0.5, which gives NaN for -inf
 pointwise("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
 for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
     _role = Role[_name.upper()]
@@ -154,7 +152,7 @@ unary(
 
 
 def _floats_only(function: np.ufunc) -> Any:
-    """Returns integers as they are: before NumPy 2.1, rint, floor and ceil turn them into float64."""
+    """Makes a function leave integers as they are: before NumPy 2.1, rint, floor and ceil turn them into float64."""
     return lambda x: function(x) if x.dtype.kind == "f" else x
 
 
@@ -168,7 +166,7 @@ for _name, _ufunc, _doc, _cudnn in (
 
 
 def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
-    """Casts to other types are alike whether they saturate or not: they are one cast."""
+    """Sets saturate for casts to types that do not saturate, so that equal casts have equal attributes."""
     if values["dtype"] is None or not values["dtype"].saturates:
         values["saturate"] = True
 

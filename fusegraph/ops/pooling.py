@@ -48,7 +48,7 @@ def _axes(x: TensorType, axes: Any) -> tuple[int, ...]:
 
 
 def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
-    """Returns attributes in canonical form: one number, or pair of paddings, an axis."""
+    """Returns attributes in canonical form: for each axis one number, or one pair of paddings."""
     result = dict(values)
     axes = result["axes"] = _axes(x, values["axes"])
     rank = len(axes)
@@ -69,7 +69,7 @@ def normal(x: TensorType, values: Attributes) -> dict[str, Any]:
 
 
 def check_window(window: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a window as given.  Raises AttributeValueError for one that takes for ever."""
+    """Returns a window as given.  Raises AttributeValueError for one larger than `MAX_WINDOW`."""
     if max(window) > MAX_WINDOW:
         raise AttributeValueError(f"window is an integer of at most {MAX_WINDOW} along an axis, got {max(window)}")
     return window
@@ -108,7 +108,7 @@ def forward_windows(shape: Sequence[int], values: Attributes) -> tuple[Windows, 
 
 
 def forward_of(loss: Sequence[int], values: Attributes) -> tuple[tuple[int, ...], Windows, tuple[int, ...]]:
-    """Returns the image that a loss of this shape is of, its windows and the shape of what they are folded to."""
+    """Returns the shape of the image that a loss belongs to, its windows and the shape of what they are folded to."""
     image = list(loss)
     for axis, size in zip(values["axes"], values["size"]):
         image[axis] = size
@@ -118,8 +118,9 @@ def forward_of(loss: Sequence[int], values: Attributes) -> tuple[tuple[int, ...]
 
 
 def gradient_windows(loss: Sequence[int], values: Attributes) -> tuple[Windows, tuple[int, ...]]:
-    """For every element of an image the windows that hold it, and the image's shape.  Raises ShapeError where the
-    loss is not of that image.
+    """Returns, for every element of an image, the windows that hold it, and the image's shape.
+
+    Raises ShapeError if a loss of this shape does not belong to that image.
     """
     image, forward, pooled = forward_of(loss, values)
     if pooled != tuple(loss) or 0 in (loss[a] for a in values["axes"]):
@@ -135,8 +136,9 @@ def gradient_windows(loss: Sequence[int], values: Attributes) -> tuple[Windows, 
 
 
 def counts(window: Window, positions: int, padded: int | None) -> Array:
-    """Returns the number of elements that a mean divides by, at each position: with ``padded``, the end of the
-    padding behind the image, the padding counts.
+    """Returns the number of elements that a mean divides by, at each position.
+
+    ``padded`` is the end of the padding behind the image if the padding counts, else None.
     """
     p = np.arange(positions)
     if isinstance(window, Adaptive):
@@ -150,7 +152,7 @@ def counts(window: Window, positions: int, padded: int | None) -> Array:
 
 
 def padded_ends(shape: Sequence[int], values: Attributes) -> dict[int, int | None]:
-    """For every axis the end of the padding if it counts."""
+    """Returns, for every axis, the end of the padding if it counts, else None."""
     if not values.get("count_include_pad"):
         return dict.fromkeys(values["axes"])
     return {a: shape[a] + after for a, (_, after) in zip(values["axes"], values["padding"])}
@@ -197,7 +199,7 @@ def _max_reference(x: Array, **values: Any) -> Array:
 
 
 def _index_reference(x: Array, *, dtype: DType, **values: Any) -> Array:
-    """From the last axis to the first: where the maximum of a row of maxima is, and where it was in its row."""
+    """Goes from the last axis to the first: finds the maximum in a row of maxima, and where that one was in its row."""
     windows, shape = forward_windows(x.shape, values)
     step = 1
     index = np.zeros(x.shape, np.int64)
@@ -248,7 +250,7 @@ def _mean_backward_reference(loss: Array, **values: Any) -> Array:
 
 
 def _chosen_reference(loss: Array, index: Array, **values: Any) -> Array:
-    """Every loss is added where its index says, if its window holds that element."""
+    """Adds every loss where its index says, if its window holds that element."""
     axes = values["axes"]
     image, windows, pooled = forward_of(loss.shape, values)
     sizes = tuple(image[a] for a in axes)

@@ -50,7 +50,7 @@ def _sizes(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _gradient(name: str, attributes: Attributes, doc: str) -> None:
-    """Registers name_backward (loss, x): where the maxima are is computed anew."""
+    """Registers name_backward (loss, x), which computes anew where the maxima are."""
     index, backward = TABLE[f"{name}_index"], TABLE[f"{name}_backward_index"]
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
@@ -143,8 +143,10 @@ _global(
 def _local(
     name: str, attributes: Attributes, reference: Callable[..., Array], expand: Expand, doc: str, *, axis: bool
 ) -> None:
-    """Registers a normalisation of every element by those of a window around it, or its gradient (loss, x); axis: along
-    a single one."""
+    """Registers a normalisation of every element by a window around it, or its gradient (loss, x).
+
+    axis: the window is along a single axis.
+    """
     operands = ("loss", "x") if name.endswith("_backward") else ("x",)
 
     def normalize(types: Types, values: Attributes) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def _local(
 
 
 def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
-    """Returns the attributes of an avg_pool over the elements around each."""
+    """Returns the attributes of an avg_pool over the elements around each element."""
     return {
         "window": window,
         "stride": (1,) * len(window),
@@ -205,9 +207,7 @@ def _response(write: Writing, x: Any, window: int, alpha: float, beta: float, k:
 
 
 def _shares(x: Any, window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:
-    """Returns the attributes of an avg_pool_backward that gives every element its shares of the windows that it is
-    in.
-    """
+    """Returns the attributes of an avg_pool_backward that gives every element its shares of the windows it is in."""
     return {**_around(window, axes, include), "size": _sizes(x, axes)}
 
 

@@ -38,9 +38,7 @@ def philox(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array,
 
 
 def inner_dims(shape: tuple[int, ...]) -> int:
-    """Returns how many of the last dimensions the position within a counter's tensor counts: as many as fit an
-    int32.
-    """
+    """Returns how many of the last dimensions are counted by an element's number: as many as fit an int32."""
     count = 0
     while count < len(shape) and prod(shape[len(shape) - count - 1 :]) <= int32.max:
         count += 1
@@ -48,7 +46,7 @@ def inner_dims(shape: tuple[int, ...]) -> int:
 
 
 def _words(shape: tuple[int, ...], seed: Array, offset: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Returns (each element's position among the four of its counter, these four) for a tensor."""
+    """Returns (each element's position among the four words of its counter, these four words) for a tensor."""
     inner = prod(shape[len(shape) - inner_dims(shape) :])
     position = np.arange(prod(shape), dtype=np.uint64).reshape(shape)
     element, above = position % np.uint64(inner or 1), position // np.uint64(inner or 1)
@@ -144,12 +142,12 @@ _random(
 
 
 def threshold(probability: float) -> float:
-    """Returns the probability as a multiple of 2^-24, as the random numbers are."""
+    """Returns the probability, rounded up to a multiple of 2^-24, as the random numbers are."""
     return math.ceil(probability * 2.0**24) * 2.0**-24
 
 
 def kept_scale(probability: float) -> float:
-    """Returns what is kept is multiplied with this."""
+    """Returns the factor of the elements that dropout keeps."""
     return 1 / (1 - probability) if probability < 1 else 0.0
 
 

@@ -46,8 +46,9 @@ def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
 
 
 def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
-    """Returns the dtype of a result: the operand's, or that of the sum for floats of 8 bits and integers of 8 and
-    16, which would rarely hold it.
+    """Returns the dtype of a result: ``dtype`` if given, else the operand's, or `summed` of it for sums.
+
+    Raises DTypeError for a dtype that a mode does not take or give.
     """
     if mode.truth:
         if dtype not in (None, bool_):
@@ -75,9 +76,7 @@ def result_dtype(x: TensorType, mode: Mode, dtype: DType | None) -> DType:
 
 
 def summed(dtype: DType) -> DType:
-    """Returns the dtype of sums of a dtype that say no other: float32 for floats of 8 bits, int32 for integers of 8
-    and 16.
-    """
+    """Returns the default dtype of sums: float32 for 8-bit floats, int32 for integers of 8 and 16 bits."""
     if dtype.is_float:
         return dtype if dtype.bits > 8 else float32
     return dtype if dtype.bits >= 32 else int32

@@ -94,7 +94,7 @@ _rope(
     as they are.  All are multiplied with output_scale.
 
     freqs (length, 1, 1, rope_dim) are the angles in radians of each position; those of pairs are its first half.
-    ShapeError for other shapes, AttributeValueError for a rope_dim that is odd or larger than a row.""",
+    Raises ShapeError for other shapes, AttributeValueError for a rope_dim that is odd or larger than a row.""",
 )
 _rope(
     "rope_backward",

@@ -17,7 +17,7 @@ from fusegraph.ops.scatter_parts import ORDER
 
 
 def along(combiner: Combiner, x: Array, axis: int, reverse: bool) -> Array:
-    """Returns each element of x combined with all before it, or behind it, in x's dtype."""
+    """Returns each element of x combined with all before it or, if ``reverse``, behind it, in x's dtype."""
     turned = np.flip(x, axis) if reverse else x
     with np.errstate(all="ignore"):
         total = combiner.ufunc.accumulate(turned, axis=axis, dtype=x.dtype)
@@ -80,7 +80,7 @@ _register(
 
 
 def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
-    """Returns one element after the other, all rows at once."""
+    """Finds the positions one element after the other, for all rows at once."""
     lines = np.moveaxis(x, axis, 0)
     result = np.zeros(lines.shape, np.int64)
     for k in range(1, len(lines)):
@@ -93,8 +93,9 @@ def _first_index(x: Array, axis: int, dtype: DType, down: bool) -> Array:
 
 
 def _expand_index(write: Writing, x: Any, axis: int, dtype: DType, down: bool) -> Any:
-    """Returns the largest of keys with the position behind the number, if both are 64 bits; else of positions of
-    extremes.
+    """Writes a running maximum: of 64-bit keys, the number above its position; for wider numbers, of positions.
+
+    The positions are then those of elements that equal the running extreme, 0 elsewhere.
     """
     position = write("gen_index", "position", x, axis=axis)
     if x.dtype.is_int and x.dtype.itemsize < 4:

@@ -1,11 +1,11 @@
-"""``scatter``: updates put at places of a tensor that an index says, one by one or combined.
+"""``scatter``: puts updates at places of a tensor that an index gives, one by one or combined.
 
 The result is the same whatever the order in which the updates come: sums, extremes and "the last one" are written as
 combinations of integers (`ops.scatter_parts`), which atomics make in any order, and the kernels are linear in the
 number of updates and of places.  An extreme is the largest of unsigned integers in the floats' order.  The last update
 is the one with the largest position.  A sum of floats is one of multiples of a unit that the largest exponent at each
-place decides, with more digits than the floats have: it is exact but for digits far below the last one of a float.  All
-that is left is the product, whose updates a thread walks, one for all that share their other coordinates.
+place decides, with more digits than the floats have: it is exact but for digits far below the last one of a float.
+Only products depend on the order: one thread walks all updates that share their other coordinates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, O
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
 #: reduction -> how updates are combined; None: the last one stays.
 REDUCTIONS: dict[str, Combiner | None] = {"none": None, "add": ADD, "mul": MUL, "max": MAX, "min": MIN, "mean": ADD}
-#: So few updates along the axis are compared with each place, which takes one kernel of pointwise ops.
+#: Up to this many updates along the axis are compared with each place, which takes one kernel of pointwise ops.
 FEW_UPDATES = 4
 
 
@@ -100,7 +100,7 @@ def _expand(write: Writing, x: Any, index: Any, updates: Any, axis: int, reducti
 
 
 class _Put:
-    """Writes one scatter out."""
+    """Writes one scatter as the ops that it is made of."""
 
     def __init__(
         self, write: Writing, x: Any, index: Any, updates: Any, axis: int, reduction: str, include_self: bool
@@ -169,9 +169,7 @@ class _Put:
         return self.write(ACCUMULATE, part, index, values, size=size, axis=self.axis, combine=combine)
 
     def _taken(self, part: str, source: Any, at: Any) -> Any:
-        """Returns the elements of source at positions along the axis, which are the same or given in the other
-        dimensions.
-        """
+        """Returns the elements of source at positions along the axis; other dimensions of ``at`` may be 1."""
         write, axis = self.write, self.axis
         if all(n == 1 for d, n in enumerate(at.shape) if d != axis):
             line = at if at.rank == 1 else write("reshape", f"{part} line", at, shape=[-1])
@@ -196,8 +194,10 @@ class _Put:
 
     @cached_property
     def _slots(self) -> tuple[Any, int]:
-        """Where updates are combined, and how many such places there are: those of the axis or, where updates are
-        fewer, one for each, of which those of one place use the last one's.
+        """The slot in which each update is combined, and the number of slots.
+
+        Slots are the places of the axis or, if there are fewer updates, one for each update: updates of one place then
+        share the slot of the last of them.
         """
         if self.size <= self.count:
             return self.index, self.size
@@ -213,7 +213,7 @@ class _Put:
         return self._accumulated(part, index, values, size, combine)
 
     def _at_places(self, combined: Any, none: float) -> Any:
-        """Returns what is combined, at every place of x: ``none`` where nothing is."""
+        """Returns what was combined in slots, at every place of x; ``none`` where a place has no update."""
         if self.size > self.count:
             at = self.write("sub", f"{combined.name} slot", self._last_inside, 1)
             there = self._taken(f"{combined.name} there", combined, at)
@@ -223,7 +223,7 @@ class _Put:
 
     @cached_property
     def _own(self) -> Any:
-        """What of x is combined with the updates."""
+        """What stands for x when updates are combined with it."""
         if self.include_self:
             return self.x
         combiner = REDUCTIONS[self.reduction]
@@ -253,7 +253,7 @@ class _Put:
         write, updates = self.write, self.updates
         if updates.dtype.is_int:
             return write("add", "", self._own, self._at_places(self._combined("sum", updates, "add"), 0))
-        # Of so many updates no sum overflows: each is less than 2 ** places.
+        # Each update is less than 2 ** places: a sum of ``count`` of them does not overflow.
         places, wide = 62 - self.count.bit_length(), self.wide
         scale = self._combined("scale", write(EXPONENT, "exponent", updates, wide=wide), "most")
         own = self._taken("own scale", scale, self._slots[0])
@@ -286,8 +286,8 @@ register(
         infer=_infer,
         reference=_reference,
         expand=_expand,
-        doc="""x with updates put where an index says along an axis: element [i, index[i, j, k], k] of the result is
-        updates[i, j, k] for axis 1, as in ONNX's ScatterElements and torch's scatter.
+        doc="""x with updates put at the positions in index along an axis: element [i, index[i, j, k], k] of the result
+        is updates[i, j, k] for axis 1, as in ONNX's ScatterElements and torch's scatter.
 
         x and updates have one dtype and one rank, the index is of integers.  updates' other sizes are at most x's; the
         index has updates' shape, or 1 in other dimensions than the axis, where it is then the same for all.  An index

@@ -58,7 +58,7 @@ def _part(
     attributes: Attributes,
     optional: int = 0,
 ) -> Op:
-    """Returns a pointwise op of one number, which decides on its type, and integers."""
+    """Returns a pointwise op of a number, whose type decides on the result's, and integers."""
 
     def infer(types: Types, _: Attributes) -> TensorType:
         shape = np.broadcast_shapes(*(t.shape for t in types))

@@ -1,8 +1,8 @@
-"""``sorted_runs`` and ``merged_runs``: the steps in which rows are sorted that are too long for one block of threads.
+"""``sorted_runs`` and ``merged_runs``: the steps that sort rows too long for one block of threads.
 
 A run is a piece of a row whose elements are in order.  Both ops give positions in the row, or the elements themselves:
-of every run the first ``keep``, one run behind the other.  The first takes the elements in runs of ``run``, of the row
-or of the positions that an ``order`` names (each once); the second merges every two neighbouring runs of an ``order``.
+of every run the first ``keep``, one run behind the other.  The first op sorts pieces of ``run`` elements, of the row or
+of the positions that an ``order`` names (each once); the second merges every two neighbouring runs of an ``order``.
 They are not in the op table: users write sorts, `passes.split_sorts` writes these.
 """
 
@@ -16,15 +16,13 @@ from fusegraph.ops.sort import positions
 
 
 def left(length: int, run: int, keep: int) -> int:
-    """Returns how many elements of a row are left of runs of ``run``, the last of what there is, if ``keep`` of each
-    are.
-    """
+    """Returns how many elements of a row are left if ``keep`` of each run of ``run`` (the last may be shorter) are."""
     whole, rest = divmod(length, run)
     return whole * min(run, keep) + min(rest, keep)
 
 
 def entries(types: Types, axis: int) -> int:
-    """Returns the elements of a row that are sorted: those of x, or those that an order names."""
+    """Counts the elements of a row that are sorted: those of x, or those that an order names."""
     return types[-1].shape[axis]
 
 

@@ -61,7 +61,7 @@ MATRICES: Mapping[int, tuple[Array, Array, Array]] = {
 
 
 def unsuitable(role: Role | None, types: Types, attributes: Attributes) -> str | None:
-    """Returns why Winograd's algorithm is none for a convolution with these operands; None if it is one."""
+    """Returns why Winograd's algorithm cannot do a convolution with these operands; None if it can."""
     taps = types[1].shape[2:]
     if role is Role.WGRAD:
         return "it is for results that share a filter, not for the gradient of one"
@@ -88,9 +88,9 @@ def tiles(results: tuple[int, int], tile: int) -> tuple[int, int]:
 def transforms(
     role: Role | None, attributes: Attributes, shape: tuple[int, ...], tile: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns attributes of the transforms of filter, input and output for a convolution, or the gradient of its
-    input, whose result has this shape.
+    """Returns the attributes of the transforms of filter, input and output, for a result of this shape.
 
+    The op is a convolution, or the gradient of its input.
     With a stride of 1 the gradient of an input is the convolution of the loss with the filter turned around and its
     channel dimensions exchanged, padded by what the filter reaches beyond the padding.
     """

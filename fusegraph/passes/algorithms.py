@@ -1,4 +1,4 @@
-"""Which algorithm does each convolution, and writing out Winograd's as the nodes that it is made of.
+"""Chooses the algorithm of each convolution, and writes out Winograd's as the nodes that it is made of.
 
 The choice follows from shapes, layouts, dtypes and the target alone, by an estimate: it is the same on every machine
 that runs what was planned for one, and so are the results.
@@ -26,7 +26,7 @@ from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 
-#: How much faster than the direct sum Winograd's algorithm must look, to be taken.
+#: How much faster than the direct sum Winograd's algorithm must be estimated to be, to be taken.
 MARGIN = 1.2
 
 DIRECT, PRODUCT, IMPLICIT = "direct", "matrix product", "implicit GEMM"
@@ -35,7 +35,7 @@ _CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What does a convolution: its name, why this one, and for Winograd's the results a side of a tile."""
+    """The algorithm of a convolution: its name, why this one, and for Winograd's the side of a tile of results."""
 
     name: str
     reason: str
@@ -45,7 +45,7 @@ class Algorithm:
 def choose(graph: Graph, options: Options) -> Rewritten:
     """Decides on the algorithm of every convolution, and writes out those that are Winograd's.
 
-    The note "algorithms" has what does each convolution, by the name of its node.
+    The note "algorithms" has the algorithm of each convolution, by the name of its node.
     """
     algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
     if all(a.tile is None for a in algorithms.values()):
@@ -65,7 +65,7 @@ def choose(graph: Graph, options: Options) -> Rewritten:
 
 
 def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
-    """Returns what does a conv_fprop, conv_dgrad or conv_wgrad, and why."""
+    """Returns the algorithm of a conv_fprop, conv_dgrad or conv_wgrad, and why."""
     asked = node.attributes.get("algorithm")
     no = w.unsuitable(node.op.role, tuple(t.type for t in node.inputs), node.attributes)
     if no is None and not (node.output.size and node.inputs[0].size):
@@ -113,24 +113,20 @@ def _winograd(node: Node, tile: int, why: str) -> Algorithm:
 
 
 def _sizes(node: Node, tile: int) -> tuple[int, int, int, int]:
-    """Returns (products, rows, columns, terms) of the batched matrix product; the direct sum is tile 1 in this
-    respect.
-    """
+    """Returns (products, rows, columns, terms) of the batched matrix product; for the direct sum, tile is 1."""
     shape, channels = node.output.shape, node.inputs[0].shape[1]
     rows, columns = w.tiles((shape[2], shape[3]), tile)
     return (tile + 2) ** 2, shape[0] * rows * columns, shape[1], channels
 
 
 def _workspace(node: Node, tile: int) -> int:
-    """Returns bytes of the transformed filter and input and of the products."""
+    """Returns the bytes of the transformed filter and input and of the products."""
     places, rows, columns, terms = _sizes(node, tile)
     return 4 * places * (terms * columns + rows * terms + rows * columns)
 
 
 def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) -> float:
-    """Returns cycles that a convolution is estimated to take: as Winograd's with a tile, else as the direct sum, in
-    parts if that is better.
-    """
+    """Estimates the cycles of a convolution: as Winograd's with a tile, else as the direct sum, in parts if better."""
     x, taps = node.inputs
     if tile is None:
         return best_cut(node, graph, target)[1]
@@ -152,8 +148,8 @@ class _Parts:
     def convolution(self, node: Node, inputs: tuple[Tensor, ...], tile: int) -> Tensor:
         """Returns the result of a convolution, with its name, layout and dtype.
 
-        Places of a tile come first, then tiles, channels or filters: what lies contiguous in memory is what does in the
-        image that is read or written.
+        Places of a tile come first, then tiles, channels or filters: what is contiguous in memory is so in the image
+        that is read or written.
         """
         old = node.output
         of_filter, of_input, of_output = w.transforms(node.op.role, node.attributes, old.shape, tile)

@@ -32,11 +32,11 @@ from fusegraph.pattern import Found, Pattern, made_of, only_consumer, op
 
 @dataclass(frozen=True)
 class _Match:
-    """What an attention node stands for: nodes from the products of queries and keys to ``out``, the last one, which is
-    the product with the values or a reshape of that.
+    """What an attention node stands for: the nodes from the product of queries and keys to the last one, ``out``.
 
-    weight is what the values are multiplied with, chain the nodes that make it of probabilities, the first of which is
-    the one that divides exponentials by what they add up to.
+    out     the product with the values (``second``), or a reshape of it.
+    weight  what the values are multiplied with.
+    chain   the nodes that make it: the one that divides exponentials by their sum, and what follows, without casts.
     """
 
     out: Node
@@ -95,9 +95,7 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:
-    """Returns an attention, and a node that is still needed and takes the shape of something that will no longer
-    exist.
-    """
+    """Returns an attention, and a node still needed that takes the shape of one of its tensors; None without any."""
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
     for node in _live(graph, matches):
         for t in set(node.inputs).difference(node.values):
@@ -108,7 +106,7 @@ def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) ->
 
 
 def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Node, None]:
-    """Returns the nodes that are needed, the last one of each attention for all of it."""
+    """Returns the nodes that outputs depend on, with the last node of an attention for all of it."""
     members = {member: node for node, (match, _) in matches.items() for member in match.members}
     live: dict[Node, None] = {}
     stack = list(graph.outputs)
@@ -128,7 +126,7 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
         if node in matches:
             match, made = matches[node]
             rewrite.take_over(made)
-            # What is in registers only is as exact as the result, or rounded on the way to it.
+            # The result stands for tensors in registers: they are as exact as it, or rounded on the way to it.
             for member in match.members:
                 for t in member.outputs:
                     rewrite.new.setdefault(t, rewrite.new[node.output])
@@ -138,16 +136,14 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
 
 
 def guarded(name: str, compared: float, instead: float) -> Pattern:
-    """Returns a tensor, which gets a name, or what has another number where the tensor is the one that it is
-    compared with.
-    """
+    """Returns a pattern of a named tensor, or of that tensor with ``instead`` where it equals ``compared``."""
     return op.binary_select(instead, name, op.cmp_eq(name, compared)) | name
 
 
 _PRODUCT = op.matmul("weighed", "values")
 _E = op.exp("power").named("e")
 _SUM = op.reduction("e", mode="add").named("sum")
-#: What looks like softmax: probabilities, of which something linear is weighed, and what they are made of.
+#: What looks like softmax: the factor of the values, which is linear in probabilities, and what these are made of.
 _NORMAL = op.div(_E, "divisor").named("normal") | op.mul(_E, op.reciprocal("divisor")).named("normal")
 _SOFTMAX = {
     "weighed": linear(_NORMAL),
@@ -163,7 +159,7 @@ class Matcher:
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
         self.members: set[Node] = {node}
-        #: those of them that count along products, or are made of such, and take no value of these
+        #: members that number positions along products, or are made of such, and take no value of products
         self.counted: set[Node] = set()
 
     def match(self) -> _Match | None:
@@ -207,7 +203,7 @@ class Matcher:
     def product_of(self, score: Tensor) -> Node:
         """Returns the product of queries and keys that scores are made of; what depends on it becomes a member."""
         graph, whole = self.graph, op.matmul().when(lambda _, node: node.output.shape == score.shape)
-        # The shape of what gen_index counts along is known without it.
+        # An operand of which only the shape matters, as gen_index's, need not be followed.
         cone = made_of(graph, score, lambda node: node.values if node.kind is Kind.POINTWISE else None)
         makers = {graph.producer(t) for t in (score, *(t for values in cone.values() for t in values))}
         products = [node for node in makers if node is not None and whole.fits(graph, node)]
@@ -237,8 +233,9 @@ class Matcher:
         return made["stats"]
 
     def _joined(self, stats: Tensor | None) -> Node:
-        """Returns the product with the values, or the reshape that joins its batch dimensions again, as grouped
-        heads are, if it is for nothing else.
+        """Returns the product with the values, or the reshape behind it that joins batch dimensions (grouped heads).
+
+        The reshape has to be the only consumer of the product.
         """
         graph, node = self.graph, self.node
         joined = only_consumer(graph, node.output)
@@ -255,8 +252,9 @@ class Matcher:
         return joined
 
     def _let_go(self) -> None:
-        """Masks and positions that something else needs as well, as the next layer's attention does, are no members:
-        they depend on no product, and each kernel computes them for itself.
+        """Removes from the members masks and positions that something else needs, such as the next layer's attention.
+
+        They depend on no product, and each kernel computes them for itself.
         """
         for node in reversed(self.graph.nodes):
             if node in self.counted and any(map(self._needed_by, node.outputs)):

@@ -1,8 +1,8 @@
 """Recognising attention's gradients: around the exponentials of scores, the products that are made with them and with
-the gradients by scores become kernels that compute the scores again, so that none of them is ever in memory.
+the gradients by scores become kernels that compute the scores again, so that no score is ever in memory.
 
-One kernel is for every query (dQ), one for every key (dK and dV).  As in `passes.attention` nothing is assumed of the
-pointwise nodes that make a score of a product, nor of those that its gradient is multiplied with.
+One kernel goes over the queries (dQ), one over the keys (dK and dV).  As in `passes.attention` nothing is assumed of
+the pointwise nodes that make a score of a product, nor of those that its gradient is multiplied with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import GRADIENTS
 from fusegraph.pattern import Found, Is, Operand, Pattern, constant, made_by, only_consumer, op
 
-#: Elements of a key and a value whose sums for one key are made by one kernel.
+#: Up to so many elements of a key and a value together, one kernel makes both sums of a key.
 MOST_TOGETHER = 256
 
 
@@ -59,7 +59,7 @@ def _smaller(_: Found, node: Node) -> bool:
 
 
 def rounded(x: Operand = ...) -> Pattern:
-    """Returns floats rounded to another dtype."""
+    """Returns a pattern of floats rounded to a smaller dtype."""
     return made_by((NARROW,), x) | op.identity(x).when(_smaller)
 
 
@@ -72,7 +72,7 @@ _TIMES: Pattern = op.mul("x", "other").named("product").when(lambda found, node:
 
 
 def recognise_backward(graph: Graph, options: Options) -> Rewritten:
-    """Makes one node of what the gradients of an attention by queries, or by keys and values, are made of."""
+    """Makes one node of all nodes of an attention's gradients by queries, and of those by keys and values."""
     if options.strict:
         return same(graph)
     matches: list[_Match] = []
@@ -126,8 +126,8 @@ def _rewritten(graph: Graph, matches: Sequence[_Match], decisions: Sequence[Deci
                 rewrite.take_over(node)
                 done.add(node)
     lasts = [(match, rewrite.new[match.made[-1].outputs[0]]) for match in matches]
-    found = rewrite.done()  # what nothing else needs goes
-    # What is in registers only is as exact as the result, or rounded on the way to it.
+    found = rewrite.done()  # removes what nothing else needs
+    # The result stands for tensors in registers: they are as exact as it, or rounded on the way to it.
     inside = {t: last for match, last in lasts for n in match.members for t in n.outputs if t not in found.counterparts}
     return Rewritten(found.graph, {**inside, **found.counterparts}, tuple(decisions))
 
@@ -227,7 +227,7 @@ class _Gradients(Matcher):
         return _Match(exponential, tuple(n for n in kernels if n is not None), members)
 
     def _weighed(self, p: Tensor, by_score: Node) -> Tensor:
-        """Returns what the loss is multiplied with: the probabilities, or what is linear in them."""
+        """Returns what the loss is multiplied with: the probabilities, or something linear in them."""
         tensor = p
         while True:
             takers = [n for n in readers(self.graph, tensor) if n is not by_score]
@@ -237,7 +237,7 @@ class _Gradients(Matcher):
             tensor = takers[0].output
 
     def _check_alike(self, weighed: Tensor, chain: tuple[Node, ...]) -> None:
-        """Raises Declined unless a tensor is made of probabilities as the end of a chain of its beginning."""
+        """Raises Declined unless the probabilities become a tensor by the same steps as in a chain of nodes."""
         found = linear(_P.when(lambda _, node: node is self.node)).match(self.graph, weighed)
         own = () if found is None else chain_of(found, "p")
         alike = len(own) == len(chain)
@@ -265,8 +265,9 @@ class _Gradients(Matcher):
                     raise Declined(f"{node.name!r} counts along scores and is needed elsewhere")
 
     def _factors_of(self, by_score: Node) -> tuple[float, list[Tensor], Tensor]:
-        """From the gradients by scores to those by products: a number and tensors that they are multiplied with, and
-        the last of them, which is rounded.
+        """Follows the gradients by scores to those by products.
+
+        Returns a number and the tensors that they are multiplied with, and the gradients by products, rounded.
         """
         graph, factor, slopes = self.graph, 1.0, []
         current = by_score.output
@@ -313,7 +314,7 @@ class _Gradients(Matcher):
         self.members.add(product)
 
     def _weighted(self, takers: Sequence[Node], weights: Tensor) -> tuple[list[Node], _Sum | None]:
-        """Returns the sums over queries with weights, and what else takes these."""
+        """Returns the takers that make no such sum, and the sum over queries of products with weights."""
         graph, rest, total = self.graph, list(takers), None
         for found in Found(graph, {"weights": weights}).onwards("weights", _BY_KEYS, 3):
             product, *path = found.nodes
@@ -325,7 +326,7 @@ class _Gradients(Matcher):
         return rest, total
 
     def _total(self, product: Node) -> Tensor:
-        """Returns the sum of products over the last batch dimension, if there is one, as it is stored."""
+        """Returns the sum of products over the last batch dimension, or the products without one, as it is stored."""
         total = only_consumer(self.graph, product.output)
         added = op.reduction(mode="add", axes=(product.output.rank - 3,), keepdims=True)
         if total is None or not added.fits(self.graph, total):

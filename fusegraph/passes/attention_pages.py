@@ -1,7 +1,7 @@
 """Keys and values in pages: blocks that a table takes out of a container, one behind the other.
 
-The container is (blocks, heads, rows of a block, elements), the table (batches, pages): page n of a batch is the block
-of this number.
+The container is (blocks, heads, rows of a block, elements); the table (batches, pages) holds the number of the block
+that is each page.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from fusegraph.pattern import Found, Pattern, op
 
 
 def _joins(_: Found, node: Node) -> bool:
-    """Returns true if the blocks of (batches, heads, pages, rows of a block, elements) become (batches, heads, rows,
-    ...).
-    """
+    """Returns true if (batches, heads, pages, rows of a block, elements) becomes (batches, heads, rows, elements)."""
     shape = node.inputs[0].shape
     return len(shape) == 5 and node.output.shape == (*shape[:2], shape[2] * shape[3], shape[4])
 

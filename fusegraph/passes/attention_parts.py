@@ -19,35 +19,36 @@ from fusegraph.pattern import Either, Found, Is, Made, Operand, Pattern, made_by
 
 
 def cast(x: Operand = ...) -> Made:
-    """Returns floats in another dtype."""
+    """Returns a pattern of floats cast to any dtype."""
     return made_by((TABLE["identity"], NARROW), x).when(lambda _, node: node.inputs[0].dtype.is_float)
 
 
 def casts(x: Operand) -> Pattern:
-    """Returns something, or that in other dtypes."""
+    """Returns a pattern of something, or of casts of it."""
     return repeated(x, cast)
 
 
 def linear_step(x: Operand) -> Pattern:
-    """Returns what is linear in something by one node: a product, a quotient, a choice of it or zero."""
+    """Returns a pattern of one node that is linear in something: a product, a quotient, a choice of it or zero."""
     return Either(op.mul(x, ...), op.div(x, ...), op.binary_select(x, 0.0, ...), op.binary_select(0.0, x, ...))
 
 
 def linear(x: Operand) -> Pattern:
-    """Returns something, or what is linear in it; casts are between."""
+    """Returns a pattern of something, or of what is linear in it, with casts in between."""
     return repeated(x, cast, linear_step)
 
 
 def chain_of(found: Found, begin: str, before: int = 0) -> tuple[Node, ...]:
-    """Returns the node that makes a tensor and those that `linear` found to be linear in it, without casts; so many
-    nodes were found before these.
+    """Returns the node that makes a tensor and those that `linear` found to be linear in it, without casts.
+
+    The first ``before`` nodes of the match are left out.
     """
     start = [node.output for node in found.nodes].index(found[begin])
     return tuple(node for node in found.nodes[before : start + 1][::-1] if not cast().fits(found.graph, node))
 
 
 def turned(x: Operand) -> Made:
-    """Returns the last two dimensions of something exchanged."""
+    """Returns a pattern of something with its last two dimensions exchanged."""
 
     def exchanged(_: Found, node: Node) -> bool:
         *batch, row, column = range(node.output.rank)
@@ -69,7 +70,7 @@ class Subgraph:
         self.operands: list[Tensor] = []
 
     def entered(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor of the graph as an input; numbers stay numbers."""
+        """Returns a tensor of the graph as an input of its own; constants of one element stay constants."""
         if tensor not in self.made:
             number = tensor.value is not None and tensor.size == 1
             self.made[tensor] = self.own._add_tensor(
@@ -96,7 +97,7 @@ class Subgraph:
         self.copied(product, tuple(self.made[t] for t in product.inputs))
 
     def stand_in(self, t: Tensor) -> Tensor:
-        """Returns a tensor of which only the shape matters."""
+        """Returns a new tensor in place of one of which only the shape matters."""
         return self.own._add_tensor(self.own._unique("shape"), t.shape, t.strides, t.dtype)
 
     def add(self, nodes: Collection[Node]) -> None:
@@ -114,8 +115,10 @@ class Subgraph:
 def weight_of(
     graph: Graph, members: Collection[Node], chain: tuple[Node, ...], last: Tensor, compute: DType
 ) -> tuple[tuple[Weight, tuple[Tensor, ...]] | None, set[Node]]:
-    """Returns what a chain makes of the result of its first node, in the end ``last``, and the tensors that it
-    needs, if it is anything; and the nodes that do it.
+    """Returns what a chain makes of its first node's result, up to ``last``, as a graph, and the nodes of that.
+
+    The graph comes with the tensors that it reads; it is None for a chain of one node.  Raises Declined unless the
+    chain is linear in that result.
     """
     begin, *rest = chain
     if not rest:
@@ -125,7 +128,7 @@ def weight_of(
     part = Subgraph(graph, "weight", compute)
     anchor = part.copied(begin, tuple(part.stand_in(t) for t in begin.inputs))
     for node in graph.nodes:
-        if node in casts:  # what is in registers only is not rounded
+        if node in casts:  # in registers nothing is rounded
             part.made[node.output] = part.made[node.inputs[0]]
         elif node in nodes:
             part.add((node,))

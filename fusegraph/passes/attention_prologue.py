@@ -1,9 +1,9 @@
 """Computing queries, keys and values in the kernel of their attention: rotary embeddings, scales, biases, conversions.
 
 A tile of queries is brought to shared memory once, and so is a tile of keys or values where all queries that meet it
-are one tile (decoding).  Their prologues are computed on the way, of what it is made of, instead of being
-written to memory and read again.  Only simple ops and movement are: functions take as long as moving their results,
-and those of angles, the same for all heads, are better tabulated.
+are one tile (decoding).  Their prologues are computed on the way, instead of being written to memory and read again.
+A prologue has only simple ops and movement: functions take as long as moving their results, and those of angles, the
+same for all heads, are better tabulated.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fusegraph.passes.split_attention import best_parts
 OPERANDS = ("queries", "keys", "values")
 #: Nodes that are followed back from an operand.
 MOST_NODES = 40
-#: More keys are better copied to where tensor cores multiply them, while others are multiplied, than computed.
+#: More keys than this are better copied to shared memory, while tensor cores multiply others, than computed.
 MOST_KEYS = 512
-#: A tensor with this share of an operand's elements is one that it is mainly made of.
+#: A tensor with at least 1 / LARGE of an operand's elements is one that it is mainly made of.
 LARGE = 2
 
 
@@ -82,7 +82,7 @@ class _Found:
 
 
 def _prologues(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
-    """Returns the prologue of each operand; why it stays a kernel of its own, or None where there is nothing."""
+    """Returns for each operand its prologue, or why that stays a kernel of its own, or None where there is nothing."""
     result: list[_Found | str | None] = []
     for number in range(len(OPERANDS)):
         try:
@@ -111,7 +111,7 @@ def _prologue(graph: Graph, node: Node, number: int, options: Options) -> _Found
     members = _closure(graph, node, tensor)
     if not any(n.kind is Kind.POINTWISE for n in members):
         return None  # a kernel in front computes it
-    # Each part of the keys has all queries: few of them, but of each the block waits for what they are computed of.
+    # Every part of the keys computes all queries: they are few, but each block waits for what they are computed of.
     times = times_read(node, number) * (best_parts(node, options.target.planned) if number == 0 else 1)
     if times > 1:
         raise Declined(f"would compute each element {times} times")
@@ -145,7 +145,7 @@ def _is_computed(graph: Graph, tensor: Tensor) -> bool:
 
 
 def _behind_another(graph: Graph, tensor: Tensor) -> bool:
-    """Returns whether pointwise nodes compute a tensor of what a kernel of another family makes for nothing else."""
+    """Tells whether pointwise nodes compute a tensor from what a kernel of another family makes for them alone."""
     while (node := graph.producer(tensor)) is not None and (node.kind is Kind.POINTWISE or _is_view(node)):
         own = (t for t in node.inputs if t.size == node.output.size and graph.consumers(t) == [node])
         following = next((t for t in own if graph.producer(t) is not None), None)
@@ -156,9 +156,9 @@ def _behind_another(graph: Graph, tensor: Tensor) -> bool:
 
 
 def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
-    """Returns the nodes that do nothing but compute an operand, without those that a kernel does behind what it makes.
+    """Returns the nodes that do nothing but compute an operand, without those in the epilogue of a kernel in front.
 
-    Raises Declined if such a kernel does all of it as well.
+    Raises Declined if a kernel in front does all of it.
     """
     members = _alone(graph, node, tensor, lambda n: _cheap(n) and not any(t in graph.outputs for t in n.outputs))
     while True:
@@ -176,7 +176,7 @@ def _closure(graph: Graph, node: Node, tensor: Tensor) -> set[Node]:
 
 
 def _alone(graph: Graph, node: Node, tensor: Tensor, may: Callable[[Node], bool]) -> set[Node]:
-    """Returns the nodes that compute an operand of an attention through such nodes alone, and nothing else."""
+    """Returns the nodes that ``may`` accepts and whose results lead to an operand of an attention alone."""
     found: set[Node] = set()
     pending = deque([tensor])
     while pending and len(found) < MOST_NODES:

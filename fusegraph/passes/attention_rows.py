@@ -1,4 +1,4 @@
-"""Rows without keys: softmax makes NaN of them, of which nothing is left where zeros are chosen instead."""
+"""Rows without keys: softmax gives NaN for them, which is gone where zeros are chosen instead."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.attention_parts import casts
 from fusegraph.pattern import Found, made_of, op
 
-#: Not for a whole row.
+#: A choice that is not the same for a whole row.
 _CHOSEN = op.binary_select().when(lambda _, node: node.inputs[2].shape[-1:] not in ((), (1,)))
-#: Zeros where a mask has a value, and scores that are masked where it has.
+#: Pairs of patterns: zeros where a mask has a value, and scores that are minus infinity where it has the same value.
 _ALIKE = (
     (op.binary_select(..., 0.0, "mask"), casts(op.binary_select("kept", -np.inf, "mask"))),
     (op.binary_select(0.0, ..., "mask"), casts(op.binary_select(-np.inf, "kept", "mask"))),
@@ -20,12 +20,13 @@ _ALIKE = (
 
 
 def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: Node) -> tuple[bool, tuple[Node, ...]]:
-    """Returns whether rows without keys are zero rather than NaN by what becomes of their probabilities (all of
-    ``chain`` but its first node), and what is left of the chain: they are where zeros are chosen for the very keys
-    that the scores are masked for, whose probabilities are zeros in any other row.
+    """Returns whether rows without keys become 0 rather than NaN, and the chain without the nodes that do it.
 
-    Zeros chosen for a whole row are chosen behind the product with the values, those chosen at random are not looked
-    at: that they are chosen for all of a row.  Raises Declined where some other zeros may be chosen in such rows.
+    ``chain`` begins with the probabilities; its other nodes say what becomes of them.  Rows without keys become 0 where
+    zeros are chosen for the very keys for which scores are masked; in other rows such keys have probability 0 already.
+
+    Zeros for a whole row are chosen behind the product with the values.  Random choices (dropout) are left aside: that
+    they take a whole row is not considered.  Raises Declined where other zeros may be chosen in rows without keys.
     """
     chosen = [n for n in chain[1:] if _CHOSEN.fits(graph, n) and not _random(graph, n.inputs[2])]
     if not chosen or _finite(graph, score, product):
@@ -40,7 +41,7 @@ def zeros_kept(graph: Graph, chain: tuple[Node, ...], score: Tensor, product: No
 
 
 def _pointwise(node: Node) -> list[Tensor] | None:
-    """Returns what a pointwise node makes its result of.  Which of two numbers is chosen makes neither infinite."""
+    """Returns the operands of a pointwise node that may make its result infinite: all but masks and shapes."""
     pairs = zip(node.op.names(len(node.inputs)), node.inputs)
     hidden = (*node.op.masks, *node.op.shapes)
     return [t for key, t in pairs if key not in hidden] if node.kind is Kind.POINTWISE else None

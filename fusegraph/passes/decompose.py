@@ -22,8 +22,8 @@ def decompose_for_kernels(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 def decompose(graph: Graph, *, scatters: bool = False) -> Rewritten:
     """Returns the graph without composites, and without ``scatters`` if asked for; or itself if it has none.
 
-    The last of a composite's nodes has its name, layout and dtype; the others are named after it, the same ones each
-    time.
+    The last of a composite's nodes has its name, layout and dtype; the others are named after it, with the same names
+    each time.
     """
     made_of_others = {n for n in graph.nodes if _is_made_of_others(n, scatters)}
     return replaced(graph, made_of_others, _expand) if made_of_others else same(graph)
@@ -65,7 +65,7 @@ _OPS = {**TABLE, NARROW.name: NARROW}
 
 
 class _Expansion:
-    """Adds one composite's nodes to a graph; called by the op's ``expand`` once a node."""
+    """Adds one composite's nodes to a graph; the op's ``expand`` calls it for each node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph, self._node = graph, node

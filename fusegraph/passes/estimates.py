@@ -1,4 +1,4 @@
-"""What a contraction is estimated to take, by the cost model of the kernel that it would be: passes choose by it."""
+"""Estimates of contractions, by the cost model of the kernel that each would be: passes choose by them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -
 
 
 def cycles(graph: Graph, options: Options) -> float:
-    """Returns cycles that the one contraction of a graph is estimated to take."""
+    """Returns the cycles that the one contraction of a graph is estimated to take."""
     view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
     return FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)

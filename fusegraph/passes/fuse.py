@@ -29,27 +29,29 @@ from fusegraph.passes.views import place_views
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
 _Pair = tuple[int, int, Tensor | object | None]
 
-#: What reads a tensor is merged with one of so many before it and behind it among those that read it, too, in the order
-#: in which they were built: where thousands do, there are too many pairs of any two.
+#: Readers of one tensor are merged side by side only with so many before and behind them, in the order in which they
+#: were built: thousands of readers would make too many pairs.
 NEAREST = 16
 #: Stands for the input that neighbours share where they share none.
 _LAUNCH = object()
 
 
 def _nearest(groups: Sequence[int], group: int) -> list[int]:
-    """Of sorted groups the `NEAREST` before and behind one of them."""
+    """Returns the `NEAREST` of sorted groups before and behind one of them."""
     at = bisect_left(groups, group)
     return [*groups[max(at - NEAREST, 0) : at], *groups[at + 1 : at + 1 + NEAREST]]
 
 
 def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
-    """Returns the tensors that nodes take, but for single numbers."""
+    """Returns the tensors that nodes take, except those of one element."""
     return {t for n in nodes for t in n.inputs if t.size > 1}
 
 
 class _Quotient:
-    """The graph of groups: nodes of each, neighbours, and for each the bitset of groups it reaches, by the bit of each
-    (and of some that are none any more)."""
+    """The graph of groups: the nodes and neighbours of each, and a bitset of the groups that it reaches.
+
+    ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
+    """
 
     def __init__(self, graph: Graph, left_out: LeftOut) -> None:
         self.graph = graph
@@ -82,9 +84,7 @@ class _Quotient:
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
     def path_outside(self, a: int, b: int) -> Node | None:
-        """Returns a node on a path from group a to group b that leaves both, which merging them would turn into a
-        cycle.
-        """
+        """Returns a node on a path between two groups that leaves both: merging them would make it a cycle."""
         for first, last in ((a, b), (b, a)):
             for s in self.successors[first]:
                 if s != last and self.reach[s] >> self.bit[last] & 1:
@@ -104,8 +104,9 @@ class _Quotient:
         return False
 
     def only_widens(self, group: int) -> bool:
-        """Returns true if a group does nothing but cast to wider types: better where the results are read than where
-        their operands are made, as these are smaller to hand over.
+        """Returns true if a group does nothing but cast to wider types.
+
+        Such casts belong to the kernel that reads them: the smaller operands are then what is handed over.
         """
         casts = self.members[group]
         return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
@@ -122,9 +123,7 @@ class _Quotient:
         return self._joined[a, b]
 
     def neighbours(self, group: int) -> Iterator[_Pair]:
-        """Yields the pairs that a group may merge in: with what takes its results, makes what it takes, or takes the
-        same.
-        """
+        """Yields the pairs in which a group may merge: with its consumers, its producers, and readers of the same."""
         for s in self.successors[group]:
             yield group, s, None
         for p in self.predecessors[group]:
@@ -144,8 +143,10 @@ class _Quotient:
         return b in self.successors[a] or b in self.predecessors[a]
 
     def saved(self, a: int, b: int) -> int:
-        """Returns bytes not moved when two groups become one: what both read is read once, what one makes the other
-        need not read, and it is only written if somebody else needs it.
+        """Returns the bytes that are not moved if two groups become one.
+
+        What both read is read once.  What one makes and the other reads is not read, and is only written if others need
+        it.
         """
         view_a, view_b = self.view(a), self.view(b)
         moved = list(set(view_a.reads).intersection(view_b.reads))
@@ -222,8 +223,9 @@ class _Refused:
         self._reasons[a][b] = self._reasons[b][a] = reason
 
     def merge(self, a: int, b: int, beside: bool) -> None:
-        """Forgets what no longer holds as group b is part of a: where they were side by side, all but that a group is
-        too large together with another beside it.
+        """Forgets the refusals that may no longer hold, as group b is part of a.
+
+        If the two were side by side, groups beside them stay refused that were too large together with one of them.
         """
         found = {**self._reasons[a], **self._reasons.pop(b)}
         self._reasons[a] = {}
@@ -276,9 +278,7 @@ def fuse(
 
 
 def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
-    """Returns true if a group is one kernel with its tensors where they lie now, which for attention its lowering
-    alone can tell.
-    """
+    """Returns true if a group is one kernel with its tensors where they lie now; for attention, only `lower` tells."""
     try:
         backend.lower(view, options)
     except Declined:
@@ -287,9 +287,7 @@ def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
 
 
 def _merge_all(quotient: _Quotient, options: Options, backend: Lowering, refused: _Refused) -> list[Decision]:
-    """Merges pairs until none is legal, and notes why the others are not; returns the decisions for readers of one
-    input fused side by side.
-    """
+    """Merges pairs until none is legal, and notes in ``refused`` why; returns the decisions for side-by-side merges."""
     heap: list[tuple[int, int, int, int, int, int]] = []
     version = dict.fromkeys(quotient.members, 0)
     siblings: list[Decision] = []
@@ -337,9 +335,11 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 
 
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
-    """Returns (tier, bytes saved): tier 0 what follows a contraction, 1 other producers and consumers (and casts to
-    wider types after a contraction), 2 what comes before a contraction, and so is computed repeatedly, and movement,
-    which may cost nothing by itself, 3 others side by side.
+    """Returns (tier, bytes saved) of a pair.
+
+    Tier 0 is what follows a contraction; 1 other producers and consumers, and casts to wider types after a contraction;
+    2 what comes before a contraction, which is computed repeatedly, and movement, which may cost nothing by itself; 3
+    groups side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
@@ -366,7 +366,7 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowe
 
 
 def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:
-    """Returns the attention, and which of its operands it is, that reads a result where views of it lie."""
+    """Returns the attention that reads a result by way of views, and the operand that it reads; None without one."""
     while node in free:
         readers = quotient.consumers.get(node.output, [])
         found = next((n for n in readers if n.kind is Kind.ATTENTION), None)
@@ -381,7 +381,7 @@ def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) ->
 def _decisions(
     quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node], options: Options
 ) -> Iterator[Decision]:
-    """Yields why each edge is inside of a kernel or not: as it was when that was decided, before views were placed."""
+    """Yields why each edge is inside of a kernel or not, with reasons from before views were placed."""
     for producer, consumer, tensor in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
         if a == b:

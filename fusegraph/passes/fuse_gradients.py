@@ -21,9 +21,9 @@ from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 from fusegraph.passes.speculation import FUSED_GRADIENTS
 
-#: Queries of the smallest tile, for each of which blocks take turns.
+#: Queries of the smallest tile; at each tile blocks take turns.
 LEAST_QUERIES = 16
-#: Fewer keys are computed with twice in the time in which sums go through memory.
+#: With fewer keys, computing twice takes no longer than moving sums through memory.
 LEAST_KEYS = 256
 
 

@@ -46,7 +46,7 @@ class _Wish:
     strides: tuple[int, ...]
 
     def us(self, target: Target) -> float:
-        """Returns microseconds of a copy."""
+        """Returns the microseconds that a copy takes."""
         size, itemsize = self.tensor.size, self.tensor.dtype.itemsize
         written = max((n * s for n, s in zip(self.tensor.shape, self.strides)), default=size)
         return LAUNCH * target.launch_us + (size + written) * itemsize / (COPIED * target.memory_rate)
@@ -131,8 +131,9 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
 
 
 def _values(node: Node, target: Target) -> list[_Wish]:
-    """Returns the values of an attention, if they should lie along the keys: 8-bit ones, which warpgroups read no
-    other way.
+    """Returns the values of an attention if they should be contiguous along the keys.
+
+    That is for 8-bit values, which warpgroups read no other way.
     """
     if not target.wgmma:
         return []
@@ -176,7 +177,7 @@ def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)
-    # Of images and filters channels lie next to each other, for the windows' sake.
+    # Windows want the channels of images and filters contiguous.
     if node.op.role is Role.DGRAD and number == 1 and not across:
         return (0,)
     return (1,)
@@ -190,9 +191,7 @@ def _is_aligned(tensor: Tensor, allowed: tuple[int, ...]) -> bool:
 
 
 def _aligned_strides(tensor: Tensor, allowed: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Returns strides as they should be, the order of dimensions kept as far as possible; None if there are none
-    worth it.
-    """
+    """Returns aligned strides that keep the order of dimensions as far as possible; None if they are not worth it."""
     shape, strides, itemsize = tensor.shape, tensor.strides, tensor.dtype.itemsize
     if any(s == 0 for n, s in zip(shape, strides) if n > 1):
         return None  # repeated: a copy would be larger than what is read

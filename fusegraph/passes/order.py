@@ -1,5 +1,7 @@
-"""The order in which kernels walk through memory: one that reads a large tensor which the kernel before has just read
-or written begins with what that had last, which is still in the L2 cache.  And how early a kernel's blocks may begin.
+"""The order in which kernels walk through memory, and how early their blocks may begin.
+
+A kernel that reads a large tensor which the kernel before has just read or written begins with the last part of it,
+which is still in the L2 cache.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from codegen.target import Target
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
 
-#: The share of the L2 cache of which it keeps only the last part of a tensor.  A kernel that moves less than the second
-#: one leaves in the cache what it finds there.
+#: Shares of the L2 cache: of a tensor as large as the first, only the last part stays there; a kernel that moves less
+#: than the second leaves in the cache what it finds there.
 LARGE, FEW = 2 / 5, 2 / 15
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "rows"})
@@ -36,8 +38,9 @@ def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
 
 
 def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> frozenset[Group]:
-    """Returns the groups whose results a kernel that is ``turned`` begins with: their kernels had better leave these
-    in the cache, not what they have read.
+    """Returns the groups whose results a ``turned`` kernel begins with.
+
+    Their kernels had better leave these results in the cache, not what they have read.
     """
     found: set[Group] = set()
     last: Group | None = None
@@ -53,9 +56,9 @@ def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> 
 
 
 def may_come_in_early(group: Group) -> bool:
-    """Returns true if a kernel's blocks may come in while those of the kernel before end, where these leave room.
+    """Returns true if a kernel's blocks may begin while those of the kernel before end, where these leave room.
 
-    They are spread over the GPU unevenly then: that costs nothing where they wait for memory, and as much as a second
+    They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, and as much as a second
     wave where each of them computes, or walks, for as long as the kernel takes.
     """
     return _in_order(group)

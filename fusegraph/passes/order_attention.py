@@ -1,5 +1,5 @@
-"""Attention whose tiles of queries take times that depend on data (packed sequences): blocks take tiles as they come to
-them, not each the same number, and count them in memory.
+"""Attention whose tiles of queries take times that depend on data (packed sequences): each block takes the next tile
+when it is done with one, by a counter in memory, instead of a fixed share of the tiles.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _HALFWAY = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, Fals
 def unpack(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Writes elements of fewer than 8 bits out in bytes: inputs and outputs of such are uint8, in one dimension.
 
-    Raises LayoutError for strides that are none of packed elements: of inputs that overlap partly, of outputs with
-    gaps.
+    Raises LayoutError for inputs that overlap or have a stride that is no multiple of the next smaller one, and for
+    outputs with gaps.
     """
     if not any(t.dtype.is_packed for t in graph.tensors.values()):
         return same(graph)
@@ -44,7 +44,7 @@ def _carrier(dtype: DType) -> DType:
 
 
 class _Unpacking(Rewrite):
-    """The rewriting."""
+    """The rewrite of a graph with packed elements."""
 
     def __init__(self, old: Graph) -> None:
         super().__init__(old)
@@ -55,7 +55,7 @@ class _Unpacking(Rewrite):
 
     @contextmanager
     def _naming(self, after: Tensor, part: str) -> Iterator[None]:
-        """Names what is made in the meantime after a tensor."""
+        """Names the tensors that are made in the meantime after a tensor."""
         before = set(self.graph.tensors)
         yield
         for tensor in [t for name, t in self.graph.tensors.items() if name not in before]:
@@ -135,7 +135,7 @@ class _Unpacking(Rewrite):
         return self.graph.sub(self.graph.bitwise_xor(self.graph.cast(code, int8), top), top)
 
     def _code_of(self, x: Tensor) -> Any:
-        """Returns the nearest of float4_e2m1's magnitudes, counted, int8; that of NaN is 0."""
+        """Returns the number, int8, of the nearest of float4_e2m1's magnitudes; 0 for NaN."""
         graph: Any = self.graph
         magnitude = graph.abs(x)
         steps = [graph.cast(magnitude >= h if up else magnitude > h, int8) for h, up in _HALFWAY]
@@ -165,8 +165,9 @@ class _Unpacking(Rewrite):
         return self._strided(graph.reshape(values, (bytes_.size * each,)), tensor)
 
     def _strided(self, flat: Tensor, tensor: Tensor) -> Any:
-        """Returns the elements of a line as a tensor lies over it: blocks in blocks; each dimension takes the first
-        of them.
+        """Returns the elements of a line that a tensor's strides select, in its shape.
+
+        The line is reshaped to blocks within blocks, of which each dimension takes the first ones.
         """
         graph: Any = self.graph
         shape, strides = tensor.shape, tensor.strides

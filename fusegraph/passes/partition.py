@@ -51,9 +51,7 @@ class Group:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of device-memory traffic saved against one kernel a node (distinct tensors read and written once
-        each).
-        """
+        """Bytes of device-memory traffic saved against a kernel for each node, which moves each of its tensors once."""
         alone = sum(t.nbytes for n in self.nodes for t in (*n.outputs, *set(n.inputs)))
         if self.family == "view":
             return alone
@@ -74,7 +72,7 @@ class Partition:
         return frozenset(t for group in self.groups for t in group.writes)
 
     def nodes_of(self, kernels: Callable[[Any], bool]) -> set[str]:
-        """Returns the names of the nodes in kernels of whose specifications something holds."""
+        """Returns the names of the nodes in those kernels for whose specification ``kernels`` holds."""
         return {n.name for g in self.groups if kernels(g.lowered.spec) for n in g.nodes}
 
     def check(self) -> None:

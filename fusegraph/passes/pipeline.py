@@ -59,7 +59,7 @@ class Pass:
 
 
 def summary(run: Callable[..., object]) -> str:
-    """Returns the first sentences of a pass's docstring: what it does."""
+    """Returns the first paragraph of a pass's docstring, in one line: what it does."""
     return " ".join((getdoc(run) or "").partition("\n\n")[0].split())
 
 
@@ -130,8 +130,9 @@ class Steps:
         return next((step.rewritten.notes[name] for step in self if name in step.rewritten.notes), {})
 
     def counterparts(self) -> dict[Tensor, Tensor]:
-        """Returns the last graph's tensor for each of the first one, and of those between the nodes of what was written
-        out, that still has one.
+        """Returns the last graph's tensor for each of the first graph, and for those inside what was written out.
+
+        Tensors that have none any more are left out.
         """
         found: dict[Tensor, Tensor] = {t: t for t in self.graph.tensors.values()}
         for step in reversed(self.steps):
@@ -142,7 +143,7 @@ class Steps:
         return found
 
     def check(self, partition: Partition) -> None:
-        """Raises NotAccepted if a pass speculated on what the partition is not."""
+        """Raises NotAccepted if the partition does not bear out what a pass speculated on."""
         declined: dict[tuple[str, str], str] = {}
         for step in self:
             if step.rewritten.declined is not None:
@@ -178,8 +179,9 @@ class Pipeline:
 
 
 def check(name: str, before: Graph, made: Rewritten) -> None:
-    """Raises GraphError, naming the pass, unless the graph that it made has the same inputs and outputs, and its nodes
-    come after what they take.
+    """Raises GraphError, naming the pass, if the graph that it made is wrong.
+
+    It must have the same inputs and outputs, and every node must come after those whose results it takes.
     """
     for wrong in _wrong(before, made):
         raise GraphError(f"pass {name!r} made a wrong graph of {before.name!r}: {wrong}")

@@ -25,7 +25,7 @@ _KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.POOLING}
 def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partition]:
     """Computes cheap values again in kernels that need them, if that moves fewer bytes; else nothing changes.
 
-    The note "copies" has what else stands for a tensor of the graph besides its counterpart.
+    The note "copies" has, for a tensor of the new graph, the tensors that are copies of it.
     """
     graph = partition.graph
     unchanged = same(graph), partition
@@ -52,7 +52,7 @@ def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partit
 
 
 def _moved(partition: Partition) -> int:
-    """Returns bytes that the kernels read and write."""
+    """Returns the bytes that the kernels read and write."""
     return sum(t.nbytes for g in partition.groups if g.family != "view" for t in {*g.reads, *g.writes})
 
 
@@ -78,10 +78,9 @@ def _cone(graph: Graph, tensor: Tensor) -> tuple[list[Node], set[Tensor]]:
 
 
 def _saves(graph: Graph, tensor: Tensor, group: Group, kept_inside: Set[Tensor]) -> bool:
-    """Returns true if a group had better compute a tensor again than read it: not one that is a view, and reads
-    nothing.
+    """Returns true if a group had better compute a tensor again than read it.  A view does not: it reads nothing.
 
-    What it begins with then is read, and written first if it is ``kept_inside`` a kernel now.
+    The tensors that it then begins with are read, and are written first if they are ``kept_inside`` a kernel now.
     """
     if group.family == "view" or any(n.kind not in _KINDS for n in group.nodes):
         return False

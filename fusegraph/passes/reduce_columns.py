@@ -1,8 +1,8 @@
 """Reductions of columns beside those of rows: split so that the kernel of the rows reduces parts of the columns, too.
 
 What a norm's gradient and those of its weights are made of is then read once.  The parts, a row of numbers for each
-block of the kernel, are reduced by another.  So are the parts of reductions along some of the rows' axes and some
-others: those that are within a row (the channels of a group) are reduced with it.
+block of the kernel, are reduced by another kernel.  Reductions along some of the rows' axes and some others are split
+likewise: what is within a row (the channels of a group) is reduced with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAME = "reductions of columns"
 def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     """Splits reductions of columns where rows of the same elements are reduced as well.
 
-    They are declined, together with all that have the same in common, if not all of these are made with rows.
+    Splits of one kind are declined together unless the kernels of rows make the parts of all of them.
     """
     kinds: dict[_Kind, list[str]] = {}
     chunks: dict[Node, Split] = {}
@@ -80,9 +80,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:
-    """Returns the reductions of a shape that a block each makes, by their axes and the tensors that they are made
-    of.
-    """
+    """Returns the reductions that have a block for each result, by their axes and the tensors that they are made of."""
     found: dict[_Alike, list[Node]] = {}
     for node in nodes:
         if chunk(graph, node, target) is None:
@@ -93,8 +91,9 @@ def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) 
 def _split(
     node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves, target: Target
 ) -> Split | None:
-    """Returns how to split a reduction, if a kernel that reduces rows along some axes, made of the tensors ``read``,
-    had better make the parts of it.
+    """Returns how to split a reduction, if a kernel of rows ``along`` axes had better make the parts; None if not.
+
+    ``read`` are the tensors that the rows are made of.
     """
     x, axes = node.inputs[0], node.attributes["axes"]
     if set(axes) >= set(along) or not leaves(x) & read:
@@ -109,9 +108,7 @@ def _split(
 
 
 def _leaves(graph: Graph, x: Tensor) -> frozenset[Tensor]:
-    """Returns the tensors of the size of what is reduced that it follows from, element by element, and that are in
-    memory.
-    """
+    """Returns the tensors in memory, as large as what is reduced, from which it follows element by element."""
 
     def as_large(node: Node) -> list[Tensor] | None:
         return [t for t in node.inputs if t.size == x.size] if node.kind is Kind.POINTWISE else None

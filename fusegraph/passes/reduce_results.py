@@ -53,9 +53,7 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
 
 
 def _split(graph: Graph, node: Node) -> Split | None:
-    """Returns how to split a reduction for the contraction that it follows from; None if it is none or stays as it
-    is.
-    """
+    """Returns how to split a reduction for the contraction that it follows from; None if it stays as it is."""
     anchor, x, axes = _anchor(graph, node), node.inputs[0], node.attributes["axes"]
     found = partials.parts(contraction.product(anchor), anchor, axes) if anchor is not None else None
     if found is not None and found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:
@@ -64,7 +62,7 @@ def _split(graph: Graph, node: Node) -> Split | None:
 
 
 def _anchor(graph: Graph, node: Node) -> Node | None:
-    """Returns the contraction from whose result, of the same shape, what a node reduces follows element by element."""
+    """Returns the contraction from whose result, of the same shape, a node's operand follows element by element."""
     shape, stack, seen = node.inputs[0].shape, [node.inputs[0]], set()
     while stack:
         producer = graph.producer(stack.pop())

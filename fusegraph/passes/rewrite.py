@@ -60,9 +60,7 @@ class Rewrite:
         return tuple(self.new[t] for t in node.inputs)
 
     def result(self, old: Tensor) -> Tensor:
-        """Returns the new graph's tensor for one of the old graph's, with its name, shape and dtype; made if there
-        is none.
-        """
+        """Returns the new graph's tensor for one of the old graph's; adds it, with the same name, shape and dtype."""
         if old not in self.new:
             strides = self._strides.get(old, old.strides)
             made = self.new[old] = self.graph._add_tensor(old.name, old.shape, strides, old.dtype, old.value)
@@ -130,7 +128,7 @@ def intermediate(
     dtype: DType,
     value: np.ndarray[Any, Any] | None = None,
 ) -> Tensor:
-    """Returns a new tensor that is named so, for the result of a node, or a constant."""
+    """Returns a new tensor, named after ``after`` and ``part``: for the result of a node, or a constant."""
     made = graph._add_tensor(graph._unique(f"{after[:180]} {part}"), shape, strides, dtype, value)
     graph._automatic.add(made)
     return made

@@ -41,15 +41,15 @@ def _in_order(_: Found, node: Node) -> bool:
 
 
 def _plain_twice(found: Found, node: Node) -> bool:
-    """Returns true if a relu has no slope, and is of one that is the same."""
+    """Returns true if a relu has no slope, and its operand is the result of the same relu."""
     inner = found.graph.producer(node.inputs[0])
     return not node.attributes.get("negative_slope") and inner is not None and inner.attributes == node.attributes
 
 
 def _divided_and_turned(node: Node, found: Found) -> Tensor | None:
-    """Returns the dimensions in another order, which is a view however x lies in memory, if what the inner reshape
-    joins is
-    divided again.  Heads are joined with the batch like this, and divided.
+    """Returns x with its dimensions in another order, if the outer reshape divides what the inner one joins.
+
+    That is a view, however x lies in memory.  Heads are joined with the batch, and divided again, like this.
     """
     graph, x, joined, turn = found.graph, found["x"], found["joined"], found.nodes[1]
     fine = _refined(x.shape, joined.shape)
@@ -106,7 +106,7 @@ def remove_dead_nodes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
 def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Removes what cannot be seen in the results.
 
-    The note "namesakes" has the names of all nodes that are computed once, by the name of the one that is.
+    The note "namesakes" has, by the name of a node that is left, the names of all nodes that it stands for.
     """
     rewrite = Rewrite(graph)
     outputs = set(graph.outputs)
@@ -139,8 +139,9 @@ def _namesakes(counterparts: Mapping[Tensor, Tensor]) -> dict[str, tuple[str, ..
 
 
 def _replaced(graph: Graph, node: Node, free: bool) -> Node | Tensor | None:
-    """Returns what the first rule that applies makes of a node; the same result of another node unless it is
-    ``free``.
+    """Returns what the first rule that applies makes of a node; None if none does.
+
+    Unless the node is ``free``, only another node with the same result may replace it.
     """
     for pattern, by in _OF.get(node.op, ()):
         found = next(pattern.of(Found(graph), node), None) if free or isinstance(by, Made) else None

@@ -24,11 +24,10 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced,
 
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
-#: Times in units of that in which a block works on a tile: those of beginning, of combining results, and more for each
-#: part.
+#: Times, in units of a block's time for a tile: to begin, to combine results, and to combine each part of them.
 BEGINNING, COMBINING, PART = 4.0, 2.5, 0.05
-#: How many tiles come from memory in one, for each byte in the time of a multiply-add, if that part of the
-#: multiprocessors asks for them, and how much slower memory is for each one less; what parts must be faster by.
+#: Tiles that memory delivers in one unit of time, for each byte in the time of a multiply-add, if blocks are at least
+#: that share of the multiprocessors, and how much slower it is with fewer; the factor by which parts must be faster.
 AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 
@@ -63,8 +62,9 @@ def best_parts(node: Node, target: Target) -> int:
 
 
 def _selects_nan(node: Node) -> bool:
-    """Returns true if zeros are chosen instead of probabilities that are NaN, as those of rows without keys are:
-    combined, the results of such rows are NaN.
+    """Returns true if zeros are chosen instead of NaN, as the probabilities of rows without keys are.
+
+    Combined from parts, the results of such rows would be NaN.
     """
     weight: Weight | None = node.attributes["weight"]
     return (

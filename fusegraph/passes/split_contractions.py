@@ -26,12 +26,12 @@ from fusegraph.passes.split_products import meet
 
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
 STREAMED, START = 0.804375, 2
-#: How much faster it must look in parts, and the launches that it must save at least.
+#: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
 MOST_PARTS = 256
 #: Products of a stage of the tensor-core kernels: parts are whole stages.
 STAGE = 64
-#: So few products are added up in about the time that adding up parts takes.
+#: Up to so many products are added up in about the time that adding up parts takes.
 SHORT = 256
 #: The side of a tile; so many rounds of tiles keep multiprocessors busy.
 SIDE, ROUNDS = 128, 4
@@ -39,7 +39,7 @@ SIDE, ROUNDS = 128, 4
 
 @dataclass(frozen=True)
 class _Cut:
-    """The dimension that can be cut: ``size`` of ``each`` products; the products that a part is made of."""
+    """The dimension that can be cut: ``size`` steps of ``each`` products; parts have multiples of ``unit`` products."""
 
     size: int
     each: int
@@ -65,9 +65,7 @@ def parts_of(node: Node, graph: Graph, target: Target) -> int:
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
-    """Returns the parts that a contraction is to be summed up in, 1 if it stays whole, and the cycles that it is
-    estimated to take then.
-    """
+    """Returns the parts that a contraction is to be summed up in, 1 if it stays whole, and its estimated cycles."""
     before, launch = _cycles(node, graph, 1, target), target.launch_cycles
     if before <= (START + 2 * LEAST_SAVED) * launch or not _may_be_cut(node, graph, target):
         return 1, before
@@ -94,8 +92,9 @@ def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
 
 
 def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
-    """Returns cycles that a contraction is estimated to take in parts: by the cost model of its kernel, but no less
-    than what it reads and writes takes; and the kernel that adds up the parts.
+    """Estimates the cycles of a contraction in parts, with the kernel that adds up the parts.
+
+    The cost model of its kernel decides, but it takes no less than what it reads and writes does.
     """
     own = alone(graph, node, {})
     if parts > 1:
@@ -128,7 +127,7 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
 
 
 def _tensor_cores(node: Node, common: DType, graph: Graph) -> int:
-    """Returns bytes of an element if tensor cores multiply them, else 0."""
+    """Returns the bytes of an element if tensor cores multiply them, else 0."""
     if graph.compute_dtype != float32 or common.is_bool:
         return 0
     if common == float32:
@@ -158,7 +157,7 @@ def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
 
 
 def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:
-    """Adds the node that sums up the parts of what a node makes."""
+    """Adds the node that sums up the parts of what a node makes; returns its result."""
     common = _common(node)
     dtype = compute_dtype(common, graph.compute_dtype)
     if not common.is_float:

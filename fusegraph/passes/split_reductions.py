@@ -26,13 +26,13 @@ from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulato
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
-#: A reduction stays whole if a kernel for it has a block for this share of the multiprocessors, or if no
-#: block reads more bytes.
+#: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors, or if no block reads
+#: more bytes.
 BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
-#: Bytes that neighbouring rows have side by side in a block, of enough blocks for all.
+#: At most so many bytes of neighbouring rows lie side by side in a block.
 SIDE_BYTES = 256
 #: Blocks for each multiprocessor that are a few waves, and the most parts that one block can be left to reduce.
 BLOCKS = 8
@@ -44,7 +44,7 @@ Split = tuple[tuple[int, ...], int | None]
 
 
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
-    """Splits reductions of much into parts where one kernel would leave most of a GPU idle."""
+    """Splits long reductions into parts where one kernel would leave most of a GPU idle."""
     chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
     return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
 
@@ -112,9 +112,7 @@ def of_whole(node: Node) -> bool:
 
 
 def returns(graph: Graph, node: Node) -> bool:
-    """Returns true if one kernel may read what is reduced once, for the reduction and for something as large that
-    follows.
-    """
+    """Returns true if one kernel may read what is reduced once, for the reduction and for a large result behind it."""
     x = node.inputs[0]
     return keeps_whole(parallelism(x, node.attributes["axes"])) and _returns(graph, node, x)
 
@@ -125,9 +123,9 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
-    """Returns the reductions that the pass of a name may split so that another kernel makes the parts.
+    """Returns the reductions that the pass ``name`` may split so that another kernel makes the parts.
 
-    A variance and its mean are none: they are made in one look at what is in memory.
+    A variance and its mean are not among them: both are made from one read of memory.
     """
     means = {node: mean_of_variance(graph, node) for node in graph.nodes}
     paired = {node for node, mean in means.items() if mean is not None}.union(means.values())
@@ -136,9 +134,7 @@ def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
-    """Returns the mean that a node is the variance about, or n times that: of ``avg((x - avg(x)) ** 2)`` the inner
-    one.
-    """
+    """Returns the mean about which a node is the variance, or n times that: the inner one of avg((x - avg(x)) ** 2)."""
 
     def made_by(tensor: Tensor, role: Role) -> Node | None:
         found = graph.producer(tensor)
@@ -167,7 +163,7 @@ class _Writer:
         self._parts: dict[object, Tensor] = {}
 
     def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int | None) -> None:
-        """Any reduction, of parts along some of its axes."""
+        """Adds a reduction of any mode, by parts along some of its axes."""
         mode, keepdims = mode_of(node), node.attributes["keepdims"]
         rest = tuple(d for d in node.attributes["axes"] if d not in axes)
         first, second, after = mode.part.name, mode.combiner.name, mode.after
@@ -189,7 +185,7 @@ class _Writer:
     def _combine(
         self, node: Node, x: Tensor, result: Tensor, parts: Tensor, combine: dict[str, Any], after: After | None
     ) -> None:
-        """The result of a reduction from its parts."""
+        """Adds the result of a reduction, from its parts."""
         if after is None:
             how = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
             self._graph.add_node(Node(TABLE["reduction"], (parts,), how, result))
@@ -202,8 +198,9 @@ class _Writer:
         self._graph.add_node(Node(op, tuple(operands), {}, result))
 
     def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
-        """The variance about a mean, of which x need not be read again: the squared deviations from the mean of each
-        part, and of those means from that of all.
+        """Adds the variance about a mean, for which x need not be read again.
+
+        It is made of the squared deviations from the mean of each part, and of those means from the mean of all.
         """
         axes = node.attributes["axes"]
         sums = self._reduced(node, x, result, "add", axes, size)
@@ -222,7 +219,7 @@ class _Writer:
         self._combine(node, x, result, both, combine, mode_of(node).after)
 
     def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
-        """Returns the parts of a reduction, or the same ones of another."""
+        """Returns the parts of a reduction; those of another one if they are the same."""
         keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:

@@ -1,7 +1,7 @@
 """Splitting sorts: rows that are too long for one block of threads are sorted in runs, which are merged two at a time.
 
-Of the k largest or smallest elements of a row, if they are few, those of each run are taken, and again of what is left
-until it is one run.  These steps hand on positions in the row (`ops.sort_runs`).
+If only a few largest or smallest elements are wanted, those of each run are taken, and again of what is left, until
+that is one run.  These steps hand on positions in the row (`ops.sort_runs`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
 #: One step: the op, its operands and attributes.
 _Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
 
-#: The k first of a row are taken of runs that are at least so many times as long.
+#: The first k of a row are selected from runs if these are at least so many times as long.
 SELECTION = 4
 
 
@@ -45,7 +45,7 @@ class _Writer:
         self._steps: dict[tuple[Tensor, Order], _Step] = {}
 
     def write(self, rewrite: Rewrite, node: Node) -> None:
-        """The result of a sort: what its last step makes, positions or the elements that are there."""
+        """Adds the result of a sort: what its last step makes, positions or the elements there."""
         (x,), result = rewrite.inputs(node), rewrite.result(node.output)
         how = order_of(x.type, node.attributes)
         if (x, how) not in self._steps:

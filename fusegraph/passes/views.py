@@ -19,7 +19,7 @@ from fusegraph.lowering.views import joins_in_place, turned_back, view
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten, same
 
-#: What is copied after all takes at most so many times its own memory.
+#: A result that is copied after all takes at most so many times the memory of its elements.
 MOST_GROWTH = 2
 
 
