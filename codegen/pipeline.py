@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from codegen.buffers import Buffer
-
-if TYPE_CHECKING:
-    from codegen.kernel import Kernel
 
 
 class PipelineError(AssertionError):
@@ -152,6 +149,15 @@ class _Products:
                     )
 
 
+class Traced(Protocol):
+    """A kernel's writer that keeps a trace."""
+
+    trace: Trace
+
+    def line(self, text: str = "") -> None:
+        """Writes a line of C."""
+
+
 class Pipeline:
     """A ring of stages with mbarriers: a stage is full once all fill it, and empty once all have released it.
 
@@ -162,7 +168,7 @@ class Pipeline:
     releases  arrivals that complete a release.
     """
 
-    def __init__(self, k: Kernel, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
+    def __init__(self, k: Traced, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
         self._k, self.name, self.stages, self.fills, self.releases = k, name, stages, fills, releases
         k.trace.pipelines[name] = self
 
@@ -231,7 +237,7 @@ class Pipeline:
 
 
 @contextmanager
-def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str]) -> Iterator[None]:
+def products(k: Traced, sums: str, *reads: tuple[Pipeline, str]) -> Iterator[None]:
     """Writes a group of asynchronous products around what is written inside: they are added to ``sums``, of stages of
     pipelines.
     """
@@ -241,7 +247,7 @@ def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str]) -> Iterator[Non
     k.trace.add("commit", sums, reads=((pipeline.name, stage) for pipeline, stage in reads))
 
 
-def await_products(k: Kernel, groups: int = 0, note: str = "") -> None:
+def await_products(k: Traced, groups: int = 0, note: str = "") -> None:
     """Writes what waits until at most so many groups of products, the last ones, are not done."""
     k.trace.add("await", count=groups)
     k.line(f"wgmma_wait<{groups}>();{f'  // {note}' if note else ''}")
