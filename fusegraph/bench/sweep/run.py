@@ -1,0 +1,337 @@
+"""Measures a sweep: cases are compiled by parallel processes into caches on disk, then timed one at a time.
+
+A run goes on where the last one stopped: rows are saved as they come, by the number of their case.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from math import exp, log, prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fusegraph.bench.sweep.cases import Case, Operand, case
+from fusegraph.bench.time_limit import TooLong, time_limit
+from fusegraph.report import artifacts
+
+#: Engines, as torch.compile knows them; eager torch is cuDNN and cuBLAS beside its own kernels.
+ENGINES: Mapping[str, dict[str, Any] | None] = {
+    "eager": None,
+    "inductor": {"backend": "inductor"},
+    "fusegraph": {"backend": "fusegraph"},
+}
+#: Runs that count, and that do not; seconds in which a case must be compiled, or timed, by an engine.
+REPEATS, WARMUP, LIMIT_S = 9, 3, 90.0
+#: Below this share of the fastest peer's speed a row has its kernels and the best of the autotuner.
+SLOW = 0.9
+
+
+@dataclass
+class Row:
+    """A case that was measured.
+
+    us       microseconds of each engine that ran, cold L2, medians; why tells of those that did not.
+    floor_us of a device copy of as many bytes, or the operations at the rate of a large product, if longer.
+    error    the largest difference to eager torch, relative to the largest result.
+    kernels  of a slow row: (name, microseconds) of ours and of the fastest peer's kernels, and ``tuned_us``.
+    left     operators that were left to torch.
+    """
+
+    number: int
+    name: str
+    us: dict[str, float] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    floor_us: float = 0.0
+    error: float | None = None
+    kernels: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    tuned_us: float | None = None
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def peer(self) -> str | None:
+        """The fastest engine that is not ours."""
+        others = [e for e in self.us if e != "fusegraph"]
+        return min(others, key=self.us.__getitem__, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """The fastest peer's time divided by ours."""
+        return self.us[self.peer] / self.us["fusegraph"] if self.peer and "fusegraph" in self.us else None
+
+
+def operands(drawn: Case, device: str = "cuda") -> list[Any]:
+    """Returns the operands of a case, random and the same each time."""
+    import torch
+
+    kind = getattr(torch, "float32" if drawn.dtype == "tf32" else drawn.dtype)
+    generator = torch.Generator(device).manual_seed(len(drawn.name))
+
+    def made(o: Operand) -> Any:
+        if o.below:
+            return torch.randint(0, o.below, o.shape, device=device, generator=generator)
+        order = o.order or tuple(range(len(o.shape)))
+        lies = torch.randn([o.shape[d] for d in order], device=device, generator=generator) * o.scale
+        return lies.to(kind).permute([order.index(d) for d in range(len(order))])
+
+    return [made(o) for o in drawn.operands]
+
+
+def _allow_tf32(drawn: Case) -> None:
+    import torch
+
+    allowed = drawn.dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark = True
+
+
+def _compiled(drawn: Case, engine: str, mode: str | None = None) -> Callable[..., Any]:
+    import torch
+
+    settings = ENGINES[engine]
+    if settings is None:
+        return drawn.function
+    torch._dynamo.reset()
+    compiled: Callable[..., Any] = torch.compile(drawn.function, dynamic=False, mode=mode, **settings)
+    return compiled
+
+
+def _guarded(work: Callable[[], Any]) -> str:
+    """Does something; returns why it failed, or nothing."""
+    try:
+        with time_limit(LIMIT_S):
+            work()
+    except TooLong:
+        return f"not done within {LIMIT_S:g} s"
+    except Exception as error:  # a case that an engine cannot do is a row, not the end of the sweep
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return ""
+
+
+def _first_call(drawn: Case, engine: str) -> None:
+    _compiled(drawn, engine)(*operands(drawn))
+
+
+def _prepare(job: tuple[int, int, Sequence[str], Sequence[str]]) -> tuple[int, float]:
+    """Compiles a case with all engines, so that the caches on disk have it; returns its number and the seconds."""
+    import torch
+
+    import fusegraph.torch  # noqa: F401 - the backend's name
+
+    seed, number, kinds, dtypes = job
+    began = time.perf_counter()
+    drawn = case(seed, number, kinds, dtypes)
+    _allow_tf32(drawn)
+    with torch.no_grad():
+        for engine in ("inductor", "fusegraph"):
+            _guarded(partial(_first_call, drawn, engine))
+    gc.collect()
+    torch.cuda.empty_cache()
+    return number, time.perf_counter() - began
+
+
+class Sweep:
+    """A sweep of a seed, of cases of some kinds and dtypes, with the rows that it has."""
+
+    def __init__(
+        self, seed: int, kinds: Sequence[str] = (), dtypes: Sequence[str] = (), file: Path | None = None
+    ) -> None:
+        self.seed, self.kinds, self.dtypes, self.file = seed, tuple(kinds), tuple(dtypes), file
+        self.rows: dict[int, Row] = {}
+        self.facts: dict[str, Any] = {}
+        if file is not None and file.exists():
+            told = json.loads(file.read_text("utf-8"))
+            if (told["seed"], *map(tuple, (told["kinds"], told["dtypes"]))) == (seed, self.kinds, self.dtypes):
+                self.rows = {row["number"]: Row(**row) for row in told["rows"]}
+
+    def save(self) -> None:
+        """Writes all rows to the file."""
+        if self.file is None:
+            return
+        rows = [asdict(self.rows[n]) for n in sorted(self.rows)]
+        told = {"environment": self.facts, "seed": self.seed, "kinds": self.kinds, "dtypes": self.dtypes, "rows": rows}
+        artifacts.write_file(self.file, artifacts.json_text(told))
+
+    def missing(self, count: int) -> list[int]:
+        return [n for n in range(count) if n not in self.rows]
+
+    def prepare(self, numbers: Sequence[int], processes: int, seconds: float) -> Iterator[tuple[int, float]]:
+        """Compiles cases by parallel processes; yields those that are done, until the time is over."""
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        began = time.perf_counter()
+        jobs = [(self.seed, n, self.kinds, self.dtypes) for n in numbers]
+        with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=40) as pool:
+            done = pool.imap_unordered(_prepare, jobs)
+            for _ in jobs:
+                left = seconds - (time.perf_counter() - began)
+                try:
+                    yield done.next(timeout=max(left, 0.01))
+                except multiprocessing.TimeoutError:
+                    pool.terminate()
+                    return
+
+    def measure(self, number: int, bench: Any) -> Row:
+        """Times a case; ``bench`` is a `fusegraph.bench.measure.Bench`."""
+        import torch
+
+        import fusegraph.torch
+
+        drawn = case(self.seed, number, self.kinds, self.dtypes)
+        row = self.rows[number] = Row(number, drawn.name)
+        _allow_tf32(drawn)
+        with torch.no_grad():
+            arguments = operands(drawn)
+            runs: dict[str, Callable[[], Any]] = {}
+            results: dict[str, Any] = {}
+            for engine in ENGINES:
+                fusegraph.torch.report(clear=True)
+
+                def build(engine: str = engine) -> None:
+                    function = _compiled(drawn, engine)
+                    results[engine] = function(*arguments)
+                    torch.cuda.synchronize()
+                    runs[engine] = lambda: function(*arguments)
+
+                if reason := _guarded(build):
+                    row.why[engine] = reason
+                elif engine == "fusegraph":
+                    row.left = sorted({op for f in fusegraph.torch.report(clear=True) for _, op, _ in f.left})
+            row.error = _difference(results)
+            results.clear()
+            self._time(row, runs, bench)
+            row.floor_us = _floor(drawn, bench)
+            if row.ratio is not None and row.ratio < SLOW:
+                self._examine(row, drawn, runs, arguments, bench)
+        runs.clear()
+        arguments.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return row
+
+    def _time(self, row: Row, runs: Mapping[str, Callable[[], Any]], bench: Any) -> None:
+        times: dict[str, list[float]] = {engine: [] for engine in runs}
+        bench.timer.reset()
+        for repeat in range(WARMUP + REPEATS):
+            for engine, run in runs.items():
+                if engine in row.why:
+                    continue
+
+                def once(engine: str = engine, run: Callable[[], Any] = run) -> None:
+                    times[engine].append(bench.timer.once(run))
+
+                if reason := _guarded(once):
+                    row.why[engine] = reason
+                elif repeat < WARMUP:
+                    times[engine].clear()
+        row.us = {engine: round(median(every), 2) for engine, every in times.items() if every and engine not in row.why}
+
+    def _examine(
+        self, row: Row, drawn: Case, runs: Mapping[str, Callable[[], Any]], arguments: Sequence[Any], bench: Any
+    ) -> None:
+        """Finds what a slow row's time goes to, and the fastest schedules."""
+        assert row.peer is not None
+        for engine in ("fusegraph", row.peer):
+            row.kernels[engine] = _kernels(runs[engine])
+
+        def tuned() -> None:
+            function = _compiled(drawn, "fusegraph", "max-autotune")
+            function(*arguments)
+            row.tuned_us = round(bench.timer.median(lambda: function(*arguments), REPEATS), 2)
+
+        _guarded(tuned)
+
+
+def _difference(results: Mapping[str, Any]) -> float | None:
+    """Returns the largest difference of ours to eager torch's results, relative to the largest of these."""
+    if "eager" not in results or "fusegraph" not in results:
+        return None
+    found = 0.0
+    for expected, got in zip(*map(_listed, (results["eager"], results["fusegraph"]))):
+        most = expected.double().abs().max().item() or 1.0
+        found = max(found, (expected.double() - got.double()).abs().max().item() / most)
+    return found
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _kernels(run: Callable[[], Any]) -> list[tuple[str, float]]:
+    """Returns the kernels of a call, with the microseconds of each."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    with profile(activities=[ProfilerActivity.CUDA]) as measured:
+        run()
+    return [(e.name[:120], round(e.device_time, 2)) for e in measured.events() if e.device_time]
+
+
+def _floor(drawn: Case, bench: Any) -> float:
+    import torch
+
+    each = 2 if "16" in drawn.dtype else 4
+    floor = bench.copy_us(sum(prod(o.shape) * (8 if o.below else each) for o in drawn.operands))
+    unit = {"tf32": "tf32", "float32": "fp32"}.get(drawn.dtype, "bf16")
+    if drawn.operations:
+        rate = bench.flops_per_us(unit)
+        _allow_tf32(drawn)
+        floor = max(floor, drawn.operations / rate)
+    del torch
+    return round(float(floor), 2)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Returns the figures of a sweep: geometric mean, shares below 0.9 and 0.7, failures, by kind of case."""
+    lines = []
+    ratios = {row.number: row.ratio for row in rows if row.ratio is not None}
+    kinds = {row.number: row.name.split()[0] for row in rows}
+
+    def figures(name: str, numbers: Sequence[int]) -> str:
+        every = [r for n in numbers if (r := ratios.get(n)) is not None]
+        failed = sum("fusegraph" in row.why for row in rows if row.number in set(numbers))
+        if not every:
+            return f"{name:24} {len(numbers):5}  no row of both"
+        mean = exp(sum(map(log, every)) / len(every))
+        below = [sum(r < x for r in every) / len(every) for x in (0.9, 0.7)]
+        return (
+            f"{name:24} {len(every):5}  geomean {mean:.2f}  below 0.9: {below[0]:.1%}  below 0.7: {below[1]:.1%}"
+            f"  worst {min(every):.2f}{f'  failed {failed}' if failed else ''}"
+        )
+
+    lines.append(figures("all", list(kinds)))
+    short = {n: _kind(name) for n, name in kinds.items()}
+    for kind in sorted(set(short.values())):
+        lines.append(figures(kind, [n for n, k in short.items() if k == kind]))
+    return "\n".join(lines)
+
+
+def _kind(name: str) -> str:
+    """Returns the layer that a case's name is about."""
+    parts = name.split("+")
+    known = ("conv_transpose", "conv", "matmul", "attention", "softmax", "embedding", "dgrad", "wgrad", "pool", "norm")
+    return next((k for k in known for p in parts if k in p), parts[-1])
+
+
+def worst(rows: Sequence[Row], count: int = 20) -> str:
+    """Returns the slowest rows: times, floor, what the autotuner finds, and the kernels of both sides."""
+    slow = sorted((row for row in rows if row.ratio is not None), key=lambda row: row.ratio or 0.0)[:count]
+    lines = []
+    for row in slow:
+        peer = row.peer or ""
+        tuned = "" if row.tuned_us is None else f", tuned {row.tuned_us:.1f}"
+        lines.append(
+            f"{row.ratio:.2f}  #{row.number} {row.name}: ours {row.us['fusegraph']:.1f}{tuned}, "
+            f"{peer} {row.us[peer]:.1f}, floor {row.floor_us:.1f} us"
+            f"{f'; left to torch: {row.left}' if row.left else ''}"
+        )
+        for engine, kernels in row.kernels.items():
+            lines += [f"      {engine}: {us:.1f} {name}" for name, us in kernels[:6]]
+    lines += [f"failed  #{row.number} {row.name}: {row.why['fusegraph']}" for row in rows if "fusegraph" in row.why]
+    return "\n".join(lines)
