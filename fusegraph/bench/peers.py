@@ -211,7 +211,7 @@ def _layers() -> Iterator[str]:
 
 
 def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array]:
-    """Returns a layer's function by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then ``+step`` repeatedly.
+    """Returns a layer's function by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then any ``+step``.
 
     A bias as the first step goes into torch's own function, which adds it as cheaply as torch can.
     """

@@ -1,4 +1,4 @@
-"""Graphs that cuDNN was seen to refuse, at practical sizes: some of its own operations, some of others that it lacks."""
+"""Graphs that cuDNN was seen to refuse, at practical sizes: of its own operations, and of others that it lacks."""
 
 from __future__ import annotations
 
