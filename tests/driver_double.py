@@ -26,7 +26,7 @@ CAPTURING = 0x77  # the stream that the double says is being captured
 
 
 def run_python(code: str, **environment: str) -> str:
-    """Run ``code`` in a new interpreter; its output, after checking that it succeeded and wrote no error."""
+    """Runs ``code`` in a new interpreter and returns its output, after checking that it succeeded without an error."""
     paths = os.pathsep.join([str(HERE.parent), str(HERE)])
     result = subprocess.run(
         [sys.executable, "-c", code],

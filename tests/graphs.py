@@ -67,8 +67,9 @@ def check_all(
     arch: str | None = None,
     **options: Any,
 ) -> list[CheckResult]:
-    """Returns every graph's kernels on the CPU against the reference, built together; raises AssertionError for
-    those wrong.
+    """Checks every graph's kernels, built together, on the CPU against the reference.
+
+    Raises AssertionError if one is wrong.
     """
     strict = bool(options.get("strict"))
     made = executables(graphs, fusion=fusion, arch=arch, **options)
@@ -85,7 +86,7 @@ def check_on_gpu(
     fusion: bool = True,
     **options: Any,
 ) -> list[CheckResult]:
-    """Returns `check_all` on the first GPU."""
+    """Does `check_all` on the first GPU."""
     made = gpu_executables(graphs, fusion=fusion, **options)
     results = [check_executable(e, inputs(e.graph), strict=bool(options.get("strict"))) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
@@ -112,7 +113,7 @@ def compile_for(
 
 
 def quick(first: T, *others: T) -> list[Any]:
-    """Returns parameters of a test, all but the first left to the slow tier."""
+    """Marks all but the first parameters of a test as slow."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
 
 
@@ -121,7 +122,7 @@ QUICK_ARCHS = quick("sm_90a", "sm_80", "sm_120")
 
 
 def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
-    """Returns what of the items is compiled for an architecture: a third, different ones for each of `ARCHS`.
+    """Returns a third of the items to compile for an architecture, different ones for each of `ARCHS`.
 
     For sources that do not depend on the architecture: each of them is compiled, and some of each kind everywhere.
     ``shift`` changes which, where several lists are much alike.
@@ -130,7 +131,7 @@ def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:
-    """Returns share of output elements for which the error analysis lets anything pass."""
+    """Returns the share of output elements for which the error analysis lets anything pass."""
     undecided = sum(o.undecided for r in results for o in r.outputs)
     return undecided / max(sum(t.size for g in graphs for t in g.outputs), 1)
 

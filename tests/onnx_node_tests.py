@@ -64,7 +64,7 @@ def array(value: Any) -> Any:
 
 
 def strict(model: onnx.ModelProto) -> bool:
-    """Returns true if each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as
+    """Tells whether each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as
     ours.
     """
     every = (*model.graph.input, *model.graph.output)
@@ -72,7 +72,7 @@ def strict(model: onnx.ModelProto) -> bool:
 
 
 def run(tests: list[Any], engine: str = "reference") -> Outcome:
-    """Returns every test within its own tolerance.  What the importer has nothing for is skipped; nothing else is."""
+    """Runs every test, by its own tolerance.  Only what the importer does not support is skipped."""
     outcome = Outcome()
     for first in range(0, len(tests), TOGETHER):
         ready: dict[str, Any] = {}

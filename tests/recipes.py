@@ -76,7 +76,7 @@ class WrongGraph(AssertionError):
 
 
 def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
-    """Returns the recipes' graphs on the CPU engine against the reference, built together.
+    """Checks the recipes' graphs, built together, on the CPU engine against the reference.
 
     Raises WrongGraph for the first that is wrong or does not get that far.
     """

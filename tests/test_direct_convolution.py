@@ -1,4 +1,4 @@
-"""Direct convolutions of direct convolution, run on the CPU against the reference."""
+"""Direct convolutions, run on the CPU against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""8-bit floats: what moves stays as it is, and casts round once, saturate or overflow, as each front door's own."""
+"""8-bit floats: movement keeps their bits; casts round once, and saturate or overflow as each frontend asks."""
 
 from __future__ import annotations
 

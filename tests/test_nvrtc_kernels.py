@@ -1,4 +1,4 @@
-"""Sources of contraction and direct convolutions: golden files, and compiled for every architecture, no spills."""
+"""Kernels of contractions and direct convolutions: golden files, and no spills when compiled for any architecture."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def narrowed(model: onnx.ModelProto, element: int, dtype: Any) -> onnx.ModelProt
 
 
 def allowed(model: onnx.ModelProto) -> bool:
-    """Returns true if ONNX has the operator in these types."""
+    """Tells whether ONNX has the operator in these types."""
     try:
         onnx.checker.check_model(model)
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)

@@ -38,7 +38,7 @@ def _is_name(e: ast.AST, variables: bool) -> bool:
 
 
 def _holds_name(e: ast.AST, variables: bool) -> bool:
-    """Returns true if a value is an op's name, or has some."""
+    """Tells whether a value is an op's name, or has some."""
     inner = () if isinstance(e, (ast.JoinedStr, ast.Call)) else ast.iter_child_nodes(e)
     return _is_name(e, variables) or any(_holds_name(x, variables) for x in inner)
 

@@ -62,7 +62,7 @@ def apart(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def positions(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns upper triangle: elements at or right of the diagonal."""
+    """Returns the upper triangle: elements at or right of the diagonal."""
     row, col = graph.gen_index(x, axis=-2), graph.gen_index(x, axis=-1)
     return graph.binary_select(x, graph.neg(x), graph.cmp_le(row, col))
 

@@ -172,7 +172,7 @@ def load(name: str, array: Array, described: TensorMap, places: Sequence[Sequenc
 
 
 def multicast(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], blocks: int) -> Case:
-    """Returns every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
+    """Every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
     rank, im2col = len(described.sizes), described.lower is not None
     boxes = [
         pixels(array, place[:rank], place[rank:], described) if im2col else tile(array, place, described)
@@ -234,7 +234,7 @@ extern "C" __global__ void {name}(
 
 
 def store(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], add: bool = False) -> Case:
-    """Returns stores, or adds, one box a block; boxes must not overlap within the array."""
+    """Stores, or adds, one box per block; boxes must not overlap within the array."""
     shape = described.box[::-1]
     boxes = sample((len(places), *shape), array.dtype, seed=1)
     expected = array.copy()

@@ -79,7 +79,7 @@ class Case:
         return [x for x in tree_leaves(self.op(first, *args, **kwargs)) if isinstance(x, torch.Tensor)]
 
     def draws(self) -> bool:
-        """Returns true if random numbers are drawn, which are others in another dtype."""
+        """Tells whether random numbers are drawn, which are others in another dtype."""
         targets = (n.target for f in self.programs for n in f.module.graph.nodes)
         return any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets)
 
@@ -139,7 +139,7 @@ def _run(function: Callable[..., list[Any]], tensors: Sequence[Any]) -> tuple[li
 
 
 def _trace(case: Case, rules: Any) -> str:
-    """Lets AOTAutograd make its graphs; why it does not, or ""."""
+    """Lets AOTAutograd make its graphs; returns why it does not, or ""."""
 
     def compiler(phase: str) -> Callable[[Any, Any], _Function]:
         def compile_(module: Any, _: Any) -> _Function:
