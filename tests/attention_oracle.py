@@ -85,7 +85,7 @@ def attention(
 
 
 def gradients(loss: Tensor, wanted: Sequence[Tensor], *operands: Tensor, **how: Any) -> list[Tensor]:
-    """Returns those of `attention` by some tensors among its arguments, which require one."""
+    """Returns the gradients of `attention` with respect to some of its arguments, which require one."""
     out = attention(*operands, **how)[0]
     if not out.requires_grad:  # there is no query
         return [torch.zeros_like(x) for x in wanted]

@@ -54,7 +54,10 @@ class CudaTensor(torch.Tensor):
 
 
 def on_gpu(found: Any) -> Any:
-    """Returns a tensor, or each of several, as one that says it is on a GPU: the same memory, a leaf if it was one."""
+    """Returns a tensor (or several) that claims to be on a GPU.
+
+    It shares memory with the original, and is a leaf if that is one.
+    """
     if isinstance(found, (list, tuple)):
         return type(found)(map(on_gpu, found))
     if not isinstance(found, torch.Tensor) or isinstance(found, CudaTensor):
@@ -65,7 +68,7 @@ def on_gpu(found: Any) -> Any:
 
 
 def on_host(tensor: Any) -> Any:
-    """Returns the tensor in memory of the host that a `CudaTensor` is; other things as they are."""
+    """Returns the host tensor behind a `CudaTensor`; anything else is returned as it is."""
     return tensor.detach().as_subclass(torch.Tensor) if isinstance(tensor, CudaTensor) else tensor
 
 
@@ -125,7 +128,7 @@ class _Devices(TorchFunctionMode):
 
 
 def _written_in_python(func: Any) -> Callable[..., Any] | None:
-    """Returns the function that an operator of a Python library's is."""
+    """Returns the Python function that implements an operator of a library written in Python; None for others."""
     name = getattr(func, "_qualified_op_name", None) or getattr(func, "_name", "")
     found = OPDEFS.get(str(name).removesuffix(".default"))
     return None if found is None else found._init_fn
@@ -140,8 +143,9 @@ def _multiplications(func: Any, factors: Any) -> int:
 
 
 def _norm(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """Returns a norm, and its gradients, as a GPU has them: of 16-bit numbers with sums of 32 bits, which torch's
-    for the host are not; weights may have any shape."""
+    """Computes a norm, or its gradients, as a GPU does: 16-bit numbers are summed in 32 bits, unlike in torch's host
+    kernels; weights may have any shape.
+    """
     flat = func is not torch.nn.functional.layer_norm
 
     def given(value: Any, x: bool = False) -> Any:
@@ -156,7 +160,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def _channels_last(result: torch.Tensor, factors: Any) -> torch.Tensor:
-    """Returns a convolution's result as it lies on a GPU: with the channels last if a factor does."""
+    """Returns a convolution's result in the memory format of a GPU: channels last if an operand has it."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
     if layout is None or not any(t.is_contiguous(memory_format=layout) for t in factors):
         return result

@@ -221,7 +221,7 @@ def fp8_matmul(g: fg.Graph) -> fg.Tensor:
 
 
 def dgrad(relu: bool = False, **how: Any) -> Build:
-    """Returns the gradient of an image of 28 x 28."""
+    """Returns a builder of the gradient of an image of 28 x 28."""
 
     def build(g: fg.Graph) -> fg.Tensor:
         size = 28 if how.get("stride", 1) == 1 else 14

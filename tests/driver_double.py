@@ -43,7 +43,7 @@ def run_python(code: str, **environment: str) -> str:
 
 @functools.cache
 def double() -> str:
-    """Returns the folder of the double, compiled."""
+    """Compiles the double and returns its folder."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -61,7 +61,7 @@ def run_double(module: str, *names: str) -> str:
 
 
 def library() -> Any:
-    """Returns the double in this process, with its log emptied."""
+    """Loads the double into this process and empties its log."""
     assert driver.available(), driver.unavailable_reason()
     lib = ctypes.CDLL("libcuda.so.1")
     lib.double_log.restype = ctypes.c_char_p

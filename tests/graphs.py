@@ -104,8 +104,9 @@ def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **option
 def compile_for(
     arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, choose: Chooser | None = None, **options: Any
 ) -> list[nvrtc.CompiledKernel]:
-    """Returns all kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the
-    schedules that ``choose`` takes, by default the target's.
+    """Compiles all kernels of the graphs for an architecture, in parallel, and leaves them in the cache.
+
+    ``choose`` picks the schedules, by default as for the target.
     """
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion, choose=choose).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
@@ -122,7 +123,7 @@ QUICK_ARCHS = quick("sm_90a", "sm_80", "sm_120")
 
 
 def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
-    """Returns a third of the items to compile for an architecture, different ones for each of `ARCHS`.
+    """Returns the third of the items that is compiled for an architecture; each of `ARCHS` gets another third.
 
     For sources that do not depend on the architecture: each of them is compiled, and some of each kind everywhere.
     ``shift`` changes which, where several lists are much alike.
@@ -131,13 +132,13 @@ def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:
-    """Returns the share of output elements for which the error analysis lets anything pass."""
+    """Returns the share of output elements for which the error analysis accepts any value."""
     undecided = sum(o.undecided for r in results for o in r.outputs)
     return undecided / max(sum(t.size for g in graphs for t in g.outputs), 1)
 
 
 def show(graph: fg.Graph) -> str:
-    """Returns a graph's tensors and nodes, one a line."""
+    """Returns a graph's tensors and nodes, one per line."""
     tensors = [f"  {t!r}{' constant' if t.is_constant else ''}" for t in graph.tensors.values()]
     nodes = [f"  {n!r} {dict(n.attributes)}" for n in graph.nodes]
     return "\n".join([repr(graph), *tensors, *nodes])

@@ -169,12 +169,12 @@ class GraphAuthor(NodeAuthor):
             self.define(f"{gradients}[{n}]")
 
     def whole(self, shape: tuple[int, ...], most: int) -> str:
-        """Returns a constant of integers that are not negative."""
+        """Adds a constant of non-negative integers."""
         seed = self.draw.integer(0, 9)
         return self.define(f"g.constant(np.random.default_rng({seed}).integers(0, {most + 1}, {shape}), dtype='int32')")
 
     def scale(self, usual: float) -> str:
-        """Returns the number that tensors of 8-bit floats are multiplied with: a usual one, or any."""
+        """Adds the factor by which tensors of 8-bit floats are multiplied: a usual one, or any."""
         if self.chance(30):
             return self.input((1, 1, 1, 1), "float32")
         return self.define(f"g.constant(np.full((1, 1, 1, 1), {usual}), dtype='float32')")

@@ -57,13 +57,13 @@ THEMES = ("pointwise", "matmul", "conv", "rows", "pool")
 
 
 def seeded(seed: int, *, themes: Sequence[str] = THEMES) -> Recipe:
-    """Returns the random graph of a seed."""
+    """Draws the random graph of a seed."""
     return draw_recipe(Seeded(seed), themes)
 
 
 @st.composite
 def recipes(draw: Callable[..., Any], themes: Sequence[str] = THEMES) -> Recipe:
-    """Returns random graphs for hypothesis."""
+    """Draws random graphs for hypothesis."""
     return draw_recipe(Drawn(draw), themes)
 
 
@@ -106,7 +106,7 @@ def failure(recipe: Recipe) -> str | None:
 
 
 def smaller(recipe: Recipe, *, attempts: int = 200) -> Recipe:
-    """Returns a recipe with fewer lines and simpler ones that fails in the same way."""
+    """Reduces a recipe to one with fewer or simpler lines that fails in the same way."""
     kind = (failure(recipe) or "").split()[0]
     progress = True
     while progress:

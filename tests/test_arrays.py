@@ -74,7 +74,7 @@ def test_numpy_readonly_and_lifetime():
 
 
 def packed(dtype: str) -> np.ndarray[Any, Any]:
-    """Returns a float32 field behind one byte: strides of 5 bytes."""
+    """Returns a field behind one byte in a packed record: its strides are not a multiple of its size."""
     return np.zeros(6, np.dtype([("a", "i1"), ("b", dtype)], align=False))["b"]
 
 

@@ -191,7 +191,7 @@ class TorchByNumPy:
 
 
 def small(layer: Conv | Linear) -> Conv | Linear:
-    """Returns a layer with the same steps, of few elements."""
+    """Returns a layer with the same steps on few elements."""
     if isinstance(layer, Linear):
         return replace(layer, rows=3, k=5, n=4)
     if layer.groups > 1:

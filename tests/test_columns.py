@@ -93,8 +93,8 @@ def integers(shape: tuple[int, ...], dtype: str) -> fg.Graph:
 
 
 def random_graph(seed: int) -> fg.Graph:
-    """Returns rows and columns of values that follow from operands of every shape, and from rows' results, in any
-    order.
+    """Returns a graph of row and column reductions of values computed from operands of every shape and from the rows'
+    results, in any order.
     """
     rng = random.Random(seed)
     rank = rng.randint(2, 4)
@@ -130,7 +130,7 @@ def random_graph(seed: int) -> fg.Graph:
 
 
 def walk(graph: fg.Graph) -> RowsSpec:
-    """Returns the spec of the kernel that reduces rows and columns; there is one other, that of the parts."""
+    """Returns the spec of the kernel that reduces rows and columns; the only other kernel combines the partial results."""
     kernels = plan(graph).kernels
     assert len(kernels) == 2, [[n.name for n in k.group.nodes] for k in kernels]
     spec = kernels[0].group.lowered.spec
@@ -245,7 +245,9 @@ def groupnorm_backward(shape: tuple[int, ...], groups: int, dtype: str = "float3
 
 
 def channels(shape: tuple[int, ...], dtype: str, keepdims: bool) -> fg.Graph:
-    """Returns sums of segments that are all there is, beside a row's; and of some that others follow from."""
+    """Returns reductions of segments that are stored as they are, beside a row's, and of segments whose results are
+    used further.
+    """
     g = fg.Graph(f"channels {shape} {dtype} {keepdims}", io_dtype=dtype)
     x = g.tensor("x", shape)
     centred = x - g.reduction(x, "avg", (1, 2, 3))
@@ -374,7 +376,7 @@ def test_golden_source() -> None:
 
 
 def gpu_graphs() -> list[fg.Graph]:
-    """Returns rows of every form: in blocks of their own, side by side in one, in a warp; on their way or not."""
+    """Returns row kernels of every form: one or several rows per block, or one per warp, with and without columns."""
     graphs = [layernorm_backward(s, d) for s in ((1000, 8192), (2000, 1024)) for d in ("bfloat16", "float32")]
     graphs += [layernorm_backward((16384, 128), "float16"), rmsnorm_backward((2000, 4096), "bfloat16")]
     graphs += [layernorm_backward((3001, 777), "bfloat16"), softmax_backward((2000, 2048), "float64")]

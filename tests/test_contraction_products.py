@@ -57,8 +57,9 @@ def products(
     lead: tuple[int, ...] = (),
     **case: Any,
 ) -> Case:
-    """Returns ``count`` products of one matrix; ``across``: operand A is stored across the reduction, ``along``: the
-    second ones along it.
+    """Returns ``count`` products that share operand A.
+
+    ``across``: operand A is stored transposed; ``along``: the B operands are.
     """
     graph = fg.Graph("products")
     a_shape, b_shape = (*lead, m, k), (*lead, k, n)
@@ -72,7 +73,7 @@ def products(
 def convolutions(
     x: tuple[int, ...], w: tuple[int, ...], dtype: str, *, case: dict[str, Any] | None = None, **attributes: Any
 ) -> Case:
-    """Returns a gated convolution with the channels of all operands next to each other."""
+    """Returns a gated convolution with all operands in channels last."""
     graph = fg.Graph("gated")
     image = graph.tensor("x", x, dtype, layout="channels_last")
     gate, up = (
@@ -92,7 +93,9 @@ def one_kernel(made: Any) -> None:
 def form(
     name: str, pick: Callable[[Any], bool] = lambda _: True, any_of: random.Random | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """Returns a case's fields: run with the first schedule (or any) of "mma" or "wgmma" that a predicate takes."""
+    """Returns fields of a case that runs with the first "mma" or "wgmma" schedule that the predicate accepts (by
+    default any).
+    """
     module = {"mma": contraction_mma_schedule, "wgmma": contraction_wgmma_schedule}[name]
 
     def schedule(spec: ContractionSpec) -> Any:

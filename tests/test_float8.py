@@ -21,7 +21,7 @@ def every(dtype: dt.DType) -> Any:
 
 
 def wide(dtype: dt.DType) -> Any:
-    """Returns float32 numbers at, beside and halfway between all of a dtype's, and what is too large."""
+    """Returns float32 numbers at, next to and halfway between all numbers of a dtype, and some beyond its range."""
     with np.errstate(all="ignore"):
         x = every(dtype).astype(np.float32).ravel()
         x = np.unique(x[np.isfinite(x)])
@@ -41,7 +41,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Returns the results of a graph on the cpu engine, checked against the reference."""
+    """Runs a graph on the cpu engine; returns the results, checked against the reference."""
     g = fg.Graph("eight")
     for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
         g.output(made)

@@ -50,7 +50,7 @@ def tensors(torch: Any) -> list[Any]:
 
 
 def addresses(reader: frameworks.Reader, arrays: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns what a reader says, checked against torch."""
+    """Returns the addresses that a reader finds, checked against torch."""
     found = reader(arrays, 0)
     assert found is None or found == tuple(x.data_ptr() for x in arrays)
     return found

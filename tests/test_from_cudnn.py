@@ -50,7 +50,7 @@ def empty(tensor: fg.Tensor) -> np.ndarray[Any, Any]:
 
 
 def execute(graph: CudnnGraph, pack: Mapping[Any, Any], engine: str = "reference") -> list[np.ndarray[Any, Any]]:
-    """Returns the outputs of a graph that is given its inputs, in order."""
+    """Runs a graph on its inputs and returns the outputs, in order."""
     outs = {t: empty(t) for t in graph.outputs}
     graph.build(engine=engine)
     graph.execute({**pack, **outs})

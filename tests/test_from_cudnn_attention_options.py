@@ -75,7 +75,7 @@ class Case:
         self.mask = (torch.rand(batch, self.h, rows, keys, generator=make) < 0.7).to(own["dtype"])
 
     def operands(self, g: Any, arrays: dict[Any, Any], paged: bool) -> dict[str, Any]:
-        """Returns the keywords of sdpa and sdpa_backward; arrays are filled."""
+        """Returns the keywords of sdpa and sdpa_backward, and fills ``arrays``."""
 
         def given(name: str, x: Any, kind: Any = None) -> Any:
             made = g.tensor(list(x.shape), list(x.stride()), name=name, **({} if kind is None else {"data_type": kind}))

@@ -45,7 +45,7 @@ class Ragged:
         return torch.as_strided(self.array[int(self.offsets[b]) :], size, self.strides[1:]) if n else torch.empty(size)
 
     def padded(self) -> Any:
-        """Returns what lies there, with zeros."""
+        """Returns the ragged tensor padded with zeros."""
         found = torch.zeros(self.shape, dtype=self.memory.dtype)
         for b, n in enumerate(self.lengths):
             found[b, :, :n] = self._of(b, n)
