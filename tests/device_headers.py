@@ -20,7 +20,7 @@ _LIBRARY: dict[str, str | None] = {}
 
 @cache
 def _definitions() -> dict[str, set[str]]:
-    """Maps functions, types and namespaces of the device library (no static members) to the headers that define them."""
+    """Maps functions, types and namespaces of the device library (no static members) to their headers."""
     found: dict[str, set[str]] = {}
     for path in HEADER_FOLDER.glob("*.cuh"):
         for names in _DEFINITION.findall(_COMMENT.sub("", path.read_text("utf-8"))):

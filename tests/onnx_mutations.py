@@ -109,7 +109,7 @@ def _assign(message: Message, field: FieldDescriptor, draw: random.Random, old: 
 
 
 def _value(field: FieldDescriptor, draw: random.Random, old: object, model: ModelProto) -> object:
-    """Draws a value of a field's type: an extreme one, one close to the old one, or a name from elsewhere in the model."""
+    """Draws a value of a field's type: an extreme one, one close to the old one, or another name of the model."""
     if field.type in _INTEGER_TYPES:
         value = draw.choice(INTEGERS)
         if isinstance(old, int) and draw.random() < 0.4:

@@ -34,7 +34,7 @@ def result_of(a: str) -> tuple[str, np.dtype[Any]]:
 
 
 def integers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Returns small integers, whose products and sums are exact in any float type; integer types get their full range."""
+    """Returns small integers, exact in products and sums of any float type; integer types get their full range."""
     if "int" in name:
         info = np.iinfo(TYPES[name])
         return rng.integers(info.min, info.max, shape, endpoint=True).astype(TYPES[name])

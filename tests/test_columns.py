@@ -130,7 +130,7 @@ def random_graph(seed: int) -> fg.Graph:
 
 
 def walk(graph: fg.Graph) -> RowsSpec:
-    """Returns the spec of the kernel that reduces rows and columns; the only other kernel combines the partial results."""
+    """Returns the spec of the kernel that reduces rows and columns; the other kernel combines the partial results."""
     kernels = plan(graph).kernels
     assert len(kernels) == 2, [[n.name for n in k.group.nodes] for k in kernels]
     spec = kernels[0].group.lowered.spec

@@ -81,7 +81,7 @@ def mma_first(spec: Any, arch: Target) -> Any:
 
 
 def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> list[CudaExecutable]:
-    """Returns the cases' Executables, compiled in parallel, with their schedules or those that ``otherwise`` chooses."""
+    """Returns the cases' Executables, compiled in parallel, with their own schedules or those of ``otherwise``."""
     mine = threading.local()
 
     def choosers(here: Target, *_: Any) -> Any:

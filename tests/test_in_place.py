@@ -116,7 +116,7 @@ def graph_of(build: Callable[..., Any], *shapes: Sequence[int], dtype: str = "fl
 
 
 def lazily(graph: fg.Graph, arch: str = "sm_80", pick: random.Random | None = None) -> CpuExecutable:
-    """Returns an executable whose kernels are not built yet, with the cost model's schedules or randomly chosen ones."""
+    """Returns an executable whose kernels are not built yet, with the cost model's schedules or random ones."""
     executable = CpuExecutable(graph, Options(target=target(arch)), lazy=True)
     if pick is not None:
         chosen = plan(graph, choose=lambda spec, _: Choice(pick.choice(list(schedules(spec, target(arch))))))

@@ -108,7 +108,7 @@ def test_non_max_suppression(centred):
 
 
 def run_with(proto, shapes, *inputs):
-    """Returns the results on the cpu engine, and those for values that are known while the graph is built."""
+    """Returns the results on the cpu engine, and those computed while the graph is built, from known inputs."""
     made = built(proto, shapes=shapes)
     results = made.compile("cpu")(*inputs)
     known = Backend.run_model(proto, list(inputs))

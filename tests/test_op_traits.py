@@ -44,7 +44,7 @@ def _holds_name(e: ast.AST, variables: bool) -> bool:
 
 
 def _known_as(tree: ast.AST, variables: bool) -> set[str]:
-    """Returns the variables that are given an op's name, or several."""
+    """Returns the variables that an op's name, or several names, are assigned to."""
     found = set()
     for n in ast.walk(tree):
         if isinstance(n, (ast.Assign, ast.NamedExpr)):

@@ -36,7 +36,7 @@ def test_every_composite_and_function_has_cases() -> None:
 
 
 def _by_nodes(g: fg.Graph, inputs: dict[str, Array]) -> dict[fg.Tensor, Array]:
-    """Returns the outputs as the nodes have them that composites and calls become."""
+    """Evaluates the outputs by the nodes that composites and calls decompose into."""
     parts = decompose(g)
     calls, parts.graph.calls = parts.graph.calls, {}
     values = evaluate(parts.graph, inputs)
@@ -75,7 +75,7 @@ def test_kernels_are_what_is_meant(dtype: str, special: float) -> None:
 
 @means(meanings.einsum)
 def _narrow_sums(self: fg.Graph, equation: str, a: fg.Tensor, b: fg.Tensor) -> fg.Tensor:
-    """Returns ij,jk->k with sums of the first operand in its own dtype."""
+    """Computes ij,jk->k with sums over the first operand in its own dtype."""
     return self.reshape(self.reshape(self.reduction(a, "add", 0), (1, -1)) @ b, (-1,))
 
 

@@ -42,7 +42,7 @@ WINDOWS: tuple[dict[str, Any], ...] = (
 
 
 def forward(shape: tuple[int, ...], dtype: str, how: Mapping[str, Any], **layout: Any) -> fg.Graph:
-    """Returns all that can be made of the same windows."""
+    """Builds all pooling ops on the same windows."""
     g = fg.Graph(f"pool {dtype} {how}".replace("{", "(").replace("}", ")").replace("'", ""))
     x = g.tensor("x", shape, dtype, **layout)
     g.output(g.max_pool(x, **how), name="max")
@@ -319,7 +319,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _others(spec: PoolSpec) -> list[PoolSchedule]:
-    """Returns schedules that no cost model would choose here, 64-bit offsets among them."""
+    """Returns schedules that the cost model would not choose here, with 64-bit offsets among them."""
     best = best_schedule(spec)
     assert isinstance(best, PoolSchedule)
     single = replace(best, vector=1, rows=1, cols=1, down=1)

@@ -31,7 +31,7 @@ LENGTHS = (33, 1, 2, 31, 1000, 4097, 65537)
 def reductions_of(
     shape: tuple[int, ...], axes: Any, dtype: str = "float32", modes: Any = COMBINED, keepdims: bool = True, **how: Any
 ) -> fg.Graph:
-    """Returns all modes that a dtype takes, of one tensor."""
+    """Builds all reductions that a dtype supports, of one tensor."""
     g = fg.Graph(f"reductions {shape} {axes} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     for mode in modes:
@@ -43,7 +43,7 @@ def reductions_of(
 def composed_of(
     shape: tuple[int, ...], axes: Any, dtype: str = "float32", keepdims: bool = True, **how: Any
 ) -> fg.Graph:
-    """Returns all modes that are made of others, of one tensor."""
+    """Builds all reductions that are composed of others, of one tensor."""
     g = fg.Graph(f"composed {shape} {axes} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     for mode in COMPOSED:
@@ -74,7 +74,7 @@ def test_a_row_of_a_million() -> None:
 
 
 def millions() -> list[fg.Graph]:
-    """Returns rows of a prime number of elements, more than any form of the kernels keeps."""
+    """Builds reductions of rows whose length is prime and larger than any kernel keeps on chip."""
     length = 1_000_003
     return [
         reductions_of((1, length), -1, modes=("add", "max", "avg")),
@@ -372,7 +372,7 @@ def test_integers_are_exact() -> None:
 
 
 def gpu_graphs() -> list[fg.Graph]:
-    """Returns rows of every form, in the schedules of each."""
+    """Builds graphs whose rows take kernels of every form."""
     graphs = [softmax_of((4, n), 1, d) for n in (7, 1000, 65536) for d in ("float32", "bfloat16")]
     graphs += [
         reductions_of((8, 512, 96), axes, d, ("add", "avg", "amax"))

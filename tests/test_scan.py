@@ -38,7 +38,7 @@ def scan_of(op: str, shape: tuple[int, ...], axis: int, kind: str = "float32", *
 
 
 def small_inputs(graph: fg.Graph, special: float = 0.0) -> dict[str, Any]:
-    """Returns numbers of which long products neither overflow nor vanish; special ones are a few."""
+    """Returns numbers whose long products neither overflow nor vanish, with a few special values."""
     given = random_inputs(graph, 2, special=special)
     for tensor in graph.inputs:
         x = given[tensor.name]

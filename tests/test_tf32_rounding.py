@@ -24,7 +24,7 @@ Chooser = Callable[[Any], Any]
 
 
 def wgmma(**wanted: bool) -> Chooser:
-    """Returns the first schedule of that form that has all of these, or none."""
+    """Returns a chooser of the first wgmma schedule with all of these fields."""
 
     def choose(spec: Any) -> Any:
         every = contraction_wgmma_schedule.schedules(spec, named("sm_90a"))
@@ -57,7 +57,7 @@ def windows(channels: int, schedule: Chooser) -> Case:
 
 
 def given(graph: fg.Graph, number: int) -> dict[str, Any]:
-    """Returns inputs of ones, but for one of them."""
+    """Returns inputs of ones, except one input of values between two tf32 numbers."""
     arrays = random_inputs(graph, 0)
     for n, tensor in enumerate(graph.inputs):
         np.copyto(arrays[tensor.name], BETWEEN if n == number else 1.0)

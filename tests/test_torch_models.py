@@ -80,7 +80,7 @@ def test_inference_is_as_eager(case: str, dtype: Any) -> None:
 
 
 def _step(model: Any, x: Any) -> tuple[Any, list[Any]]:
-    """Returns the result of a forward pass, the gradients and the buffers after a backward pass."""
+    """Runs a forward and a backward pass; returns the result, and the gradients and buffers."""
     y = model(x)
     y.square().mean().backward()
     return y.detach(), [p.grad for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]

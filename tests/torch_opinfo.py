@@ -125,7 +125,7 @@ def cases(op: Any, dtype: Any, count: int, seed: int) -> Iterator[Case]:
 
 
 def _run(function: Callable[..., list[Any]], tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns results, and gradients of what has any for cotangents that are always the same."""
+    """Runs a function; returns its results, and gradients for cotangents that are always the same."""
     torch.manual_seed(42)  # as some of the operators, which are functions of torch's tests, do themselves when traced
     results = function(*tensors)
     ends = [x for x in results if x.requires_grad]
@@ -182,9 +182,10 @@ def _compile(case: Case, made: list[CpuExecutable]) -> None:
 
 
 def _difference(got: Any, eager: Any, exact: Any, scale: float) -> str:
-    """Returns what is wrong with a result, "" if nothing is: it may be as far from the exact one as eager's, some
-    times over, and some units in the last place, of itself and of the largest result or of a number that it is a sum
-    of.
+    """Returns what is wrong with a result, "" if nothing is.
+
+    Its error may be a multiple of eager's plus some units in the last place of the result, the largest result or a
+    number summed in it.
     """
     if got is None or eager is None:
         return "" if got is eager else f"{type(got).__name__}, in eager {type(eager).__name__}"
