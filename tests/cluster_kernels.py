@@ -167,7 +167,7 @@ _STATIC = "__shared__ float part[48];"
 
 
 def cluster_sum(name: str, dynamic: bool = True, sync: str = "cluster_sync();", end: str = "cluster_sync();") -> Case:
-    """Sums over four blocks; 48 threads a block, so that warps of two blocks are not neighbours."""
+    """Sums over four blocks of 48 threads, so that warps of two blocks are not adjacent."""
     x = sample((3, 4, 48), np.float32)
     y = np.repeat(x.sum(1, keepdims=True), 4, 1) + np.arange(4, dtype=np.float32)[:, None]
     where = ("dynamic", _DYNAMIC) if dynamic else ("static", _STATIC)

@@ -1,4 +1,4 @@
-"""Torch without a GPU, as if it had one: tensors that say they lie on it, in memory of the host.
+"""Simulates a GPU for torch: tensors that claim to be on it, in host memory.
 
 `install` lets code written for CUDA run unchanged with a torch that has none.  A tensor made for a device "cuda" is a
 `CudaTensor`, as are results of functions that take one; `.cpu()` takes it back.  Streams, events and generators are
@@ -28,7 +28,7 @@ _FUNCTIONAL = torch._C.DisableTorchFunctionSubclass
 
 
 class CudaTensor(torch.Tensor):
-    """A tensor of the host's that says it is on a GPU."""
+    """A host tensor that claims to be on a GPU."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -73,7 +73,7 @@ def on_host(tensor: Any) -> Any:
 
 
 def _place(device: Any) -> str | None:
-    """ "cuda" or "cpu" if a value names such a device."""
+    """Returns "cuda" or "cpu" if a value names such a device."""
     if isinstance(device, torch.Tensor):
         return "cuda" if isinstance(device, CudaTensor) else "cpu"
     text = str(device) if isinstance(device, (str, torch.device)) else ""
@@ -82,7 +82,9 @@ def _place(device: Any) -> str | None:
 
 
 class _Devices(TorchFunctionMode):
-    """Makes what is asked for on a GPU on the host, and marks it; tells how much there is to multiply before it is."""
+    """Creates on the host what is requested on a GPU, and marks it; reports the number of multiplications before they
+    are done.
+    """
 
     def __init__(self, before_products: Callable[[int], None]) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ def _written_in_python(func: Any) -> Callable[..., Any] | None:
 
 
 def _multiplications(func: Any, factors: Any) -> int:
-    """At most so many, of a convolution or a product of matrices."""
+    """Returns an upper bound on the multiplications of a convolution or a matrix product; 0 for einsum."""
     first, second = factors[:2]
     if func in _CONVOLUTIONS:
         return int(first.numel() * second.numel() // max(second.shape[1], 1))
@@ -195,7 +197,7 @@ class Autocast(contextlib.ContextDecorator):
 
 
 class Stream:
-    """A stream that is always done."""
+    """A stream that has always finished."""
 
     cuda_stream, device, device_index = 0, _CUDA, 0
 
@@ -220,7 +222,7 @@ class Stream:
 
 
 class Event:
-    """An event that has happened, a millisecond after any other."""
+    """An event that has completed, a millisecond after any other."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -248,11 +250,11 @@ class _Generators(type):
 
 
 class Generator(metaclass=_Generators):
-    """Generators are the host's, whatever device they are asked for."""
+    """Creates host generators, whatever device is given."""
 
 
 class Profile:
-    """torch.profiler.profile, which sees nothing."""
+    """torch.profiler.profile that records nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

@@ -87,7 +87,7 @@ def _built(pygraph: Any, **_: Any) -> CudnnGraph:
 
 
 def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
-    """Tells the pygraph where its results lie, as cuDNN does once it has inferred that."""
+    """Sets the strides of the pygraph's results, as cuDNN does once it has inferred them."""
     for node in pygraph.nodes:
         for tensor in node.outputs.values():
             made = None if tensor is None else read.uids.get(tensor.uid)
@@ -105,7 +105,7 @@ def _check_size(multiplications: int) -> None:
 
 
 def _operations(graph: Graph) -> int:
-    """About how many multiplications a graph is."""
+    """Estimates the number of multiplications of a graph."""
     return sum(map(_multiplications, graph.nodes))
 
 

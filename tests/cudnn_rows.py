@@ -237,7 +237,7 @@ def wgrad(g: fg.Graph) -> fg.Tensor:
 
 
 def int8_conv(result: str) -> Build:
-    """Integers: stored as they are summed, in 32 bits; or cast to float32 from there; or straight into float32."""
+    """Integer convolutions: stored as 32-bit sums, cast to float32 from there, or computed straight into float32."""
 
     def build(g: fg.Graph) -> fg.Tensor:
         if result == "straight":

@@ -1,5 +1,6 @@
-"""Which headers of the device library a kernel is without: on the CPU, where many kernels are compiled as one file, it
-would do that another kernel includes them.
+"""Finds headers of the device library that a kernel lacks.
+
+On the CPU, many kernels are compiled as one file, so another kernel's include would hide this.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def double() -> str:
 
 
 def run_double(module: str, *names: str) -> str:
-    """Run functions of a test module, one after the other, in a process whose driver is the double; its output."""
+    """Runs functions of a test module, one after the other, in a process whose driver is the double; returns its
+    output.
+    """
     calls = "; ".join(f"{module}.{name}()" for name in names)
     return run_python(f"import {module}; {calls}", LD_LIBRARY_PATH=double())
 

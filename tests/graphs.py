@@ -37,7 +37,7 @@ ARCHS = ("sm_80", "sm_90a", "sm_120")
 
 
 def leave_out_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Plans graphs without a pass."""
+    """Plans graphs without one of the passes."""
     left = tuple(p for p in pipeline.PIPELINE if p.name != name)
     assert len(left) == len(pipeline.PIPELINE) - 1
     monkeypatch.setattr(pipeline, "PIPELINE", left)
@@ -86,7 +86,7 @@ def check_on_gpu(
     fusion: bool = True,
     **options: Any,
 ) -> list[CheckResult]:
-    """Does `check_all` on the first GPU."""
+    """Does the same as `check_all` on the first GPU."""
     made = gpu_executables(graphs, fusion=fusion, **options)
     results = [check_executable(e, inputs(e.graph), strict=bool(options.get("strict"))) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]

@@ -1,4 +1,4 @@
-"""Values that no caller should give, and how a call that gets one is judged: it takes it, or raises our errors."""
+"""Invalid values for arguments, and a judge of calls with them: a call accepts the value, or raises a fusegraph error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 20.0
 
 
 class Raises:
-    """Whatever it is asked, it raises."""
+    """Raises at every operation."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("asked")
@@ -31,7 +31,7 @@ class Raises:
 
 
 class Lies:
-    """Its answers are none."""
+    """Gives invalid results for every operation."""
 
     def __index__(self) -> Any:
         return "x"
@@ -143,7 +143,7 @@ def _deadline() -> Iterator[None]:
 
 
 def use(graph: fg.Graph, result: Any, *, planned: bool = False) -> None:
-    """Runs what was taken: every tensor has the shape that was inferred, and there is a kernel for every node."""
+    """Runs an accepted graph: every tensor must have its inferred shape, and every node a kernel."""
     for tensor in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(tensor, fg.Tensor) and tensor.graph is graph and tensor not in graph.outputs:
             graph.output(tensor)

@@ -1,4 +1,4 @@
-"""Small ONNX models, for tests of what they become."""
+"""Builders of small ONNX models."""
 
 from __future__ import annotations
 

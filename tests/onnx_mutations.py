@@ -68,7 +68,7 @@ def _other_bytes(model: bytes, draw: random.Random) -> bytes:
 
 
 def _change(model: ModelProto, draw: random.Random) -> None:
-    """Another value, one more or one less, in a field that is there; now and then in one that is not."""
+    """Changes, adds or removes a value of a field that is set; now and then sets another field."""
     message = draw.choice(list(messages(model)))
     present = [field for field, _ in message.ListFields()]
     every = list(message.DESCRIPTOR.fields)

@@ -247,7 +247,7 @@ class NodeAuthor:
         self.define(f"g.{op}({x}, {y})")
 
     def node_integer(self) -> None:
-        """Bits and whole quotients."""
+        """Adds a bitwise op or an integer division."""
         x, y = (
             name if self.tensor(name).dtype.is_int else self.define(f"g.cast({name}, 'int32')") for name in self.pair()
         )
@@ -307,13 +307,13 @@ class NodeAuthor:
             self.define(f"g.gen_index({x}, axis={self.draw.integer(-rank, rank - 1)})")
 
     def node_again(self) -> None:
-        """A line once more: a common subexpression."""
+        """Repeats a line: a common subexpression."""
         nodes = [line for line in self.lines if " = g." in line and "g.tensor(" not in line and "name=" not in line]
         if nodes:
             self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
 
     def node_move(self) -> None:
-        """Elements at other places; several times, so that views of views and more meet."""
+        """Adds movement ops, several at times, so that views of views and more occur."""
         for _ in range(self.draw.pick((1, 2, 1, 3))):
             kind = self.draw.pick(
                 ("transpose", "slice", "reshape", "pad", "concatenate", "gather", "broadcast", "scatter")

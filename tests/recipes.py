@@ -147,7 +147,7 @@ def _simpler(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def draw_recipe(draw: Draw, themes: Sequence[str]) -> Recipe:
-    """Writes a random graph of pointwise nodes around what the theme names."""
+    """Writes a random graph of pointwise nodes around the anchors of a theme."""
     author = GraphAuthor(draw, draw.pick(themes))
     author.write_graph()
     special = draw.pick((0.0, 0.0, 0.0, 0.02))

@@ -1,4 +1,4 @@
-"""Kernels for the device library's tensor-core functions, and what they must give: for the CPU and for a GPU."""
+"""Kernels for the device library's tensor-core functions, and their expected results, for the CPU and for a GPU."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class Wgmma:
 
     @property
     def source(self) -> KernelSource:
-        """Takes the image of shared memory, a (for registers), d."""
+        """Takes the shared-memory image, a (if in registers) and d."""
         a, b, _ = self.operands(np.random.default_rng(0))
         placed_a = place(self.a_layout or Layout(), a)
         placed_b = place(self.b_layout, b)

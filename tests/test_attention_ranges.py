@@ -23,7 +23,7 @@ from fusegraph.report.check import check_executable, random_inputs, run
 
 
 def packed(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Queries meet keys of the same document, whose numbers depend on the batch, that are not far behind."""
+    """Masks keys of other documents (whose numbers depend on the batch) and keys too far behind."""
     rows, keys = s.shape[-2:]
     i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
     of_query, of_key = g.tensor("of query", (2, 1, rows, 1), "int32"), g.tensor("of key", (2, 1, 1, keys), "int32")

@@ -33,7 +33,7 @@ from fusegraph.runtime.cache import default_cache
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are parts enough: shapes stay small."""
+    """Plans for 3 SMs and partial results of single rows, so that shapes stay small."""
     few = replace(PORTABLE, planned_as=replace(PORTABLE.planned, sms=3))
     defaults = tuple(few if value is PORTABLE else value for value in Options.__init__.__defaults__ or ())
     assert few in defaults
@@ -53,7 +53,7 @@ def layernorm_backward(shape: tuple[int, ...], dtype: str = "float32", scale: An
 
 
 def rmsnorm_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """With the gradient of a dropout in front, and of a bias behind it."""
+    """RMS norm's gradients, with the gradient of a dropout before and of a bias after."""
     g = fg.Graph(f"rmsnorm_backward {shape} {dtype}", io_dtype=dtype)
     loss, x, scale = g.tensor("loss", shape), g.tensor("x", shape), g.tensor("scale", shape[-1:])
     inverse = g.tensor("inverse", (*shape[:-1], 1), "float32")
@@ -65,7 +65,7 @@ def rmsnorm_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph
 
 
 def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """And a sum of what it gives, with the row's sums."""
+    """Softmax's gradient, a column sum of its result, and row sums."""
     g = fg.Graph(f"softmax_backward {shape} {dtype}", io_dtype=dtype)
     dx = g.output(g.softmax_backward(g.tensor("loss", shape), g.tensor("y", shape)), name="dx")
     g.output(g.reduction(dx, "add", 0), name="dbias")
@@ -74,7 +74,7 @@ def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph
 
 
 def statistics(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """Of columns in all modes, beside those of rows, and what is made of them."""
+    """Column reductions of all modes beside row reductions, and ops on their results."""
     g = fg.Graph(f"statistics {shape} {dtype}", io_dtype=dtype)
     x = g.tensor("x", shape)
     for mode in ("add", "max", "min", "norm2", "avg", "amax", "mul"):

@@ -31,7 +31,9 @@ def swiglu(graph: fg.Graph, gate: fg.Tensor, up: fg.Tensor) -> None:
 
 
 def everything(graph: fg.Graph, *values: fg.Tensor) -> None:
-    """Several outputs, of which one is a product itself; operands broadcast along rows and along columns."""
+    """An epilogue with several outputs, one of which is a product itself; operands broadcast along rows and along
+    columns.
+    """
     first, *others = values
     column = graph.tensor("column", (*first.shape[:-1], 1), "float32")
     row = graph.tensor("row", (first.shape[-1],), first.dtype)

@@ -70,7 +70,7 @@ def image(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = "bfloat16", secon
 
 
 def everything(graph: fg.Graph, y: fg.Tensor) -> None:
-    """Several outputs of several dtypes, operands broadcast along every axis, and the position."""
+    """An epilogue with outputs of several dtypes, operands broadcast along every axis, and an index."""
     full = graph.tensor("full", y.shape, y.dtype)
     column = graph.tensor("column", (*y.shape[:-1], 1), "float32")
     row = graph.tensor("row", (y.shape[-1],), "bfloat16")

@@ -60,7 +60,7 @@ def spec_of(case: Case) -> DirectConvolutionSpec:
 
 
 def activated(graph: fg.Graph, y: fg.Tensor) -> None:
-    """Bias a channel, a residual, an image for all channels; two outputs."""
+    """An epilogue with a bias per channel, a residual and an image for all channels; two outputs."""
     ones = (1,) * (y.rank - 2)
     bias = graph.tensor("bias", (y.shape[1], *ones), y.dtype)
     residual = graph.tensor("residual", y.shape, y.dtype, strides=y.strides)

@@ -91,7 +91,7 @@ def graphs() -> Iterator[fg.Graph]:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]:
-    """Specifications and schedules of every form."""
+    """Yields specs and schedules of every form."""
     found: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fuse_gradients, "LEAST_KEYS", 1)

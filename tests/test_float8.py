@@ -33,7 +33,7 @@ def wide(dtype: dt.DType) -> Any:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """The same values of one dtype bit for bit, but for what kind of NaN one is."""
+    """Asserts equality bit by bit, except for the kind of NaN."""
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     same = found.view(f"u{found.itemsize}") == expected.view(f"u{found.itemsize}")
     same |= np.isnan(found.astype(np.float32)) & np.isnan(expected.astype(np.float32))

@@ -37,7 +37,7 @@ def torch() -> Any:
 
 @pytest.fixture(params=[True, False], ids=["guards", "no guards"])
 def read(request: pytest.FixtureRequest, torch: Any, monkeypatch: pytest.MonkeyPatch) -> frameworks.Reader:
-    """A reader that has seen right tensors before: with torch's guards it has learnt what they look like."""
+    """Returns a reader that has seen valid tensors before: with torch's guards it has learned what they look like."""
     if not request.param:
         monkeypatch.setattr(frameworks, "_guards", lambda _: None)
     reader = frameworks.reader("torch", arguments(CPU), CPU)

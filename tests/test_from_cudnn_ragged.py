@@ -52,7 +52,7 @@ class Ragged:
         return found
 
     def untouched(self) -> bool:
-        """Tells whether all that belongs to no sequence is still NaN; ends by making all of it so."""
+        """Tells whether all elements outside sequences are still NaN; overwrites the sequences with NaN."""
         for b, n in enumerate(self.lengths):
             self._of(b, n).fill_(NAN)
         return bool(torch.isnan(self.memory.float()).all())

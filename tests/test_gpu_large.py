@@ -156,6 +156,8 @@ def test_attention_of_65536_queries_and_keys():
 
 
 def _near(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
-    """Each row within three roundings to bfloat16 of its largest element, or, where terms cancel, of float32."""
+    """Checks that each row is within three roundings to bfloat16 of its largest element or, where terms cancel, of
+    float32.
+    """
     error = np.abs(got.astype(np.float64) - expected).max(-1)
     assert np.all(error <= 3 * 2.0**-9 * np.abs(expected).max(-1) + 1e-5), (error, np.abs(expected).max(-1))

@@ -291,7 +291,7 @@ TEXTS = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a graph and with what is no file."""
+    """A working folder with a graph file, an empty model, and paths that are not regular files."""
     folder = tmp_path / "deep" / "er"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)

@@ -246,7 +246,7 @@ def strided(dtype: str, shape: tuple[int, int], pitch: int) -> tuple[fg.Graph, P
 
 
 def turned(dtype: str, rows: int, columns: int) -> tuple[fg.Graph, Pairs]:
-    """Of operands that lie across each other, the one that lies as the result does."""
+    """Builds relu(a^T + b); b, which has the result's layout, may be overwritten by the result."""
     shapes = (rows, columns), (columns, rows)
     return graph_of(lambda g, a, b: g.relu(g.transpose(a) + b), *shapes, dtype=dtype), frozenset({(1, 0)})
 

@@ -71,7 +71,7 @@ def compile_one(source: KernelSource, arch: str = "sm_90a", **rest: Any) -> Comp
 
 @pytest.fixture
 def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A device library of this test's own."""
+    """A device library made by this test."""
     folder = tmp_path / "device"
     folder.mkdir()
     monkeypatch.setattr(nvrtc, "HEADER_FOLDER", folder)

@@ -22,7 +22,7 @@ from fusegraph.onnx import Backend
 
 
 class Strange:
-    """Of no type that anything takes."""
+    """An object of a type that nothing accepts."""
 
 
 SCALARS: tuple[Any, ...] = (

@@ -194,7 +194,7 @@ def test_nothing_turns_where_bounds_do_not_look(op):
 
 
 def _check_between(node, values, k, apart, rng):
-    """No value of the operand between two ends brings the result far beyond its bound."""
+    """Checks that no change of operand ``k`` by up to ``apart`` moves the result far beyond its bound."""
     op, exact = node.op, np.zeros(4000)
     with np.errstate(all="ignore"):
         middle = np.asarray(op.reference(*values, **node.attributes))

@@ -64,7 +64,7 @@ def test_the_nodes_are_what_is_meant(dtype: str, scale: int) -> None:
 @pytest.mark.parametrize("special", [0.0, 0.05])
 def test_kernels_are_what_is_meant(dtype: str, special: float) -> None:
     def inputs(g: fg.Graph) -> dict[str, Array]:
-        """No place in an image is far from it: which element is there is nowhere defined."""
+        """Returns inputs with special values, except grids: which element is read far outside an image is undefined."""
         return {k: v if k != "grid" else random_inputs(g)[k] for k, v in random_inputs(g, 2, special=special).items()}
 
     check_all(graphs({**COMPOSITES, **CALLS}, dtype), inputs=inputs)

@@ -70,7 +70,7 @@ recipes = st.tuples(
 
 
 def check_partition(partition: Partition) -> None:
-    """Everything a partition promises, found out independently of `Partition.check`."""
+    """Checks all properties of a partition, independently of `Partition.check`."""
     nodes = [n for g in partition.groups for n in g.nodes]
     assert Counter(nodes) == Counter(partition.graph.nodes)
     network = quotient(partition)

@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors take the tiles of large ones."""
+    """Lets small tensors take the tiles of large ones."""
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_BLOCKS", 1 / 132)
     monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)

@@ -211,7 +211,7 @@ def test_large_offsets() -> None:
 
 
 def around(g: fg.Graph) -> None:
-    """Pointwise before, between and after, results of every kind."""
+    """Reductions with pointwise nodes before, between and after, and results of every kind."""
     x, bias, gate = g.tensor("x", (6, 40)), g.tensor("bias", (40,)), g.tensor("gate", (6, 40))
     scale = g.tensor("scale", (6, 1))
     h = g.output(x * scale + bias, name="h")
@@ -222,7 +222,7 @@ def around(g: fg.Graph) -> None:
 
 
 def dropped(g: fg.Graph) -> None:
-    """Results that lose the axis, and pointwise nodes on them."""
+    """Reductions without keepdims, and pointwise nodes on them."""
     x, weight = g.tensor("x", (6, 7, 40)), g.tensor("weight", (6, 40))
     total = g.reduction(g.relu(x), "add", 1, keepdims=False)
     g.output(g.sigmoid(total * weight), name="y")
@@ -230,13 +230,13 @@ def dropped(g: fg.Graph) -> None:
 
 
 def leading(g: fg.Graph) -> None:
-    """Axes dropped from the front are put back by broadcasting."""
+    """Reductions without keepdims of leading axes, put back by broadcasting."""
     x = g.tensor("x", (50, 6, 8))
     g.output(x - g.reduction(x, "avg", 0, keepdims=False), name="y")
 
 
 def positions(g: fg.Graph) -> None:
-    """Positions along the row and across the rows."""
+    """Reductions of indices along and across the rows."""
     x = g.tensor("x", (5, 64))
     causal = g.cmp_ge(g.gen_index(x, axis=0) * 12, g.gen_index(x, axis=1))
     masked = g.binary_select(x, -1e30, causal)

@@ -26,7 +26,7 @@ Make = Callable[[fg.Graph, fg.Tensor], Any]
 
 
 def masked(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Causal: most threads of the first rows have nothing but minus infinity."""
+    """A causal mask: most threads of the first rows read minus infinity only."""
     causal = g.cmp_ge(g.gen_index(x, axis=0) * 12, g.gen_index(x, axis=1))
     return g.softmax(g.binary_select(x * 0.5, -np.inf, causal))
 

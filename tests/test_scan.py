@@ -92,7 +92,7 @@ def test_where_extremes_are(op: str) -> None:
 
 
 def around(dtype: str, axis: int, reverse: bool = False) -> fg.Graph:
-    """Pointwise before and after, the operand again after, something once a row, positions."""
+    """Scans with pointwise nodes before and after, the operand read again, one operand per row, and indices."""
     g = fg.Graph("around", io_dtype=dtype)
     x, weight, row = g.tensor("x", (6, 72)), g.tensor("weight", (72,)), g.tensor("row", (6, 1))
     h = g.relu(x * weight + row)

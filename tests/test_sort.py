@@ -47,7 +47,9 @@ def topk_of(shape: tuple[int, ...], k: int, axis: int = -1, dtype: str = "float3
 
 
 def around(dtype: str, axis: int, k: int | None = None) -> fg.Graph:
-    """Pointwise before and after, something once a row, positions of both kinds, the operand again if it fits."""
+    """Sorts with pointwise nodes before and after, one operand per row, both kinds of index, and the operand read again
+    if it fits.
+    """
     g = fg.Graph("around", io_dtype=dtype)
     x, weight, row = g.tensor("x", (6, 72)), g.tensor("weight", (72,)), g.tensor("row", (6, 1))
     h = g.abs(x * weight + row) - g.cast(g.gen_index(x, axis=1), "float32") / 16

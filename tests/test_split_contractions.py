@@ -57,7 +57,7 @@ def backward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layou
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Splits every contraction that can be into so many parts."""
+    """Splits every contraction that allows it into so many parts."""
 
     def force(count: int) -> None:
         monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op in PARTS else 1)

@@ -75,7 +75,7 @@ def test_what_the_user_sees() -> None:
 
 @pytest.fixture
 def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short reductions are split as well."""
+    """Splits short reductions, too."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)

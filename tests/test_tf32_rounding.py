@@ -34,7 +34,9 @@ def wgmma(**wanted: bool) -> Chooser:
 
 
 def ring_of_two(spec: Any) -> Any:
-    """Of few stages, and for all tiles one block: what was gathered is rounded at once, tile after tile."""
+    """A chooser of schedules with few stages and one block for all tiles: gathered operands are rounded at once, tile
+    after tile.
+    """
     return replace(wgmma(gather=True)(spec), stages=2, blocks=1)
 
 

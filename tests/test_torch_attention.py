@@ -67,7 +67,7 @@ def test_attention_as_kernels_of_cuda_return_it() -> None:
 
 
 class Attention(torch.nn.Module):
-    """With everything that a training step keeps for the gradient."""
+    """Attention with all that a training step keeps for the gradient."""
 
     def __init__(self, kernel: Any, *arguments: Any) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ SIZES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors take the kernels of large ones."""
+    """Lets small tensors take the kernels of large ones."""
     for module in (pointwise_schedule, pointwise_unaligned, pointwise_tiling):
         monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1 / 132)
     for module in (pointwise_schedule, pointwise_unaligned):

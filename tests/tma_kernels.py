@@ -1,4 +1,4 @@
-"""Kernels that use TMA, with what NumPy says they must give: run on the CPU by test_device_tma.py.
+"""Kernels that use TMA, and their expected results by NumPy; test_device_tma.py runs them on the CPU.
 
 A Case is one kernel with its arrays; ``expected`` are the arrays after the launch, bit for bit.  The model here is
 written from the definition of tiled and im2col loads, not from the CPU's implementation.

@@ -1,4 +1,4 @@
-"""Small graphs of every composite of the op table and of every function that writes several nodes, of any dtype."""
+"""Small graphs, in any dtype, of every composite of the op table and of every function that builds several nodes."""
 
 from __future__ import annotations
 
