@@ -1,4 +1,4 @@
-"""Invalid values for arguments, and a judge of calls with them: a call accepts the value, or raises a fusegraph error."""
+"""Invalid values for arguments, and a judge of calls with them: a call must accept one or raise a fusegraph error."""
 
 from __future__ import annotations
 

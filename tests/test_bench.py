@@ -238,10 +238,9 @@ def test_floors_of_any_graph():
 
 
 class Timer:
-    """A stopwatch by which a copy takes 10, and functions timed in turns take 20, 30 ... in the order of their first
-    turn.
+    """A stopwatch that gives 10 to copies, and 20, 30 ... to functions timed in turns in the order of their first turn.
 
-    All of them run.
+    All functions run.
     """
 
     def __init__(self, device: int = 0) -> None:
