@@ -175,8 +175,8 @@ class TilePath:
         return threads // self.pieces_of_row(size, inner)
 
     def fills(self, size: int, inner: int, threads: int) -> bool:
-        """Tells whether ``threads`` threads can fill such a tile: all of them have as many pieces, at distances that the
-        swizzle keeps.
+        """Tells whether ``threads`` threads can fill such a tile: all have as many pieces, as far apart as the swizzle
+        allows.
         """
         step, pieces = self.step(size, inner, threads), size * inner // self.piece
         along = self.along_k and not self.threads_along_k
