@@ -1,1 +1,1 @@
-"""Results of `fusegraph bench`, and scripts that tell more of them or measure whole models."""
+"""Results of `fusegraph bench`, and scripts that summarize them or measure whole models."""

@@ -1,4 +1,4 @@
-"""A run in one sentence: how our times compare with the fastest peer's, over all its workloads.
+"""Summarizes a run in one sentence: how fusegraph's times compare with the fastest peer's over all workloads.
 
 python -m benchmarks.summary FILE.json...    prints it, and every row that is slower than the fastest peer, worst first
 """
@@ -17,10 +17,10 @@ from fusegraph.bench.results import when
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the fastest peer's time over ours, by workload, from the rows of a run's JSON: more than 1 is faster
-    than it.
+    """Returns workload -> the fastest peer's time over fusegraph's, from the rows of a run's JSON.
 
-    A workload that a peer runs and we do not has 0; one without a peer is left out.
+    Above 1, fusegraph is faster.  A workload that a peer runs and fusegraph does not has 0; one that no peer runs is
+    left out.
     """
     return {
         s.workload: s.peer["median_us"] / s.ours["median_us"] if s.ours is not None else 0.0
@@ -30,8 +30,9 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the geometric mean and the worst of the `ratios`, and how many workloads only peers run; "" if nothing
-    ran.
+    """Returns a sentence on the geometric mean and the worst of the `ratios`, and on how many workloads only peers run.
+
+    It is empty if there are no ratios.
     """
     every = ratios(rows)
     ran = {name: ratio for name, ratio in every.items() if ratio}
@@ -48,7 +49,7 @@ def sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(files: Sequence[str]) -> int:
-    """Prints what the module's text says; returns 2 if no file is given, or one that holds no run."""
+    """Prints the summaries of files; returns 2 if no file is given or one is not a run's, else 0."""
     if not files:
         print(__doc__, file=sys.stderr)
         return 2

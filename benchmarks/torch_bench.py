@@ -3,11 +3,11 @@
 python -m benchmarks.torch_bench --fusion [--json FILE]      kernels and traffic of each model; needs no GPU
 python -m benchmarks.torch_bench [--json FILE] [--only TEXT] [--dtypes bf16,fp32] [--engines fusegraph,eager,...]
 
-The second, on a GPU, in one process and model by model: each engine compiles from nothing (caches on disk are empty,
-but every engine has compiled something before) and is called; the first call's seconds, the device's microseconds with
-a cold L2 cache, those of a call among many, the kernels, and the largest error, relative to the largest result, against
-the model in float64.  Engines that time what they choose from take minutes and are not among the default ones:
-fusegraph-tuned and compile-max.  Rows of another run on the same device and commit are kept in the file.
+The second form needs a GPU and measures model by model in one process.  Each engine compiles with empty disk caches
+(after it has compiled something else) and is called.  A row has the seconds of the first call, the microseconds on the
+device with a cold L2 cache, those of a call among many, the number of kernels, and the largest error against the model
+in float64, relative to the largest result.  The engines fusegraph-tuned and compile-max time candidates, which takes
+minutes, and must be asked for.  Rows of another run on the same device and commit are kept in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ENGINES = ("fusegraph", "eager", "compile")
 ARCH = "sm_90a"
 CALLS = 30
-#: How much further from float64 than eager a result may be, and what is a rounding of its dtype.
+#: A result's error may be this many times that of eager torch, plus about one rounding of its dtype.
 SLACK = {"bf16": (2.0, 2**-8), "fp32": (8.0, 2**-11)}
 
 
@@ -46,7 +46,7 @@ SLACK = {"bf16": (2.0, 2**-8), "fp32": (8.0, 2**-11)}
 
 
 def fusion(models: Sequence[Model] = MODELS) -> Iterator[dict[str, Any]]:
-    """For each model, in bfloat16 at full size: what the backend makes of it."""
+    """Yields for each model, in bfloat16 at full size, what the backend makes of it; see `facts`."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for model in models:
@@ -58,7 +58,7 @@ def fusion(models: Sequence[Model] = MODELS) -> Iterator[dict[str, Any]]:
 
 
 def facts(model: Model, report: FunctionReport) -> dict[str, Any]:
-    """Returns a report as plain data; declined pairs by reason, names and shapes left out, with one of each."""
+    """Returns a report as plain data; declined pairs are counted by reason, without names and shapes."""
     example: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for decision in report.declined:
@@ -84,7 +84,7 @@ def facts(model: Model, report: FunctionReport) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One engine on one model; what failed is in the note, and the numbers are None."""
+    """One engine on one model; if it failed, the note says why, and the numbers are None."""
 
     model: str
     dtype: str
@@ -97,7 +97,7 @@ class Row:
     note: str = ""
 
 
-#: What torch.compile is told for each engine.
+#: The options of torch.compile for each engine.
 _MODES: dict[str, dict[str, Any]] = {
     "fusegraph": {"backend": "fusegraph"},
     "fusegraph-tuned": {"backend": "fusegraph", "mode": "max-autotune"},
@@ -107,13 +107,13 @@ _MODES: dict[str, dict[str, Any]] = {
 
 
 def _engine(name: str, module: Any, x: Any) -> Callable[[], Any]:
-    """Returns a call of a model as an engine has it, not compiled yet."""
+    """Returns a function that calls a model on an engine; it is compiled at the first call."""
     made = module if name == "eager" else torch.compile(module, **_MODES[name])
     return lambda: made(x)
 
 
 def _start(engines: list[str]) -> None:
-    """Has every engine do once what it does once in a process: load libraries, start the processes that compile."""
+    """Makes every engine do what it does once per process: load libraries, start compile processes."""
     import fusegraph.torch  # noqa: F401 - makes the backend known where fusegraph is not installed
 
     x = torch.ones(64, 64, device="cuda")
@@ -125,7 +125,7 @@ def _start(engines: list[str]) -> None:
 
 
 def _kernels(call: Callable[[], Any]) -> int:
-    """Returns kernels of a call."""
+    """Returns how many kernels a call launches."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
@@ -136,7 +136,7 @@ def _kernels(call: Callable[[], Any]) -> int:
 
 
 def _call_us(call: Callable[[], Any]) -> float:
-    """Returns microseconds of a call among many."""
+    """Returns the microseconds of a call among many, until the device is done."""
     call()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -147,7 +147,7 @@ def _call_us(call: Callable[[], Any]) -> float:
 
 
 def _empty_cache(folder: str) -> None:
-    """Gives fusegraph a cache of its own in a folder: its engines would find each other's kernels in one."""
+    """Gives fusegraph a new, empty cache in a folder, so that engines do not find each other's kernels."""
     from fusegraph.runtime.cache import default_cache
 
     os.environ["FUSEGRAPH_CACHE_DIR"] = tempfile.mkdtemp(dir=folder)
@@ -155,7 +155,7 @@ def _empty_cache(folder: str) -> None:
 
 
 def measure(model: Model, dtype: str, engines: list[str], cache: str) -> Iterator[Row]:
-    """Yields one row an engine; what they cache lies in a folder."""
+    """Yields one row per engine; ``cache`` is the folder for their caches."""
     from fusegraph.runtime.timing import ColdTimer
 
     timer = ColdTimer()
@@ -182,14 +182,14 @@ def measure(model: Model, dtype: str, engines: list[str], cache: str) -> Iterato
                 yield Row(
                     *(model.name, dtype, engine, timer.median(call), _call_us(call), first, _kernels(call), error(y))
                 )
-            except Exception as failure:  # a row that says so: the others are still wanted
+            except Exception as failure:  # noted in the row; the others are still wanted
                 yield Row(model.name, dtype, engine, note=f"{type(failure).__name__}: {failure}"[:500])
 
 
 def earlier(file: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows that a file has of another run on the device and commit of ``now``.
+    """Returns a file's rows if they were measured on the device and commit of ``now``, else none.
 
-    Raises FileError for a file that cannot be read or is of no such run.
+    Raises FileError for a file that cannot be read or is not a run's.
     """
     try:
         before = json.loads(file.read_text("utf-8"))
@@ -207,7 +207,7 @@ def earlier(file: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what the module's text says; returns 2 for a --json file that is of no run or cannot be written."""
+    """Runs the command; returns 2 if the --json file is not a run's or cannot be written, else 0."""
     try:
         return _run(arguments)
     except FileError as error:
@@ -252,7 +252,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             keep(row)
         return 0
     engines = given.engines.split(",")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # processes that compile may still write
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # compile processes may still write to it
         for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
             os.environ[variable] = str(Path(cache) / variable.lower())
         _empty_cache(cache)

@@ -1,8 +1,8 @@
 """Known networks in plain torch, with random weights: ResNet-50, MobileNetV3-Large, blocks of ViT-B/16 and GPT-2.
 
-He et al. 2016 (the variant with the stride in the 3x3, as torchvision has it), Howard et al. 2019, Dosovitskiy et al.
-2021, Radford et al. 2019.  Every size is a parameter, so that tests can have small ones.  Nothing is imported but
-torch: the networks' own packages are not needed.
+He et al. 2016 (torchvision's variant with the stride in the 3x3), Howard et al. 2019, Dosovitskiy et al. 2021, Radford
+et al. 2019.  Every size is a parameter, so that tests can use small ones.  Only torch is needed, not the networks' own
+packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional
 def _conv_norm(
     channels: int, filters: int, taps: int, stride: int = 1, groups: int = 1, activation: type[nn.Module] | None = None
 ) -> nn.Sequential:
-    """Returns a convolution without bias, batch normalisation and an activation."""
+    """Returns a convolution without bias, then batch normalization, then an activation if one is given."""
     layers: list[nn.Module] = [
         nn.Conv2d(channels, filters, taps, stride, taps // 2, groups=groups, bias=False),
         nn.BatchNorm2d(filters),
@@ -30,7 +30,7 @@ def _conv_norm(
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]
-    """1x1, 3x3, 1x1 and a shortcut around them."""
+    """Convolutions of 1x1, 3x3 and 1x1, and a shortcut around them."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class ResNet(nn.Module):  # type: ignore[misc]
 
 
 def _round(channels: float, divisor: int = 8) -> int:
-    """Returns the nearest multiple of 8 that is not more than a tenth below."""
+    """Returns the nearest multiple of ``divisor`` that is not more than a tenth below ``channels``."""
     near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * channels else near
 
 
 class SqueezeExcite(nn.Module):  # type: ignore[misc]
-    """Each channel scaled by what its mean over the image says."""
+    """Scales each channel by a function of all channels' means over the image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SqueezeExcite(nn.Module):  # type: ignore[misc]
 
 
 class InvertedResidual(nn.Module):  # type: ignore[misc]
-    """1x1 to ``expanded`` channels, depthwise, squeeze and excite, 1x1 to ``filters``."""
+    """A 1x1 to ``expanded`` channels, a depthwise convolution, squeeze and excite, and a 1x1 to ``filters``."""
 
     def __init__(
         self, channels: int, taps: int, expanded: int, filters: int, squeeze: bool, hard: bool, stride: int
@@ -133,7 +133,7 @@ _LARGE = (
 
 
 class MobileNetV3(nn.Module):  # type: ignore[misc]
-    """MobileNetV3-Large, or the part of it that begins with the given blocks: images to logits."""
+    """MobileNetV3-Large, or a network like it of the given blocks: images (N, 3, H, W) to logits (N, classes)."""
 
     def __init__(self, blocks: Sequence[tuple[Any, ...]] = _LARGE, hidden: int = 1280, classes: int = 1000) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class MobileNetV3(nn.Module):  # type: ignore[misc]
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A pre-norm transformer block: (batch, sequence, width) to the same.  ``causal`` with GPT-2's gelu, else ViT's."""
+    """A pre-norm transformer block, from (batch, sequence, width) to the same: GPT-2's if ``causal``, else ViT's."""
 
     def __init__(self, width: int = 768, heads: int = 12, causal: bool = False) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 def vit_block(width: int = 768, heads: int = 12) -> Block:
-    """Returns a block of ViT-B/16, which takes 197 tokens for an image of 224 x 224."""
+    """Returns a block of ViT-B/16, which has 197 tokens for an image of 224 x 224."""
     return Block(width, heads)
 
 
@@ -186,16 +186,14 @@ def gpt2_block(width: int = 768, heads: int = 12) -> Block:
 
 @dataclass(frozen=True)
 class Model:
-    """A network at full size: how it is made and what it takes; images lie channels last."""
+    """A network at full size: how it is made, and the shape of its input; images are in channels-last layout."""
 
     name: str
     make: Callable[[], Any]
     shape: tuple[int, ...]
 
     def module(self, dtype: Any, device: str = "cpu", seed: int = 0) -> Any:
-        """Returns the network for inference, with random weights; statistics of batch normalisation are no zeros and
-        ones.
-        """
+        """Returns the network for inference with random weights, and random statistics of batch normalization."""
         torch.manual_seed(seed)
         made = self.make()
         for layer in made.modules():

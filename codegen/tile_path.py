@@ -175,15 +175,16 @@ class TilePath:
         return threads // self.pieces_of_row(size, inner)
 
     def fills(self, size: int, inner: int, threads: int) -> bool:
-        """Tells whether ``threads`` threads can fill such a tile: a thread's pieces must lie at distances that the
-        swizzle keeps.
+        """Tells whether ``threads`` threads can fill such a tile: all have as many pieces, as far apart as the swizzle
+        allows.
         """
-        step = self.step(size, inner, threads)
-        if step < 1:
+        step, pieces = self.step(size, inner, threads), size * inner // self.piece
+        along = self.along_k and not self.threads_along_k
+        if step < 1 or threads % (size if along else self.pieces_of_row(size, inner)):
             return False
-        if self.along_k and not self.threads_along_k:
-            return True
-        return step % PERIOD == 0 or self.count(size, inner, threads) == 1
+        if pieces > threads and pieces % threads:
+            return False
+        return along or step % PERIOD == 0 or pieces <= threads
 
 
 @dataclass(frozen=True)

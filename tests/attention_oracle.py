@@ -1,4 +1,4 @@
-"""What attention is by its definition, head by head in torch and float64; shares nothing with the package."""
+"""Attention by its definition, head by head in torch and float64; shares no code with the package."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Tensor = torch.Tensor
 
 
 def slope(head: int, heads: int) -> float:
-    """Of Press, Smith and Lewis: powers of 2^(-8/n), n the largest power of 2 that is no more than the heads, then
-    every other of those of 2n heads."""
+    """The ALiBi slope of a head, by Press, Smith and Lewis: powers of 2^(-8/n), with n the largest power of 2 up to the
+    number of heads, then every other slope of those for 2n heads.
+    """
     n = 2 ** floor(log2(heads))
     return float(2 ** (-8 * (head + 1) / n)) if head < n else float(2 ** (-8 * (2 * (head - n) + 1) / (2 * n)))
 
@@ -85,7 +86,7 @@ def attention(
 
 
 def gradients(loss: Tensor, wanted: Sequence[Tensor], *operands: Tensor, **how: Any) -> list[Tensor]:
-    """Returns those of `attention` by some tensors among its arguments, which require one."""
+    """Returns the gradients of `attention` with respect to some of its arguments, which require one."""
     out = attention(*operands, **how)[0]
     if not out.requires_grad:  # there is no query
         return [torch.zeros_like(x) for x in wanted]

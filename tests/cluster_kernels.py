@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) {name}(
 
 
 def pipeline(name: str = "pipeline", skip: str = "", stages: int = 3, tiles: int = 8) -> Case:
-    """Returns column sums through a ring of stages; without the wait for ``skip``, "full" or "empty"."""
+    """Computes column sums through a ring of stages, without the wait for ``skip`` ("full" or "empty")."""
     x = sample((tiles * 16, 64), np.float32)
     waits = {f"wait_{what}": "// " if what == skip else "" for what in ("full", "empty")}
     code = _PIPELINE.format(name=name, stages=stages, tiles=tiles, **waits)
@@ -138,7 +138,7 @@ extern "C" __global__ void __cluster_dims__(2, 2, 2) indices(uint32* __restrict_
 
 
 def indices() -> Case:
-    """Returns every block's number in a cluster of three dimensions."""
+    """Writes the rank of every block in a cluster of three dimensions."""
     z, y, x = np.indices((2, 4, 6), np.uint32)
     out = x % 2 + y % 2 * 2 + z % 2 * 4
     source = KernelSource("indices", _INDICES, (6, 4, 2), (32, 1, 1), 0, True, cluster=(2, 2, 2))
@@ -167,7 +167,7 @@ _STATIC = "__shared__ float part[48];"
 
 
 def cluster_sum(name: str, dynamic: bool = True, sync: str = "cluster_sync();", end: str = "cluster_sync();") -> Case:
-    """Sums over four blocks; 48 threads a block, so that warps of two blocks are not neighbours."""
+    """Sums over four blocks of 48 threads, so that warps of two blocks are not adjacent."""
     x = sample((3, 4, 48), np.float32)
     y = np.repeat(x.sum(1, keepdims=True), 4, 1) + np.arange(4, dtype=np.float32)[:, None]
     where = ("dynamic", _DYNAMIC) if dynamic else ("static", _STATIC)

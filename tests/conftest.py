@@ -1,4 +1,4 @@
-"""For all tests: a cache of their own, GPU tests skipped with the reason where there is no GPU, fixtures."""
+"""For all tests: a separate cache, GPU tests skipped with the reason where there is no GPU, fixtures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: looking at it in every collection of garbage takes a tenth of the time."""
+    """Freezes imported objects: to scan them in every garbage collection takes a tenth of the time."""
     gc.collect()
     gc.freeze()
 
@@ -56,7 +56,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def contractions_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long sums of products are not split, however few results there are: the kernel is the one that is meant."""
+    """Turns off split contractions, even those with few results, so that a test's kernel is the one it is meant for."""
     from graphs import leave_out_pass
 
     leave_out_pass(monkeypatch, "long contractions")
@@ -67,7 +67,7 @@ def contractions_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """Writes a file of graphs, and tells its path."""
+    """Writes a file of graphs and returns its path."""
 
     def write(text: str | bytes, name: str = "graphs.py") -> str:
         path = tmp_path / name

@@ -10,7 +10,7 @@ _LAUNCH = re.compile(r"// launch: grid (\d+), block (\d+)x(\d+)x(\d+), shared (\
 
 
 def _kernels(text: str) -> list[KernelSource]:
-    """Returns one KernelSource a "// launch:" line, which is followed by the kernel's code."""
+    """Returns one KernelSource for each "// launch:" line, which is followed by the kernel's code."""
     parts = _LAUNCH.split(text)[1:]
     kernels = []
     for grid, x, y, z, shared, mode, code in zip(*(parts[i::7] for i in range(7))):

@@ -1,4 +1,4 @@
-"""Torch without a GPU, as if it had one: tensors that say they lie on it, in memory of the host.
+"""Simulates a GPU for torch: tensors that claim to be on it, in host memory.
 
 `install` lets code written for CUDA run unchanged with a torch that has none.  A tensor made for a device "cuda" is a
 `CudaTensor`, as are results of functions that take one; `.cpu()` takes it back.  Streams, events and generators are
@@ -28,7 +28,7 @@ _FUNCTIONAL = torch._C.DisableTorchFunctionSubclass
 
 
 class CudaTensor(torch.Tensor):
-    """A tensor of the host's that says it is on a GPU."""
+    """A host tensor that claims to be on a GPU."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -54,7 +54,10 @@ class CudaTensor(torch.Tensor):
 
 
 def on_gpu(found: Any) -> Any:
-    """Returns a tensor, or each of several, as one that says it is on a GPU: the same memory, a leaf if it was one."""
+    """Returns a tensor (or several) that claims to be on a GPU.
+
+    It shares memory with the original, and is a leaf if that is one.
+    """
     if isinstance(found, (list, tuple)):
         return type(found)(map(on_gpu, found))
     if not isinstance(found, torch.Tensor) or isinstance(found, CudaTensor):
@@ -65,12 +68,12 @@ def on_gpu(found: Any) -> Any:
 
 
 def on_host(tensor: Any) -> Any:
-    """Returns the tensor in memory of the host that a `CudaTensor` is; other things as they are."""
+    """Returns the host tensor behind a `CudaTensor`; anything else is returned as it is."""
     return tensor.detach().as_subclass(torch.Tensor) if isinstance(tensor, CudaTensor) else tensor
 
 
 def _place(device: Any) -> str | None:
-    """ "cuda" or "cpu" if a value names such a device."""
+    """Returns "cuda" or "cpu" if a value names such a device."""
     if isinstance(device, torch.Tensor):
         return "cuda" if isinstance(device, CudaTensor) else "cpu"
     text = str(device) if isinstance(device, (str, torch.device)) else ""
@@ -79,7 +82,9 @@ def _place(device: Any) -> str | None:
 
 
 class _Devices(TorchFunctionMode):
-    """Makes what is asked for on a GPU on the host, and marks it; tells how much there is to multiply before it is."""
+    """Creates on the host what is requested on a GPU, and marks it; reports the number of multiplications before they
+    are done.
+    """
 
     def __init__(self, before_products: Callable[[int], None]) -> None:
         super().__init__()
@@ -125,14 +130,14 @@ class _Devices(TorchFunctionMode):
 
 
 def _written_in_python(func: Any) -> Callable[..., Any] | None:
-    """Returns the function that an operator of a Python library's is."""
+    """Returns the Python function that implements an operator of a library written in Python; None for others."""
     name = getattr(func, "_qualified_op_name", None) or getattr(func, "_name", "")
     found = OPDEFS.get(str(name).removesuffix(".default"))
     return None if found is None else found._init_fn
 
 
 def _multiplications(func: Any, factors: Any) -> int:
-    """At most so many, of a convolution or a product of matrices."""
+    """Returns an upper bound on the multiplications of a convolution or a matrix product; 0 for einsum."""
     first, second = factors[:2]
     if func in _CONVOLUTIONS:
         return int(first.numel() * second.numel() // max(second.shape[1], 1))
@@ -140,8 +145,9 @@ def _multiplications(func: Any, factors: Any) -> int:
 
 
 def _norm(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """Returns a norm, and its gradients, as a GPU has them: of 16-bit numbers with sums of 32 bits, which torch's
-    for the host are not; weights may have any shape."""
+    """Computes a norm, or its gradients, as a GPU does: 16-bit numbers are summed in 32 bits, unlike in torch's host
+    kernels; weights may have any shape.
+    """
     flat = func is not torch.nn.functional.layer_norm
 
     def given(value: Any, x: bool = False) -> Any:
@@ -156,7 +162,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def _channels_last(result: torch.Tensor, factors: Any) -> torch.Tensor:
-    """Returns a convolution's result as it lies on a GPU: with the channels last if a factor does."""
+    """Returns a convolution's result in the memory format of a GPU: channels last if an operand has it."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
     if layout is None or not any(t.is_contiguous(memory_format=layout) for t in factors):
         return result
@@ -191,7 +197,7 @@ class Autocast(contextlib.ContextDecorator):
 
 
 class Stream:
-    """A stream that is always done."""
+    """A stream that has always finished."""
 
     cuda_stream, device, device_index = 0, _CUDA, 0
 
@@ -216,7 +222,7 @@ class Stream:
 
 
 class Event:
-    """An event that has happened, a millisecond after any other."""
+    """An event that has completed, a millisecond after any other."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -244,11 +250,11 @@ class _Generators(type):
 
 
 class Generator(metaclass=_Generators):
-    """Generators are the host's, whatever device they are asked for."""
+    """Creates host generators, whatever device is given."""
 
 
 class Profile:
-    """torch.profiler.profile, which sees nothing."""
+    """torch.profiler.profile that records nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

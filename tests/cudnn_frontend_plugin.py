@@ -68,7 +68,7 @@ def _refuse(seen: Seen, reason: str) -> NoReturn:
 
 
 def _built(pygraph: Any, **_: Any) -> CudnnGraph:
-    """Returns the graph that a pygraph is read as, compiled: once."""
+    """Reads a pygraph and compiles it, once."""
     seen: Seen | None = getattr(pygraph, "_fusegraph_seen", None)
     if seen is None:
         seen = pygraph._fusegraph_seen = Seen()
@@ -87,7 +87,7 @@ def _built(pygraph: Any, **_: Any) -> CudnnGraph:
 
 
 def _lay_out(pygraph: Any, read: CudnnGraph) -> None:
-    """Tells the pygraph where its results lie, as cuDNN does once it has inferred that."""
+    """Sets the strides of the pygraph's results, as cuDNN does once it has inferred them."""
     for node in pygraph.nodes:
         for tensor in node.outputs.values():
             made = None if tensor is None else read.uids.get(tensor.uid)
@@ -105,7 +105,7 @@ def _check_size(multiplications: int) -> None:
 
 
 def _operations(graph: Graph) -> int:
-    """About how many multiplications a graph is."""
+    """Estimates the number of multiplications of a graph."""
     return sum(map(_multiplications, graph.nodes))
 
 
@@ -149,7 +149,7 @@ def _execute_at(pygraph: Any, pack: Any, workspace: Any = None, index: int = 0, 
 
 
 def _serialize(pygraph: Any, *, as_bytes: bool = False, **_: Any) -> Any:
-    """Returns a name for the graph: cuDNN's format is not read."""
+    """Returns a name in place of a serialized graph: cuDNN's format is not read."""
     _built(pygraph)
     name = f"fusegraph {len(RECORD.blobs)}".encode()
     RECORD.blobs[name] = pygraph._fusegraph_seen
@@ -287,7 +287,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def reason_of(refusal: str) -> str:
-    """Returns the first reason of a refusal, without the names of the test's graph and tensors."""
+    """Returns the first reason for a refusal, without the names of the test's graph and tensors."""
     text = re.sub(r"pygraph '[^']*'( cannot be read:|,) ", "", refusal).split("; ")[0]
     return re.sub(r" \(uid \d+\)|^tensor '[^']*': | '[^']*'", "", text)
 

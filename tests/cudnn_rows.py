@@ -221,7 +221,7 @@ def fp8_matmul(g: fg.Graph) -> fg.Tensor:
 
 
 def dgrad(relu: bool = False, **how: Any) -> Build:
-    """Returns the gradient of an image of 28 x 28."""
+    """Returns a builder of the gradient of an image of 28 x 28."""
 
     def build(g: fg.Graph) -> fg.Tensor:
         size = 28 if how.get("stride", 1) == 1 else 14
@@ -237,7 +237,7 @@ def wgrad(g: fg.Graph) -> fg.Tensor:
 
 
 def int8_conv(result: str) -> Build:
-    """Integers: stored as they are summed, in 32 bits; or cast to float32 from there; or straight into float32."""
+    """Integer convolutions: stored as 32-bit sums, cast to float32 from there, or computed straight into float32."""
 
     def build(g: fg.Graph) -> fg.Tensor:
         if result == "straight":

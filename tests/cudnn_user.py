@@ -28,7 +28,7 @@ def build(graph):
 
 
 def product(handle, m, n, k):
-    """Returns a graph of a matrix product and what to give it: inputs by tensor, and the output."""
+    """Returns a graph of a matrix product, its inputs by tensor, and its output."""
     generator = torch.Generator(device="cuda").manual_seed(3)
     a = torch.randint(-2, 3, (1, m, k), generator=generator, device="cuda").half()
     b = torch.randn(1, k, n, device="cuda", dtype=torch.float16)

@@ -1,5 +1,6 @@
-"""Which headers of the device library a kernel is without: on the CPU, where many kernels are compiled as one file, it
-would do that another kernel includes them.
+"""Finds headers of the device library that a kernel lacks.
+
+On the CPU, many kernels are compiled as one file, so another kernel's include would hide this.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ _LIBRARY: dict[str, str | None] = {}
 
 @cache
 def _definitions() -> dict[str, set[str]]:
-    """Returns functions, types and namespaces of the device library, and the headers that have them; no static
-    members.
-    """
+    """Maps functions, types and namespaces of the device library (no static members) to their headers."""
     found: dict[str, set[str]] = {}
     for path in HEADER_FOLDER.glob("*.cuh"):
         for names in _DEFINITION.findall(_COMMENT.sub("", path.read_text("utf-8"))):
@@ -31,7 +30,9 @@ def _definitions() -> dict[str, set[str]]:
 
 
 def missing_headers(code: str) -> dict[str, list[str]]:
-    """Returns what a kernel uses of the device library and does not include, with the headers that have it."""
+    """Returns the names of the device library that a kernel uses without including a header that defines them, with
+    these headers.
+    """
     included, defined = headers_of(code, _LIBRARY).keys(), _definitions()
     used = dict.fromkeys(_USE.findall(_COMMENT.sub("", code)))
     own = (

@@ -26,7 +26,7 @@ CAPTURING = 0x77  # the stream that the double says is being captured
 
 
 def run_python(code: str, **environment: str) -> str:
-    """Run ``code`` in a new interpreter; its output, after checking that it succeeded and wrote no error."""
+    """Runs ``code`` in a new interpreter and returns its output, after checking that it succeeded without an error."""
     paths = os.pathsep.join([str(HERE.parent), str(HERE)])
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -43,7 +43,7 @@ def run_python(code: str, **environment: str) -> str:
 
 @functools.cache
 def double() -> str:
-    """Returns the folder of the double, compiled."""
+    """Compiles the double and returns its folder."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -55,13 +55,15 @@ def double() -> str:
 
 
 def run_double(module: str, *names: str) -> str:
-    """Run functions of a test module, one after the other, in a process whose driver is the double; its output."""
+    """Runs functions of a test module, one after the other, in a process whose driver is the double; returns its
+    output.
+    """
     calls = "; ".join(f"{module}.{name}()" for name in names)
     return run_python(f"import {module}; {calls}", LD_LIBRARY_PATH=double())
 
 
 def library() -> Any:
-    """Returns the double in this process, with its log emptied."""
+    """Loads the double into this process and empties its log."""
     assert driver.available(), driver.unavailable_reason()
     lib = ctypes.CDLL("libcuda.so.1")
     lib.double_log.restype = ctypes.c_char_p

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def check_golden(name: str, code: str) -> None:
-    """A kernel's source is that of golden/NAME.cu, and includes what it uses."""
+    """Checks that a kernel's source is that of golden/NAME.cu and includes all headers it uses."""
     path = FOLDER / f"{name}.cu"
     if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN"):
         path.write_text(code, "utf-8")

@@ -35,7 +35,7 @@ def pointwise(shape: tuple[int, ...] = (33, 1025), dtype: str = "float32") -> fg
 
 
 def activated(graph: fg.Graph, y: fg.Tensor) -> fg.Graph:
-    """Returns bias by the last dimension (matmul) or channel (convolution), a residual; two outputs."""
+    """Adds a bias along the last dimension (matmul) or the channels (convolution) and a residual; two outputs."""
     bias = graph.tensor("bias", (y.shape[-1],) if y.rank < 3 else (y.shape[1], *(1,) * (y.rank - 2)), y.dtype)
     residual = graph.tensor("residual", y.shape, y.dtype, strides=y.strides)
     inner = y + bias + residual
@@ -72,7 +72,7 @@ def convolution(
 
 
 def network() -> fg.Graph:
-    """Returns three kernels with intermediates in the workspace."""
+    """Returns a graph of three kernels with intermediates in the workspace."""
     graph = fg.Graph("network")
     y = graph.tensor("x", (2, 16, 20, 20))
     for k in range(3):

@@ -37,7 +37,7 @@ ARCHS = ("sm_80", "sm_90a", "sm_120")
 
 
 def leave_out_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Plans graphs without a pass."""
+    """Plans graphs without one of the passes."""
     left = tuple(p for p in pipeline.PIPELINE if p.name != name)
     assert len(left) == len(pipeline.PIPELINE) - 1
     monkeypatch.setattr(pipeline, "PIPELINE", left)
@@ -67,8 +67,9 @@ def check_all(
     arch: str | None = None,
     **options: Any,
 ) -> list[CheckResult]:
-    """Returns every graph's kernels on the CPU against the reference, built together; raises AssertionError for
-    those wrong.
+    """Checks every graph's kernels, built together, on the CPU against the reference.
+
+    Raises AssertionError if one is wrong.
     """
     strict = bool(options.get("strict"))
     made = executables(graphs, fusion=fusion, arch=arch, **options)
@@ -85,7 +86,7 @@ def check_on_gpu(
     fusion: bool = True,
     **options: Any,
 ) -> list[CheckResult]:
-    """Returns `check_all` on the first GPU."""
+    """Does the same as `check_all` on the first GPU."""
     made = gpu_executables(graphs, fusion=fusion, **options)
     results = [check_executable(e, inputs(e.graph), strict=bool(options.get("strict"))) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
@@ -103,8 +104,9 @@ def gpu_executables(graphs: Sequence[fg.Graph], *, fusion: bool = True, **option
 def compile_for(
     arch: str, graphs: Sequence[fg.Graph], *, fusion: bool = True, choose: Chooser | None = None, **options: Any
 ) -> list[nvrtc.CompiledKernel]:
-    """Returns all kernels of the graphs for an architecture, compiled in parallel and left in the cache; of the
-    schedules that ``choose`` takes, by default the target's.
+    """Compiles all kernels of the graphs for an architecture, in parallel, and leaves them in the cache.
+
+    ``choose`` picks the schedules, by default as for the target.
     """
     sources = [k.source for g in graphs for k in plan(g, Options(**options), fusion=fusion, choose=choose).kernels]
     flags = ("--fmad=false",) if options.get("strict") else ()
@@ -112,7 +114,7 @@ def compile_for(
 
 
 def quick(first: T, *others: T) -> list[Any]:
-    """Returns parameters of a test, all but the first left to the slow tier."""
+    """Marks all but the first parameters of a test as slow."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
 
 
@@ -121,7 +123,7 @@ QUICK_ARCHS = quick("sm_90a", "sm_80", "sm_120")
 
 
 def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
-    """Returns what of the items is compiled for an architecture: a third, different ones for each of `ARCHS`.
+    """Returns the third of the items that is compiled for an architecture; each of `ARCHS` gets another third.
 
     For sources that do not depend on the architecture: each of them is compiled, and some of each kind everywhere.
     ``shift`` changes which, where several lists are much alike.
@@ -130,13 +132,13 @@ def share(arch: str, items: Sequence[T], shift: int = 0) -> list[T]:
 
 
 def undecided_share(results: Sequence[CheckResult], graphs: Sequence[fg.Graph]) -> float:
-    """Returns share of output elements for which the error analysis lets anything pass."""
+    """Returns the share of output elements for which the error analysis accepts any value."""
     undecided = sum(o.undecided for r in results for o in r.outputs)
     return undecided / max(sum(t.size for g in graphs for t in g.outputs), 1)
 
 
 def show(graph: fg.Graph) -> str:
-    """Returns a graph's tensors and nodes, one a line."""
+    """Returns a graph's tensors and nodes, one per line."""
     tensors = [f"  {t!r}{' constant' if t.is_constant else ''}" for t in graph.tensors.values()]
     nodes = [f"  {n!r} {dict(n.attributes)}" for n in graph.nodes]
     return "\n".join([repr(graph), *tensors, *nodes])

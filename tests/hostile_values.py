@@ -1,4 +1,4 @@
-"""Values that no caller should give, and how a call that gets one is judged: it takes it, or raises our errors."""
+"""Invalid values for arguments, and a judge of calls with them: a call must accept one or raise a fusegraph error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 20.0
 
 
 class Raises:
-    """Whatever it is asked, it raises."""
+    """Raises at every operation."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("asked")
@@ -31,7 +31,7 @@ class Raises:
 
 
 class Lies:
-    """Its answers are none."""
+    """Gives invalid results for every operation."""
 
     def __index__(self) -> Any:
         return "x"
@@ -110,8 +110,10 @@ MORE: dict[str, Callable[[], Any]] = {
 
 
 def fault(call: Callable[[Any], object], make: Callable[[], Any]) -> str | None:
-    """Returns what is wrong with how a call takes a value: an error that is not ours, or no answer in time; None if
-    nothing.
+    """Returns what is wrong with how a call handles a value: an error that is not fusegraph's, or no answer in time.
+    None if nothing is wrong.
+
+    None if nothing is wrong.
     """
     try:
         with _deadline():
@@ -141,7 +143,7 @@ def _deadline() -> Iterator[None]:
 
 
 def use(graph: fg.Graph, result: Any, *, planned: bool = False) -> None:
-    """Runs what was taken: every tensor has the shape that was inferred, and there is a kernel for every node."""
+    """Runs an accepted graph: every tensor must have its inferred shape, and every node a kernel."""
     for tensor in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(tensor, fg.Tensor) and tensor.graph is graph and tensor not in graph.outputs:
             graph.output(tensor)

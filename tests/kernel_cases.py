@@ -64,7 +64,7 @@ def executable(case: Case) -> CpuExecutable:
 
 
 def rendered(spec: Any, schedule: Any) -> KernelSource:
-    """Returns the kernel of a spec with a schedule of its own."""
+    """Renders the kernel of a spec with the given schedule."""
     return codegen.render(spec, schedule)
 
 
@@ -100,8 +100,8 @@ def check_cases(cases: Iterable[Case | Graph], *, guard: bool = False) -> list[C
 
 
 def run_guarded(exe: CpuExecutable, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the outputs, and what the Executable does to memory that is not its own or leaves unwritten of what
-    is.
+    """Runs an Executable on guarded arrays; returns the outputs, and its accesses outside its memory and the output
+    elements left unwritten.
     """
     outputs: dict[str, Any] = {}
     found = []
@@ -127,7 +127,7 @@ def run_guarded(exe: CpuExecutable, given: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _untouched(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Returns an array in a tensor's layout with every byte, gaps included, at the pattern."""
+    """Returns an array in a tensor's layout with every byte, gaps included, set to the pattern."""
     size = tensor.dtype.itemsize
     base = np.full(max(extent(tensor.shape, tensor.strides), 1) * size, PATTERN, np.uint8)
     return np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=tuple(s * size for s in tensor.strides))

@@ -1,4 +1,4 @@
-"""Small ONNX models, for tests of what they become."""
+"""Builders of small ONNX models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensor(name, array):
 
 
 def model(nodes, inputs, outputs, initializers=(), opset=21, functions=(), opsets=()):
-    """Returns a model of nodes given as (operator, inputs, outputs, attributes)."""
+    """Builds a model of nodes given as (operator, inputs, outputs, attributes)."""
     made = [
         node
         if isinstance(node, onnx.NodeProto)
@@ -75,7 +75,7 @@ def expected(x, proto):
 
 
 def save(proto, folder, name="net.onnx"):
-    """Returns the path of a file of a model, or of these bytes."""
+    """Writes a model (or these bytes) to a file and returns its path."""
     path = folder / name
     path.write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
     return str(path)

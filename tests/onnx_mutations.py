@@ -34,7 +34,7 @@ _INTEGER_TYPES = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32, FieldD
 
 
 def mutated(model: bytes, seed: int) -> bytes:
-    """Returns a model with one to a few changes, which follow from the seed."""
+    """Returns a model with one or a few changes, which depend on the seed."""
     draw = random.Random(seed)
     if draw.random() < 0.3:
         return _other_bytes(model, draw)
@@ -68,7 +68,7 @@ def _other_bytes(model: bytes, draw: random.Random) -> bytes:
 
 
 def _change(model: ModelProto, draw: random.Random) -> None:
-    """Another value, one more or one less, in a field that is there; now and then in one that is not."""
+    """Changes, adds or removes a value of a field that is set; now and then sets another field."""
     message = draw.choice(list(messages(model)))
     present = [field for field, _ in message.ListFields()]
     every = list(message.DESCRIPTOR.fields)
@@ -109,9 +109,7 @@ def _assign(message: Message, field: FieldDescriptor, draw: random.Random, old: 
 
 
 def _value(field: FieldDescriptor, draw: random.Random, old: object, model: ModelProto) -> object:
-    """Returns a value of a field's type: an extreme one, one close to the old one, or a name from elsewhere in the
-    model.
-    """
+    """Draws a value of a field's type: an extreme one, one close to the old one, or another name of the model."""
     if field.type in _INTEGER_TYPES:
         value = draw.choice(INTEGERS)
         if isinstance(old, int) and draw.random() < 0.4:
@@ -137,7 +135,7 @@ def _value(field: FieldDescriptor, draw: random.Random, old: object, model: Mode
 
 
 def outcome(data: bytes, seed: int) -> str:
-    """Returns how a model ends: the name of an error of ours, or what was done with the graph."""
+    """Reads and runs a model; returns the name of the fusegraph error raised, or what was done with the graph."""
     model = ModelProto()
     try:
         model.ParseFromString(data)

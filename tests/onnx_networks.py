@@ -40,8 +40,9 @@ class Writer:
 
 
 def convolutional(dtype: Any = np.float32, channels: int = 16, size: int = 24, classes: int = 10) -> ModelProto:
-    """Returns a residual block, and one with depthwise convolution, squeeze and excitation; images (batch, 3, size,
-    size).
+    """Returns a network of a residual block and a block with depthwise convolution, squeeze and excitation.
+
+    Images are (batch, 3, size, size).
     """
     g = Writer(dtype)
 
@@ -68,7 +69,7 @@ def convolutional(dtype: Any = np.float32, channels: int = 16, size: int = 24, c
 
 
 def transformer(dtype: Any = np.float32, width: int = 64, heads: int = 4, length: int = 32) -> ModelProto:
-    """Returns a block of GPT-2: sequences (batch, length, width), of which the shapes are computed as exporters do."""
+    """Returns a block of GPT-2 on sequences (batch, length, width), with shapes computed as exporters do."""
     g = Writer(dtype)
 
     def linear(x: str, inner: int, out: int) -> str:

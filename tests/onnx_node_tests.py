@@ -64,7 +64,7 @@ def array(value: Any) -> Any:
 
 
 def strict(model: onnx.ModelProto) -> bool:
-    """Returns true if each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as
+    """Tells whether each result is rounded, as ONNX's evaluator does.  Sums of 16-bit numbers are rounded once, as
     ours.
     """
     every = (*model.graph.input, *model.graph.output)
@@ -72,7 +72,7 @@ def strict(model: onnx.ModelProto) -> bool:
 
 
 def run(tests: list[Any], engine: str = "reference") -> Outcome:
-    """Returns every test within its own tolerance.  What the importer has nothing for is skipped; nothing else is."""
+    """Runs every test, by its own tolerance.  Only what the importer does not support is skipped."""
     outcome = Outcome()
     for first in range(0, len(tests), TOGETHER):
         ready: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def inputs(test: Any) -> dict[str, Any]:
 
 
 def _prepared(test: Any, engine: str) -> tuple[Model, Executable]:
-    """Returns the model of a test and what runs it; kernels are not built yet."""
+    """Returns a test's model and its Executable, whose kernels are not built yet."""
     rounded = strict(test.model)
     model = Backend.prepare(test.model, engine="reference").model(inputs(test))
     if engine == "cpu":
@@ -137,7 +137,7 @@ def floats(x: Any) -> bool:
 
 
 def exactly(model: onnx.ModelProto, given: dict[str, Any]) -> list[Any]:
-    """Returns what ONNX's evaluator makes of a model in which all floats are of 64 bits."""
+    """Evaluates a model by ONNX's evaluator with all floats widened to 64 bits."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     for message in messages(wide):
@@ -162,9 +162,10 @@ def messages(message: Message) -> Iterator[Message]:
 
 
 def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """Returns what docs/onnx.md says of a run on several engines: numbers, each test that is skipped counted under
-    its first
-    reason.  What is skipped is the same on all of them: the importer decides.
+    """Returns the numbers that docs/onnx.md gives for a run on several engines.
+
+    Each skipped test is counted under its first reason; the skipped tests are the same on all engines, as the importer
+    decides.
     """
     first, *others = outcomes.values()
     assert all(other.skipped == first.skipped for other in others)

@@ -1,4 +1,4 @@
-"""What the tests of fusion say about partitions."""
+"""Checks on partitions for the tests of fusion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def groups(partition: Partition) -> list[list[str]]:
 
 
 def check_decisions(partition: Partition) -> None:
-    """Each edge once, fused exactly when both ends share a kernel, never without a reason."""
+    """Checks that each edge has one decision with a reason, and is fused exactly when both ends share a kernel."""
     place = {n: k for k, g in enumerate(partition.groups) for n in g.nodes}
     by_name = {n.name: n for n in partition.graph.nodes}
     decided = [d for d in partition.decisions if d.shared_input is None]

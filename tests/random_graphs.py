@@ -1,4 +1,4 @@
-"""Random graphs as builder code: pointwise nodes around what a theme names."""
+"""Random graphs as builder code: pointwise nodes around the anchors of a theme."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class GraphAuthor(NodeAuthor):
         self.define(f"g.{op}({x}, {weights}, {axes}, epsilon=0.1{self.name_argument()})")
 
     def attention(self) -> None:
-        """Attention of new tensors, maybe turned ones, or its gradients, with some of what they can have."""
+        """Adds attention of new tensors, possibly rotated, or its gradients, with some of the options."""
         op = self.draw.pick(("sdpa", "sdpa", "sdpa_backward", "sdpa_fp8"))
         dtypes = ("float8_e4m3", "float8_e5m2") if op == "sdpa_fp8" else ("bfloat16", "float16", "float32")
         dtype = self.draw.pick(dtypes)
@@ -169,18 +169,18 @@ class GraphAuthor(NodeAuthor):
             self.define(f"{gradients}[{n}]")
 
     def whole(self, shape: tuple[int, ...], most: int) -> str:
-        """Returns a constant of integers that are not negative."""
+        """Adds a constant of non-negative integers."""
         seed = self.draw.integer(0, 9)
         return self.define(f"g.constant(np.random.default_rng({seed}).integers(0, {most + 1}, {shape}), dtype='int32')")
 
     def scale(self, usual: float) -> str:
-        """Returns the number that tensors of 8-bit floats are multiplied with: a usual one, or any."""
+        """Adds the factor by which tensors of 8-bit floats are multiplied: a usual one, or any."""
         if self.chance(30):
             return self.input((1, 1, 1, 1), "float32")
         return self.define(f"g.constant(np.full((1, 1, 1, 1), {usual}), dtype='float32')")
 
     def row_gradient(self, x: str, axis: int) -> None:
-        """The gradient of a softmax or a norm along an axis."""
+        """Adds the gradient of a softmax or a norm along an axis."""
         shape = self.tensor(x).shape
         loss = self.real(self.input(shape))
         op = self.draw.pick(("softmax", "log_softmax", "layernorm", "rmsnorm", "adalayernorm"))
@@ -193,7 +193,7 @@ class GraphAuthor(NodeAuthor):
         self.define(f"g.{op}_backward({loss}, {x}, {scale}, {kept}, {axis})[{self.draw.integer(0, count)}]")
 
     def batch_norm(self, x: str) -> None:
-        """A norm of [N, C, ...], with its statistics and their gradients or without."""
+        """Adds a norm of [N, C, ...], with or without its statistics and their gradients."""
         shape = self.tensor(x).shape
         one = (1, shape[1], *(1 for _ in shape[2:]))
         op = self.draw.pick(("groupnorm", "batchnorm", "instancenorm", "genstats", "batchnorm_inference"))
@@ -241,7 +241,7 @@ class GraphAuthor(NodeAuthor):
             self.pooled(x, op, f"{self.windows([shape[a] for a in along], 'avg' in op)}{end}", "", along)
 
     def pooled(self, x: str, op: str, how: str, adaptive: str, along: tuple[int, ...]) -> None:
-        """Pooling, or the gradient of some pooling of a tensor."""
+        """Adds pooling, or the gradient of some pooling of a tensor."""
         backward = "_backward" in op
         forward = op.replace("_backward", "")
         result = self.define(f"g.{forward}({x}, {how})")
@@ -340,7 +340,7 @@ class GraphAuthor(NodeAuthor):
         self.gate(self.define(f"g.conv_fprop({x}, {w}, {how})"), w)
 
     def gate(self, product: str, operand: str) -> None:
-        """Sometimes the same product with another operand B, and a node that takes both."""
+        """Sometimes adds the same product with another operand B, and a node that reads both."""
         if not self.chance(15):
             return
         expression = self.lines[-1].split(" = ", 1)[1]

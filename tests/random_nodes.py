@@ -110,7 +110,9 @@ class NodeAuthor:
     # ---- operands
 
     def broadcastable(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns a shape that broadcasts to a shape: itself, with dimensions of 1, or without its first."""
+        """Returns a shape that broadcasts to the given one: the same, some dimensions replaced by 1, or without the
+        first.
+        """
         kind = self.draw.pick(("same", "same", "ones", "short", "both"))
         result = list(shape)
         if kind in ("ones", "both"):
@@ -184,13 +186,13 @@ class NodeAuthor:
         return self.define(f"g.constant(np.random.default_rng({seed}).integers(-4, 5, {shape}) / 4, dtype={dtype!r})")
 
     def real(self, name: str) -> str:
-        """Returns the tensor, cast to a float if it is none."""
+        """Returns the tensor, cast to a float type if it has another."""
         if self.tensor(name).dtype.is_float:
             return name
         return self.define(f"g.cast({name}, {self.draw.pick(FLOATS[:3])!r})")
 
     def number(self, name: str) -> str:
-        """Returns the tensor, cast to a number if it is bool."""
+        """Returns the tensor, cast to a numeric type if it is bool."""
         if not self.tensor(name).dtype.is_bool:
             return name
         return self.define(f"g.cast({name}, {self.draw.pick(('float32', 'int32', 'int8'))!r})")
@@ -245,7 +247,7 @@ class NodeAuthor:
         self.define(f"g.{op}({x}, {y})")
 
     def node_integer(self) -> None:
-        """Bits and whole quotients."""
+        """Adds a bitwise op or an integer division."""
         x, y = (
             name if self.tensor(name).dtype.is_int else self.define(f"g.cast({name}, 'int32')") for name in self.pair()
         )
@@ -305,13 +307,13 @@ class NodeAuthor:
             self.define(f"g.gen_index({x}, axis={self.draw.integer(-rank, rank - 1)})")
 
     def node_again(self) -> None:
-        """A line once more: a common subexpression."""
+        """Repeats a line: a common subexpression."""
         nodes = [line for line in self.lines if " = g." in line and "g.tensor(" not in line and "name=" not in line]
         if nodes:
             self.define(self.draw.pick(nodes[::-1]).split(" = ", 1)[1])
 
     def node_move(self) -> None:
-        """Elements at other places; several times, so that views of views and more meet."""
+        """Adds movement ops, several at times, so that views of views and more occur."""
         for _ in range(self.draw.pick((1, 2, 1, 3))):
             kind = self.draw.pick(
                 ("transpose", "slice", "reshape", "pad", "concatenate", "gather", "broadcast", "scatter")

@@ -57,13 +57,13 @@ THEMES = ("pointwise", "matmul", "conv", "rows", "pool")
 
 
 def seeded(seed: int, *, themes: Sequence[str] = THEMES) -> Recipe:
-    """Returns the random graph of a seed."""
+    """Draws the random graph of a seed."""
     return draw_recipe(Seeded(seed), themes)
 
 
 @st.composite
 def recipes(draw: Callable[..., Any], themes: Sequence[str] = THEMES) -> Recipe:
-    """Returns random graphs for hypothesis."""
+    """Draws random graphs for hypothesis."""
     return draw_recipe(Drawn(draw), themes)
 
 
@@ -76,7 +76,7 @@ class WrongGraph(AssertionError):
 
 
 def check_recipes(given: Sequence[Recipe]) -> list[CheckResult]:
-    """Returns the recipes' graphs on the CPU engine against the reference, built together.
+    """Checks the recipes' graphs, built together, on the CPU engine against the reference.
 
     Raises WrongGraph for the first that is wrong or does not get that far.
     """
@@ -106,7 +106,7 @@ def failure(recipe: Recipe) -> str | None:
 
 
 def smaller(recipe: Recipe, *, attempts: int = 200) -> Recipe:
-    """Returns a recipe with fewer lines and simpler ones that fails in the same way."""
+    """Reduces a recipe to one with fewer or simpler lines that fails in the same way."""
     kind = (failure(recipe) or "").split()[0]
     progress = True
     while progress:
@@ -147,7 +147,7 @@ def _simpler(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def draw_recipe(draw: Draw, themes: Sequence[str]) -> Recipe:
-    """Writes a random graph of pointwise nodes around what the theme names."""
+    """Writes a random graph of pointwise nodes around the anchors of a theme."""
     author = GraphAuthor(draw, draw.pick(themes))
     author.write_graph()
     special = draw.pick((0.0, 0.0, 0.0, 0.02))

@@ -1,4 +1,4 @@
-"""Kernels for the device library's tensor-core functions, and what they must give: for the CPU and for a GPU."""
+"""Kernels for the device library's tensor-core functions, and their expected results, for the CPU and for a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def result_of(a: str) -> tuple[str, np.dtype[Any]]:
 
 
 def integers(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Returns small integers, of which every product and sum is exact in any type; large ones for integer types."""
+    """Returns small integers, exact in products and sums of any float type; integer types get their full range."""
     if "int" in name:
         info = np.iinfo(TYPES[name])
         return rng.integers(info.min, info.max, shape, endpoint=True).astype(TYPES[name])
@@ -57,7 +57,7 @@ def kernel(name: str, code: str, threads: int = 32, shared: int = 0, grid: int =
 
 
 def mma_kernel(a: str, b: str) -> KernelSource:
-    """Returns d [16, 8] += a [16, 32 bytes] b [8, 32 bytes]^T, with fragments read as mma.cuh says."""
+    """Computes d [16, 8] += a [16, 32 bytes] b [8, 32 bytes]^T, with fragments laid out as mma.cuh says."""
     code = """#include "mma.cuh"
 extern "C" __global__ void NAME(const unsigned char* a, const unsigned char* b, RESULT* d) {
   const int g = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -98,7 +98,7 @@ extern "C" __global__ void NAME(const uint16* x, const uint32* registers, const 
 
 
 def matrices_expected(count: int, transposed: bool, store: bool, x: Array, registers: Array, places: Array) -> Array:
-    """Returns what matrices_kernel gives: [32, count, 2], or [32, 8] for stores."""
+    """Returns the expected result of matrices_kernel: [32, count, 2], or [32, 8] for stores."""
     lane = np.arange(32)
     result = x.copy() if store else np.zeros((32, count, 2), np.uint16)
     halves = registers.view(np.uint16).reshape(32, count, 2)
@@ -146,7 +146,7 @@ extern "C" __global__ void NAME(const unsigned char* x, unsigned char* y, int va
 
 
 def copies_expected(x: Array, valid: int) -> Array:
-    """Returns what COPIES gives for x of 2 * 896 bytes."""
+    """Returns the expected result of COPIES for x of 2 * 896 bytes."""
     y = x.reshape(2, 896).copy()
     y[:, :512].reshape(2, 32, 16)[:, :, min(valid, 16) :] = 0
     y[:, 512:768].reshape(2, 32, 8)[:, :, min(valid, 8) :] = 0
@@ -154,7 +154,7 @@ def copies_expected(x: Array, valid: int) -> Array:
 
 
 def tile_kernel(by_columns: bool) -> KernelSource:
-    """Returns d [16, 16] = a [16, 64] b, bfloat16, in one warp: cp.async, ldmatrix from swizzled rows, mma.
+    """Computes d [16, 16] = a [16, 64] b in bfloat16 with one warp: cp.async, ldmatrix from swizzled rows, mma.
 
     b is [16, 64] (columns) or, loaded transposed, [64, 16].
     """
@@ -226,7 +226,7 @@ class Placed:
 
 
 def place(layout: Layout, tile: Array) -> Placed:
-    """Returns the image of a tile [rows, K], element by element as PTX's "canonical layouts" say."""
+    """Returns the shared-memory image of a tile [rows, K], element by element as PTX's "canonical layouts" say."""
     rows, inner = tile.shape
     size, depth = tile.dtype.itemsize, 32 // tile.dtype.itemsize
     row, k = np.indices(tile.shape)
@@ -296,7 +296,7 @@ class Wgmma:
 
     @property
     def source(self) -> KernelSource:
-        """Takes the image of shared memory, a (for registers), d."""
+        """Takes the shared-memory image, a (if in registers) and d."""
         a, b, _ = self.operands(np.random.default_rng(0))
         placed_a = place(self.a_layout or Layout(), a)
         placed_b = place(self.b_layout, b)

@@ -74,7 +74,7 @@ def test_numpy_readonly_and_lifetime():
 
 
 def packed(dtype: str) -> np.ndarray[Any, Any]:
-    """Returns a float32 field behind one byte: strides of 5 bytes."""
+    """Returns a field behind one byte in a packed record: its strides are not a multiple of its size."""
     return np.zeros(6, np.dtype([("a", "i1"), ("b", dtype)], align=False))["b"]
 
 
@@ -122,7 +122,7 @@ def test_the_slow_way_to_an_address_agrees(monkeypatch):
 
 
 class Producer:
-    """Host memory behind DLPack only, as a library without a NumPy interface has it."""
+    """Host memory available through DLPack only, as in a library without a NumPy interface."""
 
     def __init__(self, x: np.ndarray[Any, Any], *, versioned: bool = True, readonly: bool = False) -> None:
         self.x, self.versioned, self.readonly = x, versioned, readonly
@@ -147,7 +147,7 @@ class Producer:
 
 
 class OldProducer(Producer):
-    """Of the time before DLPack 1.0: ``__dlpack__`` takes no version."""
+    """A producer from before DLPack 1.0: ``__dlpack__`` takes no version."""
 
     def __dlpack__(self, stream: int | None = None) -> Any:  # type: ignore[override]
         return super().__dlpack__(stream=stream)
@@ -272,7 +272,7 @@ class CudaInterface(Interface):
 
 @pytest.fixture
 def fake_pointers(monkeypatch):
-    """Device memory without a device: every address belongs to cuda:1, and orderings of streams are noted."""
+    """Simulates device memory: every address belongs to cuda:1, and stream synchronizations are recorded."""
     orders: list[tuple[int, ...]] = []
     monkeypatch.setattr(entry_points, "pointer_device", lambda pointer: 1 if pointer >= 0x1000 else None)
     monkeypatch.setattr(driver, "order", lambda *streams: orders.append(streams))

@@ -46,7 +46,7 @@ def made(
     extra: Extra | None = None,
     **attributes: Any,
 ) -> fg.Graph:
-    """Returns an sdpa of tensors in a layout; extra makes further operands."""
+    """Builds an sdpa of tensors in a layout; ``extra`` makes further operands."""
     g = fg.Graph(name, io_dtype=dtype)
     keys = keys or rows
 
@@ -301,7 +301,7 @@ def written_out(
 
 
 def documents(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Returns keys of the same document that come before, with a bias that depends on how long before."""
+    """Masks all but earlier keys of the same document, and adds a bias that depends on the distance."""
     i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
     document = g.tensor("document", (40,), "int32")
     same = g.cmp_eq(g.slice(document, (0,), (33,)).reshape(33, 1), document)
@@ -433,7 +433,7 @@ def test_alibi_slopes() -> None:
 
 
 def golden_graphs() -> dict[str, tuple[fg.Graph, str]]:
-    """Returns graphs by name of their golden file, and the architecture of the kernel."""
+    """Maps the names of golden files to a graph and the architecture of its kernel."""
     causal = {"rows": 2048, "depth": 128, "heads": 16, "shared": 4, **CAUSAL}
     return {
         "attention_hopper": (made(name="causal attention", **causal), "sm_90a"),

@@ -40,8 +40,10 @@ def made(
     results: int = 5,
     **attributes: Any,
 ) -> fg.Graph:
-    """Returns the gradients of an sdpa, whose results are operands unless the graph has the sdpa, too.  sink: "of
-    sdpa", or "of both" if the gradients have it as well.
+    """Builds the gradients of an sdpa.
+
+    The sdpa's results are inputs unless the graph contains the sdpa, too.  sink: "of sdpa", or "of both" if the
+    gradients have it as well.
     """
     g = fg.Graph(name, io_dtype=dtype)
     keys, width = rows if keys is None else keys, depth if width is None else width

@@ -89,7 +89,7 @@ def test_no_score_is_in_memory() -> None:
 
 
 def written(g: fg.Graph, kind: str) -> None:
-    """The gradients around a softmax and something linear, as a user writes them."""
+    """Builds the gradients of attention with a softmax and a linear op on it, as a user writes them."""
     q, k, v, loss = (g.tensor(name, (2, 3, n, 32)) for name, n in (("q", 33), ("k", 40), ("v", 40), ("dO", 33)))
     stats, delta = (g.tensor(name, (2, 3, 33, 1), "float32") for name in ("stats", "delta"))
     p = g.exp(g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * 0.25 - stats)

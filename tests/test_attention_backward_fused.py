@@ -58,7 +58,7 @@ APART: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def made(**how: Any) -> fg.Graph:
-    """Returns the graph without the gradient of a bias, which needs every score's."""
+    """Builds the graph without the gradient of the bias, which needs the gradient of every score."""
     return made_with_bias(results=3, **how)
 
 

@@ -55,7 +55,7 @@ def test_lanes_share_random_words(arch: str) -> None:
 
 
 def weighted(g: fg.Graph, kind: str) -> fg.Tensor:
-    """Returns softmax, something linear, values, as a user writes it."""
+    """Builds softmax, a linear op on the probabilities, and the product with the values, as a user writes them."""
     q, k, v = (g.tensor(name, (2, 3, n, 32)) for name, n in (("q", 33), ("k", 40), ("v", 40)))
     p = g.softmax(q @ k.transpose(0, 1, 3, 2) * 0.25)
     if kind == "dropout":

@@ -16,7 +16,7 @@ After = Callable[[fg.Graph, fg.Tensor], list[fg.Tensor]]
 
 
 def gated(g: fg.Graph, o: fg.Tensor) -> list[fg.Tensor]:
-    """Returns a gate that lies in memory with the heads innermost but one, and a residual."""
+    """Applies a gate stored with the heads as the last dimension but one, and a residual."""
     _, h, s, d = o.shape
     gate = g.tensor("gate", o.shape, strides=(s * h * d, d, h * d, 1))
     return [o * g.sigmoid(gate) + g.tensor("residual", (d,))]

@@ -171,7 +171,7 @@ def test_refusals(error: type[Exception], text: str, extra: Any) -> None:
 
 
 def layers(name: str, *, packs: bool, how: Sequence[dict[str, Any]] = (CAUSAL, CAUSAL)) -> fg.Graph:
-    """Returns attention to the results of attention, under masks that are partly the same."""
+    """Builds attention whose queries are the result of attention, under masks that are partly the same."""
     g = fg.Graph(name, io_dtype="bfloat16")
     more = offsets(g) if packs else {}
     q, k, v = (g.tensor(key, (1, 2, ROWS, 32)) for key in "qkv")

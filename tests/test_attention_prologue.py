@@ -36,7 +36,7 @@ def turned(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def swapped(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Neighbours change places."""
+    """Swaps adjacent elements."""
     pairs = x.reshape((*x.shape[:-1], x.shape[-1] // 2, 2))
     even, odd = g.split(pairs, 2, axis=x.rank)
     return x + g.concatenate(-odd, even, axis=x.rank).reshape(x.shape) * 0.5

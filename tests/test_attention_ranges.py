@@ -23,7 +23,7 @@ from fusegraph.report.check import check_executable, random_inputs, run
 
 
 def packed(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Queries meet keys of the same document, whose numbers depend on the batch, that are not far behind."""
+    """Masks keys of other documents (whose numbers depend on the batch) and keys too far behind."""
     rows, keys = s.shape[-2:]
     i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
     of_query, of_key = g.tensor("of query", (2, 1, rows, 1), "int32"), g.tensor("of key", (2, 1, 1, keys), "int32")
@@ -42,8 +42,8 @@ def test_ranges_are_bounds_that_depend_on_data() -> None:
 
 
 def intervals_of_data(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Returns keys between a query's first and last, whose numbers (of 64 bits, and with the position) are no
-    larger.
+    """Masks keys outside a range given for each query, and keys whose rank (64-bit) or level plus position exceeds a
+    limit.
     """
     rows, keys = s.shape[-2:]
     i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
@@ -94,7 +94,7 @@ def test_tiles_that_data_rule_out_are_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 def wrapping(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
-    """Returns keys met by comparisons of small integers, which wrap around."""
+    """Masks by comparisons of small integers, which wrap around."""
     rows = s.shape[-2]
     i, j = (g.gen_index(s, axis=axis) for axis in (2, 3))
     reach = g.tensor("reach", (rows, 1), "uint8")

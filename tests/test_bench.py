@@ -160,7 +160,7 @@ def test_the_draw_is_planned_for_hopper():
 
 
 class TorchByNumPy:
-    """As much of torch as the layers call, in float64."""
+    """Those torch functions that the layers call, in float64 by NumPy."""
 
     def __init__(self) -> None:
         self.nn = SimpleNamespace(functional=self)
@@ -191,7 +191,7 @@ class TorchByNumPy:
 
 
 def small(layer: Conv | Linear) -> Conv | Linear:
-    """Returns a layer with the same steps, of few elements."""
+    """Returns a layer with the same steps on few elements."""
     if isinstance(layer, Linear):
         return replace(layer, rows=3, k=5, n=4)
     if layer.groups > 1:
@@ -238,7 +238,10 @@ def test_floors_of_any_graph():
 
 
 class Timer:
-    """A copy takes 10, and what is timed in turns 20, 30 ... in the order of the first turn; what is timed runs."""
+    """A stopwatch that gives 10 to copies, and 20, 30 ... to functions timed in turns in the order of their first turn.
+
+    All functions run.
+    """
 
     def __init__(self, device: int = 0) -> None:
         self.times, self.order = {}, []
@@ -273,7 +276,7 @@ class Executable:
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """A device on which nothing is measured: `made` decides what engines do, `copies` the sizes that were copied."""
+    """Simulates a device: `made` decides what engines do, `copies` collects the sizes that were copied."""
     facts = SimpleNamespace(made={}, copies=[], arrays=[], caches=[])
     buffer = SimpleNamespace(pointer=1)
 
@@ -369,7 +372,7 @@ def test_rows_of_what_does_not_run(pretended, monkeypatch):
 
 def test_what_takes_too_long_is_passed_over(pretended, monkeypatch):
     class Slow(Executable):
-        """Goes on whatever goes wrong, as a library that tries one way after another."""
+        """A function that continues after any error, as a library that tries one way after another."""
 
         def __call__(self, *arrays, out=None):
             while True:

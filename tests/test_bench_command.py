@@ -173,7 +173,7 @@ FIRST, SECOND = "sigmoid(a+b*c) 64Mi fp32", "sigmoid(a+b*c) 64Mi bf16"
 
 @pytest.fixture
 def measured(fake, tmp_path, capsys):
-    """A file with the rows of two workloads, and the command that made it but for --only."""
+    """Returns a file with the rows of two workloads, and the command that made it without --only."""
     path = tmp_path / "r.json"
     command = ["bench", "--peers", "cudnn", "--json", str(path)]
     fake.plan = {name: {"cuda": 7.0, "cudnn": 8.0} for name in (FIRST, SECOND)}

@@ -28,7 +28,7 @@ def values(dtype: dt.DType, seed: int) -> Any:
 
 
 def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Returns the results of a graph on the cpu engine."""
+    """Runs a graph on the cpu engine."""
     g = fg.Graph("bits")
     for made in body(*(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
         g.output(made)

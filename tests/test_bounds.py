@@ -23,7 +23,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3", "float8_e5
 
 
 def step(array: Array, dtype: dt.DType, ulps: int) -> Array:
-    """Returns finite values moved by a number of units in the last place, away from zero."""
+    """Moves finite values away from zero by a number of units in the last place."""
     kind = f"i{dtype.itemsize}"
     moved = (array.copy().view(kind) + ulps).astype(kind).view(dtype.numpy)
     seen = to_reference(moved, dtype)
@@ -37,7 +37,7 @@ def graph(body: Callable[..., Any], shapes: dict[str, tuple[int, ...]], **how: A
 
 
 def exact(g: fg.Graph, inputs: dict[str, Array]) -> Array:
-    """Returns the output as a kernel without any error would store it."""
+    """Returns the output of a kernel that makes no rounding error before it stores."""
     (y,) = g.outputs
     return from_reference(evaluate(g, inputs)[y], y.dtype).copy()
 

@@ -24,7 +24,7 @@ KEYS = [digest(str(index)) for index in range(64)]
 
 @pytest.fixture(autouse=True)
 def _no_warning_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process of its own as far as the one warning goes."""
+    """Resets the one warning per process before each test."""
     monkeypatch.setattr(cache_module, "_warned", False)
     for name in ("FUSEGRAPH_CACHE_DIR", "FUSEGRAPH_CACHE_LIMIT", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""What is in the place of a cache entry, and is none."""
+"""Files, folders and links in the place of a cache entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusegraph.runtime.cache import DiskCache
 
 
 def in_the_place(path: Path, kind: str) -> None:
-    """Puts something else where an entry belongs."""
+    """Puts something else in the place of an entry."""
     path.unlink()
     if kind == "fifo":
         os.mkfifo(path)

@@ -31,7 +31,7 @@ def graph_of_three(device: int = 0) -> Any:
 
 
 def arrays(count: int, device: int = 0) -> list[DeviceArray]:
-    """Returns arrays with memory before and behind them that is no other array's."""
+    """Returns arrays with unused memory before and behind each."""
     made = [DeviceArray.empty((3, 64, 16), "float32", device=device) for _ in range(count)]
     return [DeviceArray(m.pointer + m.size * 4 // 3, (64, 16), (16, 1), m.dtype, m.device, m) for m in made]
 
@@ -45,7 +45,7 @@ def layout_of(array: DeviceArray) -> tuple[Any, ...]:
 
 
 def launched(lib: Any) -> list[str]:
-    """Returns what kernels were given since the log was emptied, and on which stream; then empties it."""
+    """Returns the arguments and stream of each kernel launched since the log was emptied; then empties the log."""
     lines = [line for line in log(lib) if line.split()[0] in ("launch", "kernel")]
     seen = []
     for launch, kernel in zip(lines[::2], lines[1::2]):
@@ -200,7 +200,7 @@ def double_several_devices() -> None:
 
 
 def network() -> Any:
-    """Returns three kernels, two intermediates and a constant."""
+    """Returns an executable of three kernels, with two intermediates and a constant."""
     graph = fg.Graph("network")
     x = graph.tensor("x", (8, 64))
     table = graph.constant(np.ones((8, 64), np.float32) * np.arange(64, dtype=np.float32))
@@ -218,7 +218,7 @@ def double_workspaces() -> None:
     x, y = (DeviceArray.empty((8, 64), "float32") for _ in range(2))
 
     def between(executable: Any, stream: int) -> str:
-        """Returns where the first kernel writes."""
+        """Returns the address that the first kernel writes to."""
         lib.double_clear()
         executable(x, out=y, stream=stream)
         seen = launched(lib)

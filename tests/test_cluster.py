@@ -1,4 +1,4 @@
-"""Clusters on the CPU: blocks that reach into each other's shared memory, and every way of going wrong."""
+"""Clusters on the CPU: blocks that access each other's shared memory, and every misuse."""
 
 from __future__ import annotations
 

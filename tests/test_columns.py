@@ -33,7 +33,7 @@ from fusegraph.runtime.cache import default_cache
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are parts enough: shapes stay small."""
+    """Plans for 3 SMs and partial results of single rows, so that shapes stay small."""
     few = replace(PORTABLE, planned_as=replace(PORTABLE.planned, sms=3))
     defaults = tuple(few if value is PORTABLE else value for value in Options.__init__.__defaults__ or ())
     assert few in defaults
@@ -53,7 +53,7 @@ def layernorm_backward(shape: tuple[int, ...], dtype: str = "float32", scale: An
 
 
 def rmsnorm_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """With the gradient of a dropout in front, and of a bias behind it."""
+    """RMS norm's gradients, with the gradient of a dropout before and of a bias after."""
     g = fg.Graph(f"rmsnorm_backward {shape} {dtype}", io_dtype=dtype)
     loss, x, scale = g.tensor("loss", shape), g.tensor("x", shape), g.tensor("scale", shape[-1:])
     inverse = g.tensor("inverse", (*shape[:-1], 1), "float32")
@@ -65,7 +65,7 @@ def rmsnorm_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph
 
 
 def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """And a sum of what it gives, with the row's sums."""
+    """Softmax's gradient, a column sum of its result, and row sums."""
     g = fg.Graph(f"softmax_backward {shape} {dtype}", io_dtype=dtype)
     dx = g.output(g.softmax_backward(g.tensor("loss", shape), g.tensor("y", shape)), name="dx")
     g.output(g.reduction(dx, "add", 0), name="dbias")
@@ -74,7 +74,7 @@ def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph
 
 
 def statistics(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph:
-    """Of columns in all modes, beside those of rows, and what is made of them."""
+    """Column reductions of all modes beside row reductions, and ops on their results."""
     g = fg.Graph(f"statistics {shape} {dtype}", io_dtype=dtype)
     x = g.tensor("x", shape)
     for mode in ("add", "max", "min", "norm2", "avg", "amax", "mul"):
@@ -93,8 +93,8 @@ def integers(shape: tuple[int, ...], dtype: str) -> fg.Graph:
 
 
 def random_graph(seed: int) -> fg.Graph:
-    """Returns rows and columns of values that follow from operands of every shape, and from rows' results, in any
-    order.
+    """Returns a graph of row and column reductions of values computed from operands of every shape and from the rows'
+    results, in any order.
     """
     rng = random.Random(seed)
     rank = rng.randint(2, 4)
@@ -130,7 +130,7 @@ def random_graph(seed: int) -> fg.Graph:
 
 
 def walk(graph: fg.Graph) -> RowsSpec:
-    """Returns the spec of the kernel that reduces rows and columns; there is one other, that of the parts."""
+    """Returns the spec of the kernel that reduces rows and columns; the other kernel combines the partial results."""
     kernels = plan(graph).kernels
     assert len(kernels) == 2, [[n.name for n in k.group.nodes] for k in kernels]
     spec = kernels[0].group.lowered.spec
@@ -245,7 +245,9 @@ def groupnorm_backward(shape: tuple[int, ...], groups: int, dtype: str = "float3
 
 
 def channels(shape: tuple[int, ...], dtype: str, keepdims: bool) -> fg.Graph:
-    """Returns sums of segments that are all there is, beside a row's; and of some that others follow from."""
+    """Returns reductions of segments that are stored as they are, beside a row's, and of segments whose results are
+    used further.
+    """
     g = fg.Graph(f"channels {shape} {dtype} {keepdims}", io_dtype=dtype)
     x = g.tensor("x", shape)
     centred = x - g.reduction(x, "avg", (1, 2, 3))
@@ -374,7 +376,7 @@ def test_golden_source() -> None:
 
 
 def gpu_graphs() -> list[fg.Graph]:
-    """Returns rows of every form: in blocks of their own, side by side in one, in a warp; on their way or not."""
+    """Returns row kernels of every form: one or several rows per block, or one per warp, with and without columns."""
     graphs = [layernorm_backward(s, d) for s in ((1000, 8192), (2000, 1024)) for d in ("bfloat16", "float32")]
     graphs += [layernorm_backward((16384, 128), "float16"), rmsnorm_backward((2000, 4096), "bfloat16")]
     graphs += [layernorm_backward((3001, 777), "bfloat16"), softmax_backward((2000, 2048), "float64")]

@@ -71,7 +71,7 @@ class Fake(ReferenceExecutable):
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Engines by name: an Executable, or the error of building it; the reference is what it is."""
+    """Sets the engines by name: an Executable, or the error of building it; the reference stays."""
     made: dict[str, object] = {}
 
     def build(graph, engine, **options):

@@ -27,7 +27,7 @@ MOST, TRIES = 2.6, 3
 
 
 def kernel(name: str) -> KernelSource:
-    """Returns the kernel of a workload that holds its contraction, as on Hopper."""
+    """Returns the kernel of a workload that holds its contraction, as chosen for Hopper."""
     workload = next(w for suite in ("tensor-core", "models") for w in SUITES[suite]() if w.name == name)
     graph = workload.graph()
     assert graph is not None
@@ -36,7 +36,7 @@ def kernel(name: str) -> KernelSource:
 
 
 def seconds(source: KernelSource) -> float:
-    """Returns what compiling takes of this thread's time: others want the processor, too."""
+    """Returns the CPU time of this thread that compiling takes; wall time depends on other processes."""
     began = time.thread_time()
     (compiled,) = nvrtc.compile_kernels([source], "sm_90a", jobs=1)
     assert not compiled.spill_bytes

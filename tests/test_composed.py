@@ -191,9 +191,7 @@ def test_what_resampling_refuses() -> None:
 
 
 def sampled(x: np.ndarray[Any, Any], places: np.ndarray[Any, Any], padding: str, align: bool) -> np.ndarray[Any, Any]:
-    """Returns linear interpolation of one image (H, W) at places (n, 2) by what is around each of them, one after
-    another.
-    """
+    """Interpolates one image (H, W) linearly at places (n, 2), one place after another."""
     found = []
     for across, down in places:
         total = 0.0

@@ -24,7 +24,7 @@ Make = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
 
 
 def weights(g: fg.Graph, x: fg.Tensor, axes: tuple[int, ...] = (-1,)) -> tuple[fg.Tensor, fg.Tensor]:
-    """Returns scale and bias over the normalized dimensions."""
+    """Adds inputs for scale and bias over the normalized dimensions."""
     axes = tuple(a % x.rank for a in axes)
     shape = tuple(n if d in axes else 1 for d, n in enumerate(x.shape))
     return g.tensor("scale", shape), g.tensor("bias", shape)
@@ -55,7 +55,7 @@ def graph_of(make: Make, shape: tuple[int, ...], dtype: str = "float32", name: s
 
 
 def norm_block(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns residual add, norm, activation, residual: one kernel."""
+    """Builds residual add, norm, activation, residual add: one kernel."""
     h = g.output(x + g.tensor("residual", x.shape), name="h")
     return g.gelu(layernorm(g, h)) + h
 

@@ -31,7 +31,7 @@ def biased(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def residual(graph: fg.Graph, y: fg.Tensor) -> None:
-    """An operand whose rows begin anywhere, too, and one that does not vary along them."""
+    """Adds an operand with unaligned rows, and one that does not vary along them."""
     z = y * graph.tensor("scale", (*y.shape[:-1], 1), "float32") + graph.tensor("residual", y.shape, y.dtype)
     graph.output(graph.relu(z + graph.tensor("bias", (y.shape[-1],))), name="y", dtype=y.dtype)
 

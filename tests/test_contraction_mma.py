@@ -32,7 +32,7 @@ Chooser = Callable[[ContractionSpec], MmaSchedule]
 
 @pytest.fixture(autouse=True)
 def as_given(monkeypatch: pytest.MonkeyPatch, contractions_in_one_piece: None) -> None:
-    """Contractions stay as they are: copies of their operands would take the cases from this form."""
+    """Turns off copies of operands, which would give the cases another form."""
     leave_out_pass(monkeypatch, "operand layouts")
 
 

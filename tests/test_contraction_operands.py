@@ -27,7 +27,7 @@ def nhwc_residual(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def two(graph: fg.Graph, y: fg.Tensor) -> None:
-    """As many outputs as operands."""
+    """An epilogue with as many outputs as operands."""
     full, other = (graph.tensor(name, y.shape, y.dtype) for name in ("full", "other"))
     z = y * full + graph.tensor("row", (y.shape[-1],), y.dtype)
     graph.output(graph.gelu(z + other), name="first")
@@ -35,7 +35,7 @@ def two(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def three(graph: fg.Graph, y: fg.Tensor) -> None:
-    """An operand more than buffers, and one of another type."""
+    """An epilogue with one operand more than there are buffers, and one of another type."""
     one, other = (graph.tensor(name, y.shape, y.dtype) for name in ("one", "other"))
     graph.output(y * one + other + graph.tensor("wide", y.shape, "float32"), name="y")
 

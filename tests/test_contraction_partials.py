@@ -32,7 +32,9 @@ ROWS, COLUMNS = ("add", "max"), ("min", "norm1")
 def reduced(
     *wanted: tuple[Any, str], store: bool = True, keepdims: bool = True, act: str = "relu", bias: bool = True
 ) -> Any:
-    """Returns an epilogue: bias and activation, reductions of it along axes, and itself if it is stored."""
+    """Returns an epilogue: bias, activation, reductions of the result along axes, and the result itself if it is
+    stored.
+    """
 
     def epilogue(graph: fg.Graph, y: fg.Tensor) -> None:
         if bias:
@@ -47,7 +49,7 @@ def reduced(
 
 
 def makes_parts(count: int) -> Any:
-    """Returns a check that one kernel has the contraction and makes parts of so many reductions."""
+    """Returns a check that one kernel computes the contraction and the partial results of so many reductions."""
 
     def check(made: Any) -> None:
         first = made.plan.kernels[0].group.lowered.spec

@@ -31,7 +31,9 @@ def swiglu(graph: fg.Graph, gate: fg.Tensor, up: fg.Tensor) -> None:
 
 
 def everything(graph: fg.Graph, *values: fg.Tensor) -> None:
-    """Several outputs, of which one is a product itself; operands broadcast along rows and along columns."""
+    """An epilogue with several outputs, one of which is a product itself; operands broadcast along rows and along
+    columns.
+    """
     first, *others = values
     column = graph.tensor("column", (*first.shape[:-1], 1), "float32")
     row = graph.tensor("row", (first.shape[-1],), first.dtype)
@@ -57,8 +59,9 @@ def products(
     lead: tuple[int, ...] = (),
     **case: Any,
 ) -> Case:
-    """Returns ``count`` products of one matrix; ``across``: operand A is stored across the reduction, ``along``: the
-    second ones along it.
+    """Returns ``count`` products that share operand A.
+
+    ``across``: operand A is stored transposed; ``along``: the B operands are.
     """
     graph = fg.Graph("products")
     a_shape, b_shape = (*lead, m, k), (*lead, k, n)
@@ -72,7 +75,7 @@ def products(
 def convolutions(
     x: tuple[int, ...], w: tuple[int, ...], dtype: str, *, case: dict[str, Any] | None = None, **attributes: Any
 ) -> Case:
-    """Returns a gated convolution with the channels of all operands next to each other."""
+    """Returns a gated convolution with all operands in channels last."""
     graph = fg.Graph("gated")
     image = graph.tensor("x", x, dtype, layout="channels_last")
     gate, up = (
@@ -92,7 +95,9 @@ def one_kernel(made: Any) -> None:
 def form(
     name: str, pick: Callable[[Any], bool] = lambda _: True, any_of: random.Random | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """Returns a case's fields: run with the first schedule (or any) of "mma" or "wgmma" that a predicate takes."""
+    """Returns fields of a case that runs with the first "mma" or "wgmma" schedule that the predicate accepts (by
+    default any).
+    """
     module = {"mma": contraction_mma_schedule, "wgmma": contraction_wgmma_schedule}[name]
 
     def schedule(spec: ContractionSpec) -> Any:

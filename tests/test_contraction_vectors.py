@@ -27,7 +27,7 @@ HOPPER = target("sm_90a")
 
 
 def turned(a: Shape, b: Shape, dtype: str = "float32", **how: Any) -> Case:
-    """Returns a product whose operand B lies along the reduction, as weights of linear layers do."""
+    """Returns a product whose operand B is contiguous along the reduction, like the weights of linear layers."""
     return matmul(a, b, dtype, b_strides=transposed(b), **how)
 
 

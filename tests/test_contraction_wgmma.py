@@ -26,7 +26,9 @@ Pick = Callable[[WgmmaSchedule], bool]
 
 
 def hopper(case: Case, pick: Pick | None = None, pick_any: random.Random | None = None, **fields: Any) -> Case:
-    """Returns the case with the first wgmma schedule that a predicate takes, or any, some of its fields changed."""
+    """Returns the case with the first wgmma schedule that a predicate accepts, or a random one, with some fields
+    changed.
+    """
 
     def schedule(spec: Any) -> WgmmaSchedule:
         every = contraction_wgmma_schedule.schedules(spec, HOPPER)
@@ -42,14 +44,14 @@ def passes(cases: Iterable[Case], **more: Any) -> None:
 
 
 def shape(groups: int = 0, cols: int = 0, split_k: int = 0, gather: bool | None = None) -> Pick:
-    """Returns schedules with what is given (0 and None: any)."""
+    """Returns a predicate for schedules with the given fields (0 and None: any)."""
     return lambda s: (
         groups in (0, s.groups) and cols in (0, s.tile_n) and split_k in (0, s.split_k) and gather in (None, s.gather)
     )
 
 
 def in_pingpong(cols: int = 0) -> Pick:
-    """Returns schedules whose consumers may as well ping-pong."""
+    """Returns a predicate for schedules whose consumers can also run in ping-pong."""
     return lambda s: s.groups == 2 and s.split_k == 1 and not s.gather and s.tile_n <= 160 and cols in (0, s.tile_n)
 
 
@@ -63,12 +65,12 @@ def channel_bias(graph: fg.Graph, y: fg.Tensor) -> None:
 
 
 def image(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = "bfloat16", second: Any = None, **more: Any) -> Case:
-    """Returns a convolution with the channels of both operands next to each other."""
+    """Returns a convolution with both operands in channels last."""
     return convolution(x, w, dtype, second, layout="channels_last", filters="channels_last", **more)
 
 
 def everything(graph: fg.Graph, y: fg.Tensor) -> None:
-    """Several outputs of several dtypes, operands broadcast along every axis, and the position."""
+    """An epilogue with outputs of several dtypes, operands broadcast along every axis, and an index."""
     full = graph.tensor("full", y.shape, y.dtype)
     column = graph.tensor("column", (*y.shape[:-1], 1), "float32")
     row = graph.tensor("row", (y.shape[-1],), "bfloat16")

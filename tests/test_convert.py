@@ -32,8 +32,8 @@ def finite_values(dtype: dt.DType) -> np.ndarray:
 
 
 def sample(dtype: dt.DType) -> np.ndarray:
-    """Returns values that exercise a conversion: every one of 16 bits or fewer, else ties, limits, specials and
-    random bits.
+    """Returns values that exercise a conversion: all for types of up to 16 bits, else ties, limits, specials and random
+    bits.
     """
     rng = np.random.default_rng(dtype.itemsize)
     if dtype.is_bool:
@@ -62,8 +62,8 @@ def sample(dtype: dt.DType) -> np.ndarray:
 
 
 def nearest_even(x: float, grid: np.ndarray) -> float:
-    """Returns the nearest of the sorted numbers; a tie goes to the one at an even position (`grid` has 0 at an even
-    one).
+    """Returns the nearest of the sorted numbers; ties go to the one at an even position (0 is at an even position of
+    `grid`).
     """
     upper = int(np.searchsorted(grid, x))
     if upper == 0 or upper == len(grid):
@@ -188,7 +188,7 @@ def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def same(result: np.ndarray, expected: np.ndarray, target: dt.DType) -> np.ndarray:
-    """Returns where stored values are those of a reference array, the sign of zero included."""
+    """Tells where stored values equal those of a reference array, the sign of zero included."""
     if not target.is_float:
         return np.asarray(result == expected)
     seen = to_reference(result, target)

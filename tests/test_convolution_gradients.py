@@ -62,7 +62,7 @@ def test_both_are_adjoint_to_the_convolution():
 
 
 def _drawn(r: random.Random, most: int = 9) -> tuple[Any, Any, Any, dict[str, Any]] | None:
-    """Returns shapes of image, filter and loss, and attributes; None if the filter does not fit."""
+    """Draws the shapes of image, filter and loss, and the attributes; None if the filter does not fit."""
     rank = r.choice((1, 1, 2, 2, 3))
     groups = r.choice((1, 1, 2, 3))
     channels, filters = groups * r.choice((1, 2, 5)), groups * r.choice((1, 3, 4))

@@ -36,7 +36,7 @@ def phased(image: tuple[int, ...], filters: tuple[int, ...], *, special: float =
 
 
 def residual(graph: fg.Graph, dx: fg.Tensor) -> None:
-    """relu(dx + bias) + residual, in bfloat16 and before it."""
+    """An epilogue with two outputs: relu(dx + bias) and, in bfloat16, the same plus a residual."""
     y = graph.relu(dx + graph.tensor("bias", (dx.shape[1], 1, 1)))
     graph.output(y, name="before")
     graph.output(y + graph.tensor("residual", dx.shape, layout="NHWC"), name="y", dtype="bfloat16")

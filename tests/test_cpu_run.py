@@ -40,7 +40,7 @@ def _host_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def still_usable(module: CpuModule) -> Iterator[None]:
-    """After the test, softmax must be right: an error leaves the runtime usable."""
+    """Checks after the test that softmax is still right: an error leaves the runtime usable."""
     yield
     check_softmax(module)
 

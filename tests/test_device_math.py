@@ -89,7 +89,7 @@ VARIANTS = list(variants())
 def build(
     folder: Path, name: str, *flags: str, headers: Path = HEADERS, chosen: Sequence[Variant] = VARIANTS
 ) -> ctypes.CDLL:
-    """Returns variants compiled for the host: ``symbol(operands..., y, count)``."""
+    """Compiles variants for the host as ``symbol(operands..., y, count)``."""
     lines = ['#include "math.cuh"']
     for v in chosen:
         loop = f"for (int64 i = 0; i < n; i++) {v.statement()}"
@@ -116,7 +116,7 @@ def host_approximate(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def operands(variant: Variant) -> list[np.ndarray]:
-    """Returns operand values: specials, ordinary and extreme magnitudes of both signs; all pairs of the interesting
+    """Returns operand values: specials, ordinary and extreme magnitudes of both signs, and all pairs of the interesting
     ones.
     """
     dtype, rng = variant.dtype, np.random.default_rng(1)
@@ -160,7 +160,8 @@ def reference(variant: Variant, arrays: list[np.ndarray]) -> np.ndarray:
 def ulps(
     variant: Variant, arrays: list[np.ndarray], result: np.ndarray, expected: np.ndarray, approximate: bool
 ) -> np.ndarray:
-    """Returns error in units in the last place; 0 where both are NaN or the same infinity, infinite where only one is.
+    """Returns the error in units in the last place; 0 where both are NaN or the same infinity, infinite where only one
+    is.
 
     If approximate, in units of 2**-23 of the value.  Of subnormal results only that they are tiny is asked: approximate
     functions flush them to zero.
@@ -192,7 +193,7 @@ def failure(
     approximate: bool,
     expected: np.ndarray | None = None,
 ) -> list[str]:
-    """Returns what is wrong with a result, nothing or one line.
+    """Returns what is wrong with a result: a list of one line, or an empty one.
 
     Approximate results are within 2**-15 of the value, an eighth of what rounding to float16 may change.
     """
@@ -254,7 +255,7 @@ ERRORS = [
 
 
 def inexact_headers(folder: Path) -> Path:
-    """Returns the device headers with errors, given by global variables, in what is exact on the host."""
+    """Writes device headers whose functions, exact on the host, add errors given by global variables."""
     found = set()
     for path in HEADERS.glob("*.cuh"):
         text = path.read_text()
@@ -284,7 +285,7 @@ def inexact_headers(folder: Path) -> Path:
 
 
 def sweep(variant: Variant, stride: int) -> list[np.ndarray]:
-    """Returns every ``stride``-th float32 but NaN as the last operand, 1 for the loss of a gradient."""
+    """Returns every ``stride``-th float32 except NaN as the last operand, and 1 as the loss of a gradient."""
     values = np.arange(0, 2**32, stride, dtype=np.uint64).astype(np.uint32).view(np.float32)
     values = values[~np.isnan(values)]
     return [np.ones_like(values)] * (len(variant.op.operands) - 1) + [values]
@@ -329,7 +330,10 @@ def test_zero_keeps_its_sign(host: ctypes.CDLL, host_approximate: ctypes.CDLL, n
 
 
 def nvrtc_compile(source: str, *options: str) -> tuple[str, bytes]:
-    """Returns PTX and machine code (empty for a virtual architecture); the headers are given by name, in memory."""
+    """Compiles with NVRTC; returns PTX and machine code (empty for a virtual architecture).
+
+    The headers are passed by name, in memory.
+    """
     from cuda.bindings import nvrtc
 
     headers = {path.name: path.read_bytes() for path in HEADERS.glob("*.cuh")}

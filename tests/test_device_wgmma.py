@@ -131,7 +131,7 @@ def test_pipeline(module: CpuModule, order: str) -> None:
 
 
 def small_problem() -> tuple[Array, Array]:
-    """Returns image and result of MISUSES."""
+    """Returns the shared-memory image and the result for MISUSES."""
     a, b, d = Wgmma("bfloat16", "bfloat16", 8).operands(np.random.default_rng(3))
     return np.concatenate([place(Layout(), a).image, place(Layout(), b).image]), product(a, b, d * 0)
 

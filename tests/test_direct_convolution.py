@@ -1,4 +1,4 @@
-"""Direct convolutions of direct convolution, run on the CPU against the reference."""
+"""Direct convolutions, run on the CPU against the reference."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def direct(
     case: dict[str, Any] | None = None,
     **attributes: Any,
 ) -> Case:
-    """Returns a convolution with ``channels`` channels and ``filters`` filters a group: depthwise unless told
-    otherwise.
-    """
+    """Returns a convolution with ``channels`` channels and ``filters`` filters per group; depthwise by default."""
     graph = fg.Graph("direct")
     groups = x[1] // channels
     where = {"strides": x_strides} if x_strides else {"layout": layout}
@@ -62,7 +60,7 @@ def spec_of(case: Case) -> DirectConvolutionSpec:
 
 
 def activated(graph: fg.Graph, y: fg.Tensor) -> None:
-    """Bias a channel, a residual, an image for all channels; two outputs."""
+    """An epilogue with a bias per channel, a residual and an image for all channels; two outputs."""
     ones = (1,) * (y.rank - 2)
     bias = graph.tensor("bias", (y.shape[1], *ones), y.dtype)
     residual = graph.tensor("residual", y.shape, y.dtype, strides=y.strides)
@@ -264,7 +262,7 @@ def test_misaligned_and_strided_inputs():
 
 
 def _shifted(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a copy in the same layout whose address is no multiple of 16."""
+    """Returns a copy in the same layout whose address is not a multiple of 16."""
     base = np.zeros(array.size + 1, array.dtype)
     start = 1 if base.ctypes.data % 16 == 0 else 0
     copy = np.ndarray(array.shape, array.dtype, base, start * array.itemsize, array.strides)

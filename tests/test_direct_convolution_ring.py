@@ -67,7 +67,7 @@ def ring(spec: DirectConvolutionSpec, sizes: tuple[int, ...], itype: str = "int3
 
 
 def case(number: int, dtype: str = "float32", epilogue: Any = plain, itype: str = "int32", **more: Any) -> Case:
-    """Returns the n-th problem with the n-th schedule; both start over."""
+    """Returns the n-th problem with the n-th schedule; both lists are cycled through."""
     x, taps, attributes = PROBLEMS[number % len(PROBLEMS)]
     sizes = SCHEDULES[number % len(SCHEDULES)]
     made = direct(x, taps, dtype, layout="channels_last", epilogue=epilogue, **attributes, **more)

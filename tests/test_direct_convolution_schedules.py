@@ -173,7 +173,7 @@ def test_each_element_is_read_once_a_tile(case):
 
 
 def _counting(source: KernelSource, spec: DirectConvolutionSpec) -> KernelSource:
-    """Returns the kernel with one more parameter: a counter for each element of x, raised whenever it is read."""
+    """Returns the kernel with one more parameter: a counter per element of x, incremented at each read."""
     last = f"{spec.w.dtype.ctype}* __restrict__ y"
     code = source.code.replace(f"{last})", f"{last}, int* reads)")
     assert code != source.code
@@ -189,7 +189,7 @@ def _counting(source: KernelSource, spec: DirectConvolutionSpec) -> KernelSource
 
 
 def _tiles_over(spec: DirectConvolutionSpec) -> np.ndarray[Any, Any]:
-    """Returns how many tiles each element of x (as it lies in memory) is under, from the sizes of the tiles alone."""
+    """Returns how many tiles cover each element of x (as it lies in memory), computed from the tile sizes alone."""
     s = best_tiled_schedule(spec)
     depth, rows, cols = tile_sizes(spec, s)
 

@@ -30,7 +30,7 @@ def kinds(name: str) -> set[str]:
 
 
 def graph_of(name: str, dtype: dt.DType) -> fg.Graph:
-    """Returns the op applied to the same operands once for each of its cases."""
+    """Returns a graph that applies the op to the same operands once for each of its cases."""
     op = POINTWISE[name]
     g = fg.Graph(f"{name} {dtype}")
     operands = [g.tensor(key, SHAPE, dt.bool_ if key in op.masks else dtype) for key in op.operands]

@@ -85,7 +85,7 @@ def test_equals_the_reference_on_a_gpu(file: Path) -> None:
 
 
 def kernels_of(executable: CpuExecutable) -> list[list[str]]:
-    """Returns the ops of each kernel, in order."""
+    """Returns the names of the ops of each kernel, in order."""
     assert executable.plan is not None
     return [[node.op.name for node in kernel.group.nodes] for kernel in executable.plan.kernels]
 
@@ -138,9 +138,7 @@ def read(file: Path) -> np.ndarray[Any, Any]:
 
 
 def expected_filter(picture: np.ndarray[Any, Any], amount: float = 1.5, ink: float = 3.0) -> np.ndarray[Any, Any]:
-    """Returns the filter by SciPy, whose Gaussian-like blur and Sobel operator are written independently of the
-    example.
-    """
+    """Computes the filter with SciPy; its blur and Sobel operator are written independently of the example."""
     ndimage = pytest.importorskip("scipy.ndimage")
     row = np.array([1, 4, 6, 4, 1]) / 16
     blurred = ndimage.convolve1d(ndimage.convolve1d(picture, row, 0, mode="constant"), row, 1, mode="constant")

@@ -25,7 +25,7 @@ def conv_block() -> fg.Graph:
 
 
 def diamond() -> fg.Graph:
-    """Returns p -> mm -> q and p -> q: fusing p with q would leave mm on a path that goes out and comes back."""
+    """Returns a graph p -> mm -> q and p -> q.  Fusing p with q would create a cycle through mm."""
     graph = fg.Graph("diamond")
     a, w = graph.tensor("a", (4, 4)), graph.tensor("w", (4, 4))
     p = graph.exp(a, name="p")

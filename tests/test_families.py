@@ -29,7 +29,7 @@ ARCHS = ("sm_75", "sm_80", "sm_90a")
 
 
 def subclasses(of: type) -> set[type]:
-    """Returns the classes of codegen's modules, all of which are imported."""
+    """Imports all modules of codegen and returns the subclasses of a class in them."""
     for module in pkgutil.walk_packages(codegen.__path__, "codegen."):
         importlib.import_module(module.name)
     found: set[type] = set()
@@ -91,7 +91,7 @@ def graphs() -> Iterator[fg.Graph]:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]:
-    """Specifications and schedules of every form."""
+    """Yields specs and schedules of every form."""
     found: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fuse_gradients, "LEAST_KEYS", 1)
@@ -141,7 +141,7 @@ def test_schedules_of_other_families_are_refused(
 
 
 def asked(function: ast.AST) -> set[str]:
-    """Returns the classes of specifications and schedules that a function asks a value for, by isinstance or match."""
+    """Returns the classes of specs and schedules that a function tests a value for, by isinstance or match."""
     calls = (n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
     nodes: list[ast.AST] = [arg for n in calls if n.func.id in ("isinstance", "issubclass") for arg in n.args[1:]]
     nodes += [n.cls for n in ast.walk(function) if isinstance(n, ast.MatchClass)]

@@ -1,4 +1,4 @@
-"""8-bit floats: what moves stays as it is, and casts round once, saturate or overflow, as each front door's own."""
+"""8-bit floats: movement keeps their bits; casts round once, and saturate or overflow as each frontend asks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def every(dtype: dt.DType) -> Any:
 
 
 def wide(dtype: dt.DType) -> Any:
-    """Returns float32 numbers at, beside and halfway between all of a dtype's, and what is too large."""
+    """Returns float32 numbers at, next to and halfway between all numbers of a dtype, and some beyond its range."""
     with np.errstate(all="ignore"):
         x = every(dtype).astype(np.float32).ravel()
         x = np.unique(x[np.isfinite(x)])
@@ -33,7 +33,7 @@ def wide(dtype: dt.DType) -> Any:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """The same values of one dtype bit for bit, but for what kind of NaN one is."""
+    """Asserts equality bit by bit, except for the kind of NaN."""
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     same = found.view(f"u{found.itemsize}") == expected.view(f"u{found.itemsize}")
     same |= np.isnan(found.astype(np.float32)) & np.isnan(expected.astype(np.float32))
@@ -41,7 +41,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Returns the results of a graph on the cpu engine, checked against the reference."""
+    """Runs a graph on the cpu engine; returns the results, checked against the reference."""
     g = fg.Graph("eight")
     for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
         g.output(made)

@@ -37,7 +37,7 @@ def torch() -> Any:
 
 @pytest.fixture(params=[True, False], ids=["guards", "no guards"])
 def read(request: pytest.FixtureRequest, torch: Any, monkeypatch: pytest.MonkeyPatch) -> frameworks.Reader:
-    """A reader that has seen right tensors before: with torch's guards it has learnt what they look like."""
+    """Returns a reader that has seen valid tensors before: with torch's guards it has learned what they look like."""
     if not request.param:
         monkeypatch.setattr(frameworks, "_guards", lambda _: None)
     reader = frameworks.reader("torch", arguments(CPU), CPU)
@@ -50,7 +50,7 @@ def tensors(torch: Any) -> list[Any]:
 
 
 def addresses(reader: frameworks.Reader, arrays: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns what a reader says, checked against torch."""
+    """Returns the addresses that a reader finds, checked against torch."""
     found = reader(arrays, 0)
     assert found is None or found == tuple(x.data_ptr() for x in arrays)
     return found

@@ -50,7 +50,7 @@ def empty(tensor: fg.Tensor) -> np.ndarray[Any, Any]:
 
 
 def execute(graph: CudnnGraph, pack: Mapping[Any, Any], engine: str = "reference") -> list[np.ndarray[Any, Any]]:
-    """Returns the outputs of a graph that is given its inputs, in order."""
+    """Runs a graph on its inputs and returns the outputs, in order."""
     outs = {t: empty(t) for t in graph.outputs}
     graph.build(engine=engine)
     graph.execute({**pack, **outs})
@@ -72,7 +72,7 @@ def fma(**how: Any) -> tuple[Any, list[Any]]:
 
 
 def returned(graph: fg.Graph) -> None:
-    """A graph, told to cuDNN and read again, gives the same outputs on the reference engine."""
+    """Checks that a graph lowered to cuDNN and read back gives the same outputs on the reference engine."""
     told = described(graph)
     read = from_cudnn(told.pygraph, told.scalars)
     inputs = random_inputs(graph, 0)
@@ -99,7 +99,7 @@ def returned(graph: fg.Graph) -> None:
 
 
 def come_back() -> list[Any]:
-    """Rows; convolutions take the reference long."""
+    """Returns cuDNN's rows as parameters; those with convolutions are slow on the reference."""
     slow = [[pytest.mark.slow] if "conv" in row.words else [] for row in ROWS]
     rows = [pytest.param(row, marks=m, id=row.name.replace(" ", "_")) for row, m in zip(ROWS, slow)]
     return [param for param, row in zip(rows, ROWS) if row.words]

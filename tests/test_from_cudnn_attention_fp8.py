@@ -29,8 +29,8 @@ SCALE = 0.25
 
 
 def operands(g: Any, dtype: Any, keys: tuple[str, ...], heads: tuple[int, int, int]) -> tuple[dict[str, Any], Any, Any]:
-    """Returns queries, keys, values and scales of a graph: the tensors, the arrays for them, and the numbers that
-    they mean.
+    """Returns queries, keys, values and scales of a graph: the tensors, their arrays, and the numbers that the arrays
+    encode.
     """
     how: dict[str, Any] = {"attn_scale": SCALE}
     arrays, means = dict[Any, Any](), {}
@@ -45,7 +45,7 @@ def operands(g: Any, dtype: Any, keys: tuple[str, ...], heads: tuple[int, int, i
 
 
 def outputs(made: Any, arrays: dict[Any, Any], dtypes: list[Any]) -> list[Any]:
-    """Returns arrays for the outputs of a node, which are marked; those of one number have a shape of one."""
+    """Marks a node's results as outputs and returns arrays for them; results of one number have a shape of ones."""
     for t, dtype in zip(made, dtypes):
         if t is not None:
             t.set_output(True).set_data_type(KINDS.get(dtype, DATA.FLOAT))

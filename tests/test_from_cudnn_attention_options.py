@@ -21,7 +21,7 @@ SCALE = 0.25
 
 
 class Case:
-    """Attention with some options, of random numbers."""
+    """Attention with some options, on random numbers."""
 
     def __init__(self, seed: int, **fixed: Any) -> None:
         rng, make = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ class Case:
         self.mask = (torch.rand(batch, self.h, rows, keys, generator=make) < 0.7).to(own["dtype"])
 
     def operands(self, g: Any, arrays: dict[Any, Any], paged: bool) -> dict[str, Any]:
-        """Returns the keywords of sdpa and sdpa_backward; arrays are filled."""
+        """Returns the keywords of sdpa and sdpa_backward, and fills ``arrays``."""
 
         def given(name: str, x: Any, kind: Any = None) -> Any:
             made = g.tensor(list(x.shape), list(x.stride()), name=name, **({} if kind is None else {"data_type": kind}))
@@ -139,7 +139,7 @@ class Case:
         }
 
     def forward(self, engine: str) -> CudnnGraph:
-        """Runs it, and compares all that it says."""
+        """Runs the forward pass and compares all its outputs."""
         g, arrays = pygraph(HALF[self.dtype]), dict[Any, Any]()
         how = self.operands(g, arrays, self.paged is not None)
         if "dropout" in how and self.dropped == "mask":
@@ -171,7 +171,7 @@ class Case:
         return graph
 
     def backward(self, engine: str) -> CudnnGraph:
-        """Runs the gradients of what was run, and compares them."""
+        """Runs the gradients of the forward pass and compares them."""
         g, arrays = pygraph(HALF[self.dtype]), dict[Any, Any]()
         how = self.operands(g, arrays, paged=False)
         rest = {"o": self.o, "dO": self.loss, "stats": self.stats}

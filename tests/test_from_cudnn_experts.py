@@ -23,8 +23,9 @@ GROUPS = {
 
 
 def forward(dtype: str, starts: list[int], rows: int, k: int, n: int, *, ends: bool, gathered: int = 0) -> Any:
-    """Returns a pygraph of rows, or of so many of them by their numbers, and its tensors: token, weight, offsets,
-    index, y.
+    """Returns a pygraph of a grouped product of all rows, or of ``gathered`` rows by index.
+
+    Its tensors are named token, weight, offsets, index and y.
     """
     g = cudnn.pygraph(
         io_data_type=getattr(DATA, dtype), intermediate_data_type=DATA.FLOAT, compute_data_type=DATA.FLOAT
@@ -40,7 +41,7 @@ def forward(dtype: str, starts: list[int], rows: int, k: int, n: int, *, ends: b
 
 
 def loop(token: Any, weight: Any, starts: list[int]) -> Any:
-    """Returns each group of rows with its expert's weights, nothing else touched."""
+    """Multiplies each group of rows with its expert's weights, independently of the other groups."""
     found = np.zeros((1, token.shape[1], weight.shape[2]))
     for e, (first, end) in enumerate(zip(starts, [*starts[1:], token.shape[1]])):
         with np.errstate(all="ignore"):

@@ -45,20 +45,20 @@ class Ragged:
         return torch.as_strided(self.array[int(self.offsets[b]) :], size, self.strides[1:]) if n else torch.empty(size)
 
     def padded(self) -> Any:
-        """Returns what lies there, with zeros."""
+        """Returns the ragged tensor padded with zeros."""
         found = torch.zeros(self.shape, dtype=self.memory.dtype)
         for b, n in enumerate(self.lengths):
             found[b, :, :n] = self._of(b, n)
         return found
 
     def untouched(self) -> bool:
-        """Returns true if all that belongs to no sequence is still NaN; ends by making all of it so."""
+        """Tells whether all elements outside sequences are still NaN; overwrites the sequences with NaN."""
         for b, n in enumerate(self.lengths):
             self._of(b, n).fill_(NAN)
         return bool(torch.isnan(self.memory.float()).all())
 
     def tensor(self, g: Any, arrays: dict[Any, Any], name: str, made: Any = None, kind: Any = None) -> Any:
-        """Of a graph; its offsets and array are added to what is given."""
+        """Returns the ragged tensor of a graph; its offsets and array are added to ``given``."""
         if made is None:
             how = {} if kind is None else {"data_type": kind}
             made = g.tensor(list(self.shape), list(self.strides), name=name, **how)
@@ -86,7 +86,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 
 def run(engine: str, lengths: list[tuple[int, int]], heads: tuple[int, int] = (4, 2), padded: bool = True, **gaps: Any):
-    """Returns forward and backward of ragged tensors that differ in how they lie, against the oracle."""
+    """Runs forward and backward of ragged tensors of different layouts, and compares them with the oracle."""
     (h, h_k), batch, depth = heads, len(lengths), 8
     rows, keys = (max(1, *(pair[n] for pair in lengths)) for n in range(2))
     q_n, k_n = ([pair[n] for pair in lengths] for n in range(2))

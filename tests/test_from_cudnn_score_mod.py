@@ -29,7 +29,7 @@ def indices(g: Any, scores: Any) -> tuple[Any, Any]:
 
 
 def later(g: Any, scores: Any, low: Any) -> Any:
-    """Returns keys after the query have a low score."""
+    """Gives keys after the query a low score."""
     row, key = indices(g, scores)
     mask = g.cmp_ge(input=row, comparison=key, compute_data_type=DATA.BOOLEAN).set_data_type(DATA.BOOLEAN)
     return g.binary_select(input0=scores, input1=low, mask=mask)

@@ -37,8 +37,8 @@ def normal(*shape: int, dtype: Any = np.float32) -> Array:
 def expected_conv2d(
     x: Array, w: Array, stride: Sequence[int], padding: Sequence[Sequence[int]], dilation: Sequence[int], groups: int
 ) -> Array:
-    """Returns one scipy.signal.correlate2d a pair of channels, in float64; dilation as a filter with zeros between
-    its taps.
+    """Computes a convolution with one scipy.signal.correlate2d per pair of channels, in float64; dilated filters are
+    filled with zeros.
     """
     signal = pytest.importorskip("scipy.signal")
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *padding))
@@ -97,9 +97,7 @@ def scattered(
     x: Array, w: Array, stride: Sequence[int], padding: Sequence[Sequence[int]], more: Sequence[int],
     dilation: Sequence[int], groups: int,
 ) -> Array:  # fmt: skip
-    """Returns the definition of a transposed convolution: every element adds the filter, times itself, to the
-    result.
-    """
+    """Computes a transposed convolution by definition: each element adds itself times the filter to the result."""
     (n, c, *size), (_, per_group, *taps) = x.shape, w.shape
     whole = [(s - 1) * a + (t - 1) * d + 1 + m for s, a, t, d, m in zip(size, stride, taps, dilation, more)]
     y = np.zeros((n, groups * per_group, *whole))

@@ -118,7 +118,7 @@ def test_the_generator_reaches_everything() -> None:
 
 
 def check_same_bits(recipe: Recipe, one: Executable, other: Executable) -> None:
-    """Two executables give the same bits, NaN aside."""
+    """Checks that two executables give the same bits, NaN aside."""
     inputs = recipe.inputs(one.graph)
     results, expected = run(one, inputs), run(other, inputs)
     for tensor in one.graph.outputs:
@@ -163,7 +163,7 @@ def select_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def intermediates_overlap(patch: pytest.MonkeyPatch) -> None:
-    """In graphs that are not fused: those that are have hardly two intermediates at a time."""
+    """Makes intermediates overlap, in graphs that are not fused: fused ones rarely have two intermediates at a time."""
     original, fuse = memory.plan_memory, fusing.fuse
     patch.setattr("fusegraph.plan.fuse", lambda graph, options, **_: fuse(graph, options, enabled=False))
     patch.setattr("fusegraph.plan.plan_memory", lambda partition: _all_at_zero(original(partition)))

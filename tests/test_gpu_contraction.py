@@ -73,7 +73,7 @@ def parameters(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 
 
 def mma_first(spec: Any, arch: Target) -> Any:
-    """Returns the best schedule on mma.sync, or of another form where that takes none."""
+    """Returns the best mma.sync schedule, or the best of any form if mma.sync declines."""
     if isinstance(spec, ContractionSpec):
         with contextlib.suppress(Declined):
             return mma_schedule.schedules(spec, arch)[0]
@@ -81,7 +81,7 @@ def mma_first(spec: Any, arch: Target) -> Any:
 
 
 def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any) -> list[CudaExecutable]:
-    """Returns the cases' Executables, with their schedules or what ``otherwise`` chooses, compiled in parallel."""
+    """Returns the cases' Executables, compiled in parallel, with their own schedules or those of ``otherwise``."""
     mine = threading.local()
 
     def choosers(here: Target, *_: Any) -> Any:

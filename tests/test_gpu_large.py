@@ -97,8 +97,8 @@ def test_convolution_of_more_than_4_gib_elements(channels):
 
 
 def _over_ones(weights: np.ndarray[Any, Any], height: int, width: int, last: int) -> np.ndarray[Any, Any]:
-    """Returns what stride 16 and padding 1 give on ones, with ``last`` under the last window's centre in the last
-    channel.
+    """Returns the convolution, with stride 16 and padding 1, of an image of ones in which ``last`` is the element under
+    the last window's center in the last channel.
     """
     assert height % 16 == 1  # so that the last windows reach below the image
     assert width % 16 == 0
@@ -156,6 +156,8 @@ def test_attention_of_65536_queries_and_keys():
 
 
 def _near(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
-    """Each row within three roundings to bfloat16 of its largest element, or, where terms cancel, of float32."""
+    """Checks that each row is within three roundings to bfloat16 of its largest element or, where terms cancel, of
+    float32.
+    """
     error = np.abs(got.astype(np.float64) - expected).max(-1)
     assert np.all(error <= 3 * 2.0**-9 * np.abs(expected).max(-1) + 1e-5), (error, np.abs(expected).max(-1))

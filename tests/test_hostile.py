@@ -59,7 +59,7 @@ Calls = Iterator[tuple[str, Callable[[Any], object]]]
 
 
 def of_op(op: Op, key: str | int, *, planned: bool) -> Callable[[Any], object]:
-    """Returns a call of an op with a value as one of its attributes, or operands."""
+    """Returns a function that calls an op with a value as one of its attributes or operands."""
 
     def call(value: Any) -> None:
         g = fg.Graph("g")
@@ -208,7 +208,7 @@ SWEEPS = [of_table, of_methods, of_builder, of_functions]
 
 
 def faults(calls: Calls, values: Mapping[str, Callable[[], Any]]) -> list[str]:
-    """Returns what is wrong, of every call with every value."""
+    """Returns the faults of all calls with all values."""
     found = []
     for what, call in calls:
         for name, make in values.items():
@@ -291,7 +291,7 @@ TEXTS = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a graph and with what is no file."""
+    """A working folder with a graph file, an empty model, and paths that are not regular files."""
     folder = tmp_path / "deep" / "er"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -308,7 +308,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answered(arguments: list[str]) -> str | None:
-    """Returns what is wrong with how a command ends: another status than those of success, differences and errors."""
+    """Returns what is wrong with a command's exit: a status other than those of success, differences and errors."""
     out, err = io.StringIO(), io.StringIO()
 
     def run(_: Any) -> None:

@@ -40,7 +40,7 @@ ORDERS = get_args(host_compiler.Order)
 
 
 def touched(pattern: strides.Pattern, start: int) -> set[int]:
-    """Returns every byte of an array, one by one."""
+    """Returns the addresses of all bytes of an array, computed one by one."""
     shape, steps, itemsize = pattern
     places = (sum(i * s for i, s in zip(index, steps)) for index in product(*map(range, shape)))
     return {start + place * itemsize + byte for place in places for byte in range(itemsize)}
@@ -116,7 +116,7 @@ def graph_of(build: Callable[..., Any], *shapes: Sequence[int], dtype: str = "fl
 
 
 def lazily(graph: fg.Graph, arch: str = "sm_80", pick: random.Random | None = None) -> CpuExecutable:
-    """Returns an executable whose kernels are not built yet, with the schedules of the cost model or with any."""
+    """Returns an executable whose kernels are not built yet, with the cost model's schedules or random ones."""
     executable = CpuExecutable(graph, Options(target=target(arch)), lazy=True)
     if pick is not None:
         chosen = plan(graph, choose=lambda spec, _: Choice(pick.choice(list(schedules(spec, target(arch))))))
@@ -137,8 +137,8 @@ def build(cases: Sequence[tuple[CpuExecutable, Pairs]]) -> None:
 
 
 def wrong_in_place(executable: CpuExecutable, pairs: Pairs) -> str | None:
-    """Returns what differs between results in the memory of inputs and in memory of their own, in any order of the
-    threads.
+    """Returns what differs between results written over inputs and results in memory of their own, for all thread
+    orders.
     """
     executable.order = "forward"
     given = list(random_inputs(executable.graph, 3).values())
@@ -158,7 +158,7 @@ def wrong_in_place(executable: CpuExecutable, pairs: Pairs) -> str | None:
 
 
 def _copied(x: Array) -> Array:
-    """Returns a copy with the strides of the array."""
+    """Returns a copy with the same strides."""
     raw = np.empty(sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.itemsize + 16, np.uint8)
     start = -raw.ctypes.data % 16
     copy = np.ndarray(x.shape, x.dtype, raw, start, x.strides)
@@ -238,7 +238,7 @@ def test_kernels_that_do_not_allow_it_are_named(graph: fg.Graph, pair: tuple[int
 
 
 def strided(dtype: str, shape: tuple[int, int], pitch: int) -> tuple[fg.Graph, Pairs]:
-    """Returns rows that begin anywhere."""
+    """Returns a graph on rows of any alignment, and the pairs that may share memory."""
     g = fg.Graph("strided", io_dtype=dtype)
     x, w = g.tensor("x", shape, strides=(pitch, 1)), g.tensor("w", shape[1:])
     g.output(g.relu(x * w), name="y", strides=(pitch, 1))
@@ -246,7 +246,7 @@ def strided(dtype: str, shape: tuple[int, int], pitch: int) -> tuple[fg.Graph, P
 
 
 def turned(dtype: str, rows: int, columns: int) -> tuple[fg.Graph, Pairs]:
-    """Of operands that lie across each other, the one that lies as the result does."""
+    """Builds relu(a^T + b); b, which has the result's layout, may be overwritten by the result."""
     shapes = (rows, columns), (columns, rows)
     return graph_of(lambda g, a, b: g.relu(g.transpose(a) + b), *shapes, dtype=dtype), frozenset({(1, 0)})
 
@@ -308,7 +308,7 @@ def test_rows_that_are_read_again() -> None:
 
 
 def candidates(seeds: range) -> list[tuple[fg.Graph, Pairs]]:
-    """Returns random graphs with an output that may be an input."""
+    """Returns random graphs with an output that may overwrite an input."""
     found = []
     for seed in seeds:
         graph = seeded(seed).build()

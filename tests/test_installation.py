@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 def run(code: str, path: Sequence[Path], *options: str) -> str:
-    """Returns what a program prints that finds modules in these folders first."""
+    """Runs a program that finds modules in these folders first, and returns its output."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     done = subprocess.run(
         [sys.executable, "-P", *options, "-c", code],

@@ -19,7 +19,7 @@ INTEGERS = tuple(d for d in dt.ALL if d.is_int and d.bits >= 8)
 
 
 def values(dtype: dt.DType, shape: tuple[int, ...], seed: int) -> Any:
-    """Returns all bits random, with the ends, zero and one among them."""
+    """Returns random integers of the full range, with the limits, zero and one among them."""
     rng = np.random.default_rng(seed)
     x = rng.integers(int(dtype.min), int(dtype.max), shape, dtype.numpy, endpoint=True)
     ends = np.array([dtype.min, dtype.max, 0, 1, int(dtype.max) - 1], dtype.numpy)
@@ -27,7 +27,7 @@ def values(dtype: dt.DType, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Returns the results of a graph on the cpu engine."""
+    """Runs a graph on the cpu engine."""
     g = fg.Graph("integers")
     for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
         g.output(made)

@@ -33,7 +33,7 @@ def total(rows: int, cols: int) -> fg.Graph:
 
 
 def loaded_to_last(graph: fg.Graph, arch: str = "sm_90a") -> set[str]:
-    """Returns what the kernels of a graph read so."""
+    """Returns the operands that a graph's kernels load with evict_last."""
     codes = [k.source.code for k in plan(graph, choose=by_cost_model(target(arch))).kernels]
     return {name for code in codes for name in re.findall(r"evict_last(?:<\d+>\(|\(.*, )(\w+)", code)}
 

@@ -160,7 +160,9 @@ def test_errors_say_what_is_wrong() -> None:
 
 
 def moved(dtype: str, every: int = 1) -> list[fg.Graph]:
-    """Returns the ops, by themselves and between pointwise ops, of one dtype: all cases, or some."""
+    """Returns graphs of movement ops of one dtype, alone and between pointwise ops; of all cases or of every
+    ``every``-th.
+    """
     graphs = []
     for name in list(CASES)[ALL.index(dtype) % every :: every]:
         build, _ = CASES[name]
@@ -200,7 +202,7 @@ def special(graph: fg.Graph) -> Mapping[str, Any]:
 
 
 def views() -> dict[str, tuple[fg.Graph, int]]:
-    """Returns graphs with movement between other kernels, and how many kernels they take."""
+    """Returns graphs with movement between other kernels, and their numbers of kernels."""
     made: dict[str, tuple[fg.Graph, int]] = {}
 
     def graph(name: str, count: int) -> fg.Graph:
@@ -302,7 +304,7 @@ def test_kernels_between_views(name: str) -> None:
 
 
 def fused() -> list[fg.Graph]:
-    """Returns movement between pointwise ops: all of it one kernel."""
+    """Returns graphs of movement between pointwise ops, each of one kernel."""
     graphs = []
 
     def graph(name: str, **how: Any) -> fg.Graph:
@@ -378,8 +380,8 @@ def test_strict_movement() -> None:
 
 
 def wide(dtype: str) -> list[fg.Graph]:
-    """Returns tables that are read in vectors, or nearly: where parts begin and end at multiples of a vector, and
-    where not.
+    """Returns graphs of concatenations, pads and gathers of tables whose parts begin and end at multiples of a vector,
+    or do not.
     """
     graphs = []
 
@@ -424,7 +426,7 @@ def test_wide_tables(dtype: str) -> None:
 
 
 def odd() -> list[fg.Graph]:
-    """Returns zero-size and one-element tensors, and rank 0."""
+    """Returns graphs on zero-size and one-element tensors, and on tensors of rank 0."""
     graphs = []
     for shape in ((0, 4), (4, 0), (1, 1), (1,), ()):
         g = fg.Graph(f"odd {shape}")

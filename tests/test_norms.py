@@ -26,13 +26,13 @@ Make = Callable[[fg.Graph, fg.Tensor], Results]
 
 
 def weights(g: fg.Graph, x: fg.Tensor, axes: tuple[int, ...], names: str = "scale bias") -> list[fg.Tensor]:
-    """Returns one element for each along axes, the same for all others."""
+    """Adds inputs that vary along axes only, as a norm's scale and bias do."""
     shape = tuple(n if d in axes else 1 for d, n in enumerate(x.shape))
     return [g.tensor(name, shape) for name in names.split()]
 
 
 def statistics(g: fg.Graph, x: fg.Tensor, axes: tuple[int, ...], names: str) -> list[fg.Tensor]:
-    """Returns one element for all along axes."""
+    """Adds inputs that are constant along axes, as a norm's statistics are."""
     shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
     dtype = "float64" if x.dtype.name == "float64" else "float32"
     return [g.tensor(name, shape, dtype) for name in names.split()]
@@ -216,7 +216,7 @@ def test_the_reference_is_what_the_nodes_compute() -> None:
 
 
 def result(make: Callable[[fg.Graph], Any], inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Returns what a graph of float64 gives, by the reference."""
+    """Evaluates a graph of float64 by the reference."""
     g = fg.Graph("result", io_dtype="float64")
     found = make(g)
     return [np.asarray(evaluate(g, inputs)[t]) for t in (found if isinstance(found, tuple) else (found,))]

@@ -16,6 +16,7 @@ from fusegraph.errors import CompileError, ToolchainError
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.nvrtc import CompiledKernel, compile_kernels, nvrtc_version, supported_archs
+from fusegraph.runtime.resources import resources_in_log, resources_of_cubin
 
 SCALE = """
 extern "C" __global__ void __launch_bounds__(256) NAME(const float* __restrict__ x, float* __restrict__ y, unsigned n) {
@@ -70,7 +71,7 @@ def compile_one(source: KernelSource, arch: str = "sm_90a", **rest: Any) -> Comp
 
 @pytest.fixture
 def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A device library of this test's own."""
+    """A device library made by this test."""
     folder = tmp_path / "device"
     folder.mkdir()
     monkeypatch.setattr(nvrtc, "HEADER_FOLDER", folder)
@@ -142,8 +143,8 @@ def test_log_and_cubin_agree(arch: str) -> None:
         other = SPILLS if code is SCALE else SCALE
         source = kernel(code.replace("NAME", name) + other.replace("NAME", "other"), name)
         compiled = compile_one(source, arch)
-        in_cubin = nvrtc._resources_of_cubin(compiled.cubin, name)
-        in_log = nvrtc._resources_in_log(compiled.log, name)
+        in_cubin = resources_of_cubin(compiled.cubin, name)
+        in_log = resources_in_log(compiled.log, name)
         assert in_cubin == {key: in_log[key] for key in ("registers", "stack_bytes", "shared_bytes")}
         assert (compiled.shared_bytes, compiled.spill_bytes > 0) == ((400, False) if name == "scale" else (0, True))
 

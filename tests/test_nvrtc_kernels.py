@@ -1,4 +1,4 @@
-"""Sources of contraction and direct convolutions: golden files, and compiled for every architecture, no spills."""
+"""Kernels of contractions and direct convolutions: golden files, and no spills when compiled for any architecture."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def test_golden_source(name: str) -> None:
 
 
 def compiled(sources: Sequence[KernelSource], arch: str) -> list[nvrtc.CompiledKernel]:
-    """Returns the kernels as cubins; raises AssertionError naming those that spill or take more registers than is
-    sane.
-    """
+    """Compiles kernels to cubins; raises AssertionError naming those that spill or take too many registers."""
     kernels = nvrtc.compile_kernels(sources, arch, cache=default_cache())
     wrong = []
     for kernel, source in zip(kernels, sources):
@@ -100,7 +98,7 @@ def product(m: int, n: int, k: int, dtype: str = "float32", *, transposed: bool 
 
 
 def sources(graphs: Sequence[fg.Graph]) -> list[KernelSource]:
-    """Returns their kernels, each under a name of its own."""
+    """Returns the sources of the graphs' kernels."""
     return [k.source for g in graphs for k in plan(g).kernels]
 
 

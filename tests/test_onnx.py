@@ -159,7 +159,7 @@ def body(nodes, inputs, outputs):
 
 
 def looped(count, condition=True, ends="c"):
-    """Returns x doubled in every iteration, and all of them."""
+    """Builds a Loop that doubles x; returns the last value and those of all iterations."""
     step = body([("Add", "v v", "w"), ("Identity", ends, "d"), ("Identity", "w", "all")], "i c v", "d w all")
     node = helper.make_node("Loop", ["n", "go", "x"], ["y", "every"], body=step)
     numbers = [tensor("n", np.int64(count)), tensor("go", np.bool_(condition))]

@@ -1,4 +1,4 @@
-"""What callers of the ONNX front door may give by mistake: each function takes it, or raises an error of ours."""
+"""What callers of the ONNX frontend may give by mistake: each function takes it, or raises an error of fusegraph's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusegraph.onnx import Backend
 
 
 class Strange:
-    """Of no type that anything takes."""
+    """An object of a type that nothing accepts."""
 
 
 SCALARS: tuple[Any, ...] = (

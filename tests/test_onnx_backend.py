@@ -37,7 +37,7 @@ def test_the_node_tests_of_onnx() -> None:
 
 
 def smallest() -> list[Any]:
-    """Returns a node test of each operator of the table: the one of the fewest elements."""
+    """Returns for each operator of the table its node test with the fewest elements."""
     chosen: dict[str, Any] = {}
     for test in cases():
         nodes = test.model.graph.node
@@ -84,7 +84,7 @@ WITHOUT = frozenset({"GlobalLpPool"})
 
 
 def size(test: Any) -> int:
-    """Returns elements of all inputs; ones that are no multiple of a vector first."""
+    """Returns the number of elements of all inputs."""
     return sum(x.size for x in inputs(test).values())
 
 

@@ -21,7 +21,7 @@ from fusegraph.onnx import Backend
 
 
 def narrowed(model: onnx.ModelProto, element: int, dtype: Any) -> onnx.ModelProto:
-    """Returns a model with floats of another type instead of float32."""
+    """Returns a model with float32 replaced by another float type."""
     narrow = onnx.ModelProto()
     narrow.CopyFrom(model)
     for message in messages(narrow):
@@ -36,7 +36,7 @@ def narrowed(model: onnx.ModelProto, element: int, dtype: Any) -> onnx.ModelProt
 
 
 def allowed(model: onnx.ModelProto) -> bool:
-    """Returns true if ONNX has the operator in these types."""
+    """Tells whether ONNX has the operator in these types."""
     try:
         onnx.checker.check_model(model)
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -46,7 +46,7 @@ def allowed(model: onnx.ModelProto) -> bool:
 
 
 def chosen() -> list[Any]:
-    """Returns tests of one node: of each operator with each number of inputs and attributes the smallest."""
+    """Returns the smallest single-node test for each operator, number of inputs and attributes."""
     found: dict[Any, Any] = {}
     for test in cases():
         (node, *more), given = test.model.graph.node, inputs(test)

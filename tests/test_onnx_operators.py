@@ -73,7 +73,7 @@ def case(
 
 
 def agree(cases: list[Case]) -> None:
-    """As kernels on the CPU, all of one run of the compiler, and by the reference."""
+    """Checks cases as kernels on the CPU, built in one run of the compiler, and on the reference."""
     models = [fg.onnx.from_proto(c.proto, values=c.values) for c in cases]
     kernels = [CpuExecutable(m.graph, Options(), lazy=True) for m in models]
     build_together(kernels)
@@ -96,7 +96,7 @@ def normal(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def transformed(x: Array, axis: int, size: int | None, inverse: int, onesided: int) -> Array:
-    """By NumPy's transforms, in float64."""
+    """Computes a Fourier transform with NumPy in float64."""
     whole = x[..., 0].astype(np.float64) + (1j * x[..., 1].astype(np.float64) if x.shape[-1] == 2 else 0)
     if inverse and onesided:
         return np.fft.irfft(whole, size, axis=axis)[..., None]

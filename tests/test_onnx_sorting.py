@@ -18,7 +18,7 @@ _RNG = np.random.default_rng(0)
 
 
 def check(proto, *inputs):
-    """The backend on the cpu engine, which asks for values of inputs where it needs them."""
+    """Checks the backend (cpu engine) against ONNX's evaluator; it supplies input values where the graph needs them."""
     names = [i.name for i in proto.graph.input]
     wanted = ReferenceEvaluator(proto).run(None, dict(zip(names, inputs)))
     for got, array in zip(Backend.run_model(proto, list(inputs)), wanted, strict=True):
@@ -108,7 +108,7 @@ def test_non_max_suppression(centred):
 
 
 def run_with(proto, shapes, *inputs):
-    """Returns the results on the cpu engine, and those for values that are known while the graph is built."""
+    """Returns the results on the cpu engine, and those computed while the graph is built, from known inputs."""
     made = built(proto, shapes=shapes)
     results = made.compile("cpu")(*inputs)
     known = Backend.run_model(proto, list(inputs))

@@ -38,13 +38,13 @@ def _is_name(e: ast.AST, variables: bool) -> bool:
 
 
 def _holds_name(e: ast.AST, variables: bool) -> bool:
-    """Returns true if a value is an op's name, or has some."""
+    """Tells whether a value is an op's name, or has some."""
     inner = () if isinstance(e, (ast.JoinedStr, ast.Call)) else ast.iter_child_nodes(e)
     return _is_name(e, variables) or any(_holds_name(x, variables) for x in inner)
 
 
 def _known_as(tree: ast.AST, variables: bool) -> set[str]:
-    """Returns the variables that are given an op's name, or several."""
+    """Returns the variables that an op's name, or several names, are assigned to."""
     found = set()
     for n in ast.walk(tree):
         if isinstance(n, (ast.Assign, ast.NamedExpr)):
@@ -194,7 +194,7 @@ def test_nothing_turns_where_bounds_do_not_look(op):
 
 
 def _check_between(node, values, k, apart, rng):
-    """No value of the operand between two ends brings the result far beyond its bound."""
+    """Checks that no change of operand ``k`` by up to ``apart`` moves the result far beyond its bound."""
     op, exact = node.op, np.zeros(4000)
     with np.errstate(all="ignore"):
         middle = np.asarray(op.reference(*values, **node.attributes))

@@ -100,7 +100,7 @@ def test_no_copies(graph):
 
 
 def weights(dtype="bfloat16"):
-    """Returns a product and a convolution of constants, which lie as models have them."""
+    """Returns a product and a convolution with constant weights, laid out as models store them."""
     rng = np.random.default_rng(1)
     graph = fg.Graph("weights", io_dtype=dtype)
     x, a = graph.tensor("x", (2, 64, 9, 9)), graph.tensor("a", (40, 96))

@@ -194,7 +194,7 @@ def types(*shapes_and_dtypes: tuple[tuple[int, ...], dt.DType]) -> tuple[TensorT
 
 
 def complete(name: str, attributes: dict[str, Any], operands: tuple[TensorType, ...]) -> dict[str, Any]:
-    """Returns attributes with the op's defaults, normalized as the graph builder does."""
+    """Completes attributes by the op's defaults, normalized as the graph builder does."""
     op = TABLE[name]
     assert op.normalize is not None
     return op.normalize(operands, {**op.attributes, **checked(attributes)})
@@ -271,7 +271,7 @@ def test_at_kinks_and_infinities() -> None:
 
 
 def wrapped(value: Any, dtype: dt.DType) -> Any:
-    """Returns two's complement of as many bits as the dtype has."""
+    """Wraps integers around in two's complement of the dtype's width."""
     low, high = int(dtype.min), int(dtype.max)
     return (value - low) % (high - low + 1) + low
 

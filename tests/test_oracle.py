@@ -36,7 +36,7 @@ def test_every_composite_and_function_has_cases() -> None:
 
 
 def _by_nodes(g: fg.Graph, inputs: dict[str, Array]) -> dict[fg.Tensor, Array]:
-    """Returns the outputs as the nodes have them that composites and calls become."""
+    """Evaluates the outputs by the nodes that composites and calls decompose into."""
     parts = decompose(g)
     calls, parts.graph.calls = parts.graph.calls, {}
     values = evaluate(parts.graph, inputs)
@@ -64,7 +64,7 @@ def test_the_nodes_are_what_is_meant(dtype: str, scale: int) -> None:
 @pytest.mark.parametrize("special", [0.0, 0.05])
 def test_kernels_are_what_is_meant(dtype: str, special: float) -> None:
     def inputs(g: fg.Graph) -> dict[str, Array]:
-        """No place in an image is far from it: which element is there is nowhere defined."""
+        """Returns inputs with special values, except grids: which element is read far outside an image is undefined."""
         return {k: v if k != "grid" else random_inputs(g)[k] for k, v in random_inputs(g, 2, special=special).items()}
 
     check_all(graphs({**COMPOSITES, **CALLS}, dtype), inputs=inputs)
@@ -75,7 +75,7 @@ def test_kernels_are_what_is_meant(dtype: str, special: float) -> None:
 
 @means(meanings.einsum)
 def _narrow_sums(self: fg.Graph, equation: str, a: fg.Tensor, b: fg.Tensor) -> fg.Tensor:
-    """Returns ij,jk->k with sums of the first operand in its own dtype."""
+    """Computes ij,jk->k with sums over the first operand in its own dtype."""
     return self.reshape(self.reshape(self.reduction(a, "add", 0), (1, -1)) @ b, (-1,))
 
 

@@ -18,7 +18,7 @@ from fusegraph.runtime import nvrtc
 
 
 def batchnorm_relu(shape: tuple[int, ...], dtype: str = "bfloat16") -> fg.Graph:
-    """Returns statistics, their parts, and the tensor again."""
+    """Builds batch norm and relu: partial statistics, their combination, then a second pass over the tensor."""
     g = fg.Graph("batchnorm_relu", io_dtype=dtype)
     x = g.tensor("x", shape, layout="NHWC")
     scale, bias = (g.tensor(name, (1, shape[1], 1, 1)) for name in ("scale", "bias"))
@@ -99,7 +99,7 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overlaps(graph: fg.Graph) -> list[list[str]]:
-    """Returns what each kernel does about those before and after it, before it does anything else."""
+    """Returns which grid dependency calls each kernel begins with."""
     made = []
     for kernel in plan(graph).kernels:
         body = [line.strip() for line in kernel.source.code.partition("\n{\n")[2].splitlines()]
@@ -136,7 +136,7 @@ def test_what_others_write_is_not_promised_to_stay() -> None:
 
 
 def winograd() -> fg.Graph:
-    """Returns a convolution of four kernels."""
+    """Returns a convolution that takes four kernels."""
     g = fg.Graph("winograd")
     x, w = g.tensor("x", (8, 64, 28, 28), layout="NHWC"), g.tensor("w", (64, 64, 3, 3), layout="KRSC")
     g.output(g.relu(g.conv_fprop(x, w, padding=1)), name="y")

@@ -138,7 +138,7 @@ def test_casts_from_every_type(target: dt.DType) -> None:
 
 
 def _nearest_e2m1(x: float) -> float:
-    """By distance, ties to the even code; NaN is -0."""
+    """Rounds by distance, ties to the even code; NaN becomes -0."""
     if np.isnan(x):
         return -0.0
     table = [0, 0.5, 1, 1.5, 2, 3, 4, 6]

@@ -38,7 +38,7 @@ Recipe = tuple[list[tuple[int, ...]], list[tuple[str, int, int, bool]]]
 
 
 def build(recipe: Recipe) -> fg.Graph:
-    """Returns a graph from shapes of inputs and (op, first operand, second operand, whether it is an output)."""
+    """Builds a graph from input shapes and nodes (op, first operand, second operand, whether it is an output)."""
     shapes, nodes = recipe
     graph = fg.Graph("random")
     tensors = [graph.tensor(f"x{k}", shape) for k, shape in enumerate(shapes)]
@@ -70,7 +70,7 @@ recipes = st.tuples(
 
 
 def check_partition(partition: Partition) -> None:
-    """Everything a partition promises, found out independently of `Partition.check`."""
+    """Checks all properties of a partition, independently of `Partition.check`."""
     nodes = [n for g in partition.groups for n in g.nodes]
     assert Counter(nodes) == Counter(partition.graph.nodes)
     network = quotient(partition)
@@ -114,7 +114,7 @@ def test_partitions_of_many_random_graphs(recipe):
 
 
 def seeded(seed: int, count: int) -> fg.Graph:
-    """Returns a random DAG of about ``count`` nodes."""
+    """Builds a random DAG of about ``count`` nodes."""
     r = random.Random(seed)
     shapes = [r.choice([(4, 4), (1, 4), (4, 1), (4, 4)]) for _ in range(8)]
     nodes = []
@@ -174,7 +174,7 @@ def _chain(length: int) -> fg.Graph:
 
 
 def _readers(count: int, reduced: bool = False) -> fg.Graph:
-    """Returns what thousands of nodes take: a tensor's readers, or the reductions of a node's results."""
+    """Builds a graph in which ``count`` products read one tensor; ``reduced``: each product is summed along rows."""
     graph = fg.Graph("readers")
     x = graph.tensor("x", (8, 64))
     for k in range(count):

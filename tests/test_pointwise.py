@@ -28,7 +28,7 @@ RAGGED = (1, 2, 3, 7, 31, 255, 256, 257, 1023, 1025, 4099)
 
 
 def one(shapes: dict[str, tuple[int, ...]], body: Callable[..., Any], **how: Any) -> fg.Graph:
-    """Returns a graph of one output: body of inputs of these shapes."""
+    """Builds a graph whose only output is ``body`` of inputs of these shapes."""
     g = fg.Graph("case", **how)
     g.output(body(g, *(g.tensor(name, shape) for name, shape in shapes.items())), name="y")
     return g

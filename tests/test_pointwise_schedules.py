@@ -38,7 +38,7 @@ def schedules(spec: PointwiseSpec) -> Iterator[PointwiseSchedule]:
 
 
 def run_source(executable: CpuExecutable, module: host_compiler.CpuModule, number: int) -> list[str]:
-    """Returns what is wrong with a kernel of the module, in both orders of threads, on the executable's arguments."""
+    """Runs a kernel of the module on the executable's arguments, in both thread orders; returns what is wrong."""
     graph, (kernel,) = executable.graph, executable.plan.kernels
     inputs = random_inputs(graph, seed=5)
     wrong = []

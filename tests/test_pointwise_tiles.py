@@ -35,15 +35,15 @@ Shape = tuple[int, ...]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors take the tiles of large ones."""
+    """Lets small tensors take the tiles of large ones."""
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_BLOCKS", 1 / 132)
     monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
 
 
 def strides(shape: Shape, order: Sequence[int], pad: int = 0) -> Shape:
-    """Returns strides of a tensor whose dimensions lie in memory in ``order``, slowest first, ``pad`` elements after
-    a row.
+    """Returns the strides of a tensor stored in the dimension order ``order``, slowest first, with ``pad`` elements
+    after each row.
     """
     result, step = [0] * len(shape), 1
     for dim in reversed(order):
@@ -53,7 +53,7 @@ def strides(shape: Shape, order: Sequence[int], pad: int = 0) -> Shape:
 
 
 def permuted(shape: Shape, order: Sequence[int], dtype: str = "float32", pad: int = 0) -> fg.Graph:
-    """Returns y = -x, x in another order of dimensions than y."""
+    """Builds y = -x, with x in another dimension order than y."""
     g = fg.Graph("permuted", io_dtype=dtype)
     x = g.tensor("x", shape, strides=strides(shape, order, pad))
     g.output(g.logical_not(x) if dtype == "bool" else g.neg(x), name="y", strides=strides(shape, range(len(shape))))
@@ -61,7 +61,7 @@ def permuted(shape: Shape, order: Sequence[int], dtype: str = "float32", pad: in
 
 
 def added(shape: Shape, dtype: str = "float32", other: str | None = None) -> fg.Graph:
-    """Returns y = a + b, b transposed."""
+    """Builds y = a + b, b transposed."""
     g = fg.Graph("added", io_dtype=dtype)
     a = g.tensor("a", shape)
     b = g.tensor("b", shape, other or dtype, strides=strides(shape, (*range(len(shape) - 2), -1, -2)))
@@ -77,7 +77,7 @@ def only_spec(graph: fg.Graph, **options: Any) -> PointwiseSpec:
 
 
 def chosen(graph: fg.Graph) -> Tiling:
-    """Returns the tiles that a graph's only kernel takes."""
+    """Returns the tiles chosen for a graph's only kernel."""
     spec = only_spec(graph)
     schedule = best_schedule(spec)
     assert isinstance(schedule, TilesSchedule), schedule
@@ -117,7 +117,7 @@ def test_dtypes(small: None) -> None:
 
 
 def combination_cases() -> list[fg.Graph]:
-    """Returns several operands in either order, among them outputs, broadcasts and indices."""
+    """Builds graphs with several operands in either order, with more outputs, broadcasts and indices."""
     graphs = []
     for dtype, layouts in itertools.product(("bf16", "float32"), itertools.product(("NCHW", "NHWC"), repeat=4)):
         g = fg.Graph("images", io_dtype=dtype)
@@ -260,7 +260,7 @@ def test_tiles_suit_every_extent(dtype: str) -> None:
 
 
 def bank_ways(addresses: Sequence[int], width: int) -> int:
-    """Returns how many times the busiest bank is asked for different words by a warp's accesses of ``width`` bytes."""
+    """Returns the largest number of different words of one bank that a warp's accesses of ``width`` bytes ask for."""
     phase = min(32, 128 // width)  # lanes served at once
     most = 1
     for start in range(0, 32, phase):

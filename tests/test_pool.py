@@ -42,7 +42,7 @@ WINDOWS: tuple[dict[str, Any], ...] = (
 
 
 def forward(shape: tuple[int, ...], dtype: str, how: Mapping[str, Any], **layout: Any) -> fg.Graph:
-    """Returns all that can be made of the same windows."""
+    """Builds all pooling ops on the same windows."""
     g = fg.Graph(f"pool {dtype} {how}".replace("{", "(").replace("}", ")").replace("'", ""))
     x = g.tensor("x", shape, dtype, **layout)
     g.output(g.max_pool(x, **how), name="max")
@@ -196,26 +196,26 @@ def test_no_elements_and_positions() -> None:
 
 
 def normalized(g: fg.Graph) -> None:
-    """Batch normalisation and relu before, a residual after."""
+    """Pooling with batch norm and relu before and a residual after."""
     x, scale, bias = g.tensor("x", (2, 16, 12, 12), layout="NHWC"), *(g.tensor(n, (16, 1, 1)) for n in ("s", "b"))
     residual = g.tensor("residual", (2, 16, 6, 6), layout="NHWC")
     g.output(g.gelu(g.max_pool(g.relu(x * scale + bias), 3, 2, 1) + residual), name="y")
 
 
 def side_by_side(g: fg.Graph) -> None:
-    """Maximum, where it is, and means of the same windows."""
+    """Maximum, its index, and means of the same windows."""
     x = g.tensor("x", (2, 3, 16, 16))
     for op in (g.max_pool, g.max_pool_index, g.avg_pool):
         g.output(op(x, 3, 2, 1), name=op.__name__)
 
 
 def response(g: fg.Graph) -> None:
-    """The elements around each, and the element itself."""
+    """Local response norm: a function of the window around each element and of the element itself."""
     g.output(g.local_response_norm(g.tensor("x", (2, 16, 6, 6), layout="NHWC"), alpha=0.1), name="y")
 
 
 def both(g: fg.Graph) -> None:
-    """What is pooled is an output as large as the pooled image: it is computed for elements and for windows."""
+    """Pooling of a computed image that is also an output: it is computed for elements and for windows."""
     x = g.tensor("x", (2, 4, 8, 8))
     y = g.output(g.relu(x), name="y")
     g.output(y - g.avg_pool(y, 3, 1, 1), name="z")
@@ -230,12 +230,12 @@ def different(g: fg.Graph) -> None:
 
 
 def costly(g: fg.Graph) -> None:
-    """A function that nine windows would each compute."""
+    """Pooling of a costly function, which each of nine windows would compute."""
     g.output(g.avg_pool(g.gelu(g.tensor("x", (2, 4, 16, 16))), 3, 1, 1), name="y")
 
 
 def expensive_once(g: fg.Graph) -> None:
-    """The same where every element is in one window."""
+    """Pooling of a costly function where every element is in one window."""
     g.output(g.avg_pool(g.gelu(g.tensor("x", (2, 4, 16, 16))), 2), name="y")
 
 
@@ -247,7 +247,7 @@ def shared(g: fg.Graph) -> None:
 
 
 def reduced(g: fg.Graph) -> None:
-    """A reduction of what was pooled, a convolution before."""
+    """A reduction of a pooling result, with a convolution before."""
     x, w = g.tensor("x", (2, 4, 16, 16)), g.tensor("w", (8, 4, 3, 3))
     y = g.max_pool(g.relu(g.conv_fprop(x, w, padding=1)), 2)
     g.output(g.reduction(y, "avg", (2, 3)), name="y")
@@ -319,7 +319,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _others(spec: PoolSpec) -> list[PoolSchedule]:
-    """Returns schedules that no cost model would choose here, 64-bit offsets among them."""
+    """Returns schedules that the cost model would not choose here, with 64-bit offsets among them."""
     best = best_schedule(spec)
     assert isinstance(best, PoolSchedule)
     single = replace(best, vector=1, rows=1, cols=1, down=1)

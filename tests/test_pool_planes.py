@@ -19,7 +19,7 @@ from fusegraph.report.check import check_executable, random_inputs
 
 
 def uneven(shape: tuple[int, ...], dtype: str, size: Any) -> fg.Graph:
-    """Returns windows of different sizes, two folds of each, operands of every kind around them."""
+    """Builds pooling with windows of different sizes, two reductions of each, and pointwise ops before and after."""
     g = fg.Graph(f"uneven {dtype} {shape}")
     x, b = g.tensor("x", shape, dtype), g.tensor("b", (*shape[:2], 1, 1), dtype)
     after = g.tensor("after", (*shape[:2], *size), dtype)
@@ -30,8 +30,8 @@ def uneven(shape: tuple[int, ...], dtype: str, size: Any) -> fg.Graph:
 
 
 def run_in_planes(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, int, int]]) -> None:
-    """Graphs of one kernel, with so many planes a block and neighbours a vector (0: as many as suit); of one, with
-    64-bit offsets.
+    """Runs graphs of one kernel each with so many planes per block and neighbors per vector (0: as many as suit); with
+    64-bit offsets if vectors have one element.
     """
     monkeypatch.setattr("codegen.pool.steps.LEAST_ELEMENTS", 0)
     made = []

@@ -37,12 +37,14 @@ FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
 
 
 def vector(graph: fg.Graph, x: fg.Tensor, axis: int, name: str, dtype: str = "float32") -> fg.Tensor:
-    """Returns an input that varies along one axis of a tensor."""
+    """Adds an input that varies along one axis of a tensor."""
     return graph.tensor(name, tuple(n if d == axis % x.rank else 1 for d, n in enumerate(x.shape)), dtype)
 
 
 def affine(axis: int, dtype: str = "float32") -> Prologue:
-    """Returns relu(x * scale + bias), both varying along an axis, as a batch norm in front of a convolution is."""
+    """Returns a prologue relu(x * scale + bias), with scale and bias along an axis, as a batch norm before a
+    convolution.
+    """
 
     def prologue(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
         scale, bias = (vector(graph, x, axis, f"{x.name}_{name}", dtype) for name in ("scale", "bias"))
@@ -56,19 +58,19 @@ def residual(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def apart(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns a second tensor that lies the other way round, and one value for all."""
+    """Multiplies by a second tensor in transposed layout and adds a scalar."""
     other = graph.tensor(f"{x.name}_other", x.shape, x.dtype, strides=transposed(x.shape))
     return graph.cast(x * other + graph.tensor(f"{x.name}_shift", (1,), "float32"), x.dtype)
 
 
 def positions(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns upper triangle: elements at or right of the diagonal."""
+    """Negates all elements left of the diagonal, by their indices."""
     row, col = graph.gen_index(x, axis=-2), graph.gen_index(x, axis=-1)
     return graph.binary_select(x, graph.neg(x), graph.cmp_le(row, col))
 
 
 def inverse(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns 1 / x: what is 0 beyond the tensor must not become infinite."""
+    """Computes 1 / (|x| + 0.5), which is not zero where x is padded with zeros."""
     return graph.cast(graph.reciprocal(graph.abs(x) + 0.5), x.dtype)
 
 
@@ -77,7 +79,7 @@ def to(dtype: str) -> Prologue:
 
 
 def dequantised(axis: int, dtype: str) -> Prologue:
-    """Returns an integer weight times a scale of its filter or of its channel."""
+    """Returns a prologue that multiplies an integer weight by a scale per filter or per channel."""
     return lambda graph, x: graph.cast(x * vector(graph, x, axis, f"{x.name}_scale"), dtype)
 
 
@@ -85,7 +87,7 @@ def dequantised(axis: int, dtype: str) -> Prologue:
 
 
 def form(case: Case, name: str, **wanted: Any) -> Case:
-    """Returns the case in a form of kernel, with the first schedule that has the fields given."""
+    """Returns the case in a form of kernel, with the first schedule that has the given fields."""
     arch = FORMS[name]
 
     def schedule(spec: ContractionSpec) -> Any:
@@ -152,7 +154,7 @@ def image(
 
 
 def products(dtype: str) -> list[Case]:
-    """Returns products with a prologue of one operand or both, in sizes that no tile divides."""
+    """Returns products with a prologue of one operand or both, in sizes that are not multiples of a tile."""
     pair = (dtype, dtype)
     cases = [
         product(70, 40, 72, affine(-1), None, pair),
@@ -231,7 +233,7 @@ def test_images(name):
 
 
 def gradients() -> list[Case]:
-    """Returns the gradient of an activation in front of both gradients of the convolution before it."""
+    """Returns both gradients of a convolution, with the gradient of the activation after it as a prologue."""
     cases = []
     for x, w, more in (
         ((2, 24, 9, 10), (16, 24, 3, 3), {"padding": 1}),
@@ -340,7 +342,7 @@ def test_nothing_to_multiply():
 
 
 def large(name: str) -> fg.Graph:
-    """Returns large problems with a prologue that one kernel takes."""
+    """Returns a large problem with a prologue, which takes one kernel."""
     graph = fg.Graph(name, io_dtype="bfloat16")
     if name == "image":
         x, w = (graph.tensor(n, s, layout="NHWC") for n, s in (("x", (64, 256, 56, 56)), ("w", (256, 256, 1, 1))))

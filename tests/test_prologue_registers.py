@@ -51,7 +51,7 @@ def spec_of(case: Case) -> ContractionSpec:
 
 
 def rows_and_columns(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns everything an element can be computed of: a number, a row's, a column's, and a second tensor."""
+    """Computes with operands of every kind: a scalar, one per row, one per column, and a second tensor."""
     shift = graph.tensor("shift", (1,), "float32")
     row, column = vector(graph, x, -2, "of_row"), vector(graph, x, -1, "of_column", x.dtype.name)
     other = graph.tensor("other", x.shape, x.dtype)
@@ -59,7 +59,7 @@ def rows_and_columns(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def reciprocal(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns 1 / x: infinite for the zeros that TMA brings from beyond the tensor."""
+    """Computes 1 / x, which is infinite for the zeros that TMA fills in beyond the tensor."""
     return graph.cast(graph.reciprocal(x), x.dtype)
 
 
@@ -119,7 +119,7 @@ def scaled(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
 
 
 def fused(graph: fg.Graph, x: fg.Tensor) -> fg.Tensor:
-    """Returns a row's element times x, plus a number: one rounding."""
+    """Computes x times a factor per row plus a scalar, with one rounding (fma)."""
     return graph.relu(vector(graph, x, -2, "of_row", x.dtype.name) * x + graph.tensor("shift", (1,), x.dtype.name))
 
 

@@ -24,7 +24,7 @@ def numbers(shape: tuple[int, ...], dtype: str = "float32", op: str = "rng_unifo
 
 
 def block(dtype: str, shape: tuple[int, int] = (24, 96), seed: Any = None) -> fg.Graph:
-    """The end of a transformer's block: norm, activation, dropout, residual."""
+    """The end of a transformer block: norm, activation, dropout, residual."""
     g = fg.Graph("norm_gelu_dropout_residual", io_dtype=dtype)
     x, residual = g.tensor("x", shape), g.tensor("residual", shape)
     scale, bias = g.tensor("scale", shape[1:]), g.tensor("bias", shape[1:])

@@ -111,7 +111,7 @@ def test_the_page_on_hopper_shows_the_whole_kernel() -> None:
 
 
 def damaged(before: str, after: str) -> CpuExecutable:
-    """Returns a small product whose kernel has a text replaced; consumer 1 has no rows in the last row of tiles."""
+    """Returns a small product with a text of its kernel replaced.  Consumer 1 has no rows in the last row of tiles."""
     graph = fg.Graph("matmul_bias_gelu", io_dtype="bfloat16")
     x, w = graph.tensor("x", (264, 128)), graph.tensor("w", (128, 256))
     graph.output(graph.gelu(x @ w + graph.tensor("bias", (256,))), name="y")

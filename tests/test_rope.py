@@ -65,7 +65,7 @@ def test_everything_against_the_reference() -> None:
 
 
 def special(graph: fg.Graph) -> dict[str, Array]:
-    """Returns far positions, angles and elements that are no numbers."""
+    """Returns inputs with large angles, and with NaN and infinities among angles and elements."""
     found = random_inputs(graph)
     x, freqs = found["x"], found["freqs"]
     freqs[...] = (np.arange(freqs.shape[0])[:, None, None, None] * 1234.5).astype(freqs.dtype)

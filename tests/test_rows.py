@@ -31,7 +31,7 @@ LENGTHS = (33, 1, 2, 31, 1000, 4097, 65537)
 def reductions_of(
     shape: tuple[int, ...], axes: Any, dtype: str = "float32", modes: Any = COMBINED, keepdims: bool = True, **how: Any
 ) -> fg.Graph:
-    """Returns all modes that a dtype takes, of one tensor."""
+    """Builds all reductions that a dtype supports, of one tensor."""
     g = fg.Graph(f"reductions {shape} {axes} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     for mode in modes:
@@ -43,7 +43,7 @@ def reductions_of(
 def composed_of(
     shape: tuple[int, ...], axes: Any, dtype: str = "float32", keepdims: bool = True, **how: Any
 ) -> fg.Graph:
-    """Returns all modes that are made of others, of one tensor."""
+    """Builds all reductions that are composed of others, of one tensor."""
     g = fg.Graph(f"composed {shape} {axes} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     for mode in COMPOSED:
@@ -74,7 +74,7 @@ def test_a_row_of_a_million() -> None:
 
 
 def millions() -> list[fg.Graph]:
-    """Returns rows of a prime number of elements, more than any form of the kernels keeps."""
+    """Builds reductions of rows whose length is prime and larger than any kernel keeps on chip."""
     length = 1_000_003
     return [
         reductions_of((1, length), -1, modes=("add", "max", "avg")),
@@ -211,7 +211,7 @@ def test_large_offsets() -> None:
 
 
 def around(g: fg.Graph) -> None:
-    """Pointwise before, between and after, results of every kind."""
+    """Reductions with pointwise nodes before, between and after, and results of every kind."""
     x, bias, gate = g.tensor("x", (6, 40)), g.tensor("bias", (40,)), g.tensor("gate", (6, 40))
     scale = g.tensor("scale", (6, 1))
     h = g.output(x * scale + bias, name="h")
@@ -222,7 +222,7 @@ def around(g: fg.Graph) -> None:
 
 
 def dropped(g: fg.Graph) -> None:
-    """Results that lose the axis, and pointwise nodes on them."""
+    """Reductions without keepdims, and pointwise nodes on them."""
     x, weight = g.tensor("x", (6, 7, 40)), g.tensor("weight", (6, 40))
     total = g.reduction(g.relu(x), "add", 1, keepdims=False)
     g.output(g.sigmoid(total * weight), name="y")
@@ -230,13 +230,13 @@ def dropped(g: fg.Graph) -> None:
 
 
 def leading(g: fg.Graph) -> None:
-    """Axes dropped from the front are put back by broadcasting."""
+    """Reductions without keepdims of leading axes, put back by broadcasting."""
     x = g.tensor("x", (50, 6, 8))
     g.output(x - g.reduction(x, "avg", 0, keepdims=False), name="y")
 
 
 def positions(g: fg.Graph) -> None:
-    """Positions along the row and across the rows."""
+    """Reductions of indices along and across the rows."""
     x = g.tensor("x", (5, 64))
     causal = g.cmp_ge(g.gen_index(x, axis=0) * 12, g.gen_index(x, axis=1))
     masked = g.binary_select(x, -1e30, causal)
@@ -372,7 +372,7 @@ def test_integers_are_exact() -> None:
 
 
 def gpu_graphs() -> list[fg.Graph]:
-    """Returns rows of every form, in the schedules of each."""
+    """Builds graphs whose rows take kernels of every form."""
     graphs = [softmax_of((4, n), 1, d) for n in (7, 1000, 65536) for d in ("float32", "bfloat16")]
     graphs += [
         reductions_of((8, 512, 96), axes, d, ("add", "avg", "amax"))

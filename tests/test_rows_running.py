@@ -26,13 +26,13 @@ Make = Callable[[fg.Graph, fg.Tensor], Any]
 
 
 def masked(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Causal: most threads of the first rows have nothing but minus infinity."""
+    """A causal mask: most threads of the first rows read minus infinity only."""
     causal = g.cmp_ge(g.gen_index(x, axis=0) * 12, g.gen_index(x, axis=1))
     return g.softmax(g.binary_select(x * 0.5, -np.inf, causal))
 
 
 def entropy(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Returns cross-entropy of a target in each row, summed over the row: what is added first is another reduction."""
+    """Builds the cross-entropy of a target in each row; its sum is a reduction of its own."""
     target = g.cmp_eq(g.gen_index(x, axis=1), 7)
     return g.logsumexp(x, -1) - g.reduction(g.binary_select(x, 0.0, target), "add", -1)
 
@@ -52,7 +52,7 @@ def taken_off(g: fg.Graph, x: fg.Tensor, shift: fg.Tensor) -> fg.Tensor:
 
 
 def joint(g: fg.Graph, x: fg.Tensor) -> Any:
-    """Returns two sums, from whose elements the greater of both maxima is taken off."""
+    """Builds two sums whose elements have the larger of both maxima subtracted."""
     y = x * -0.5
     most = g.max(g.reduction(x, "max", -1), g.reduction(y, "max", -1))
     return taken_off(g, x, most) + taken_off(g, y, most)

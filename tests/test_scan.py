@@ -38,7 +38,7 @@ def scan_of(op: str, shape: tuple[int, ...], axis: int, kind: str = "float32", *
 
 
 def small_inputs(graph: fg.Graph, special: float = 0.0) -> dict[str, Any]:
-    """Returns numbers of which long products neither overflow nor vanish; special ones are a few."""
+    """Returns numbers whose long products neither overflow nor vanish, with a few special values."""
     given = random_inputs(graph, 2, special=special)
     for tensor in graph.inputs:
         x = given[tensor.name]
@@ -92,7 +92,7 @@ def test_where_extremes_are(op: str) -> None:
 
 
 def around(dtype: str, axis: int, reverse: bool = False) -> fg.Graph:
-    """Pointwise before and after, the operand again after, something once a row, positions."""
+    """Scans with pointwise nodes before and after, the operand read again, one operand per row, and indices."""
     g = fg.Graph("around", io_dtype=dtype)
     x, weight, row = g.tensor("x", (6, 72)), g.tensor("weight", (72,)), g.tensor("row", (6, 1))
     h = g.relu(x * weight + row)

@@ -44,7 +44,7 @@ def graph_of(
 
 
 def inputs_of(graph: fg.Graph, seed: int = 0, special: float = 0.0) -> dict[str, Array]:
-    """Returns few places, so that most are met several times; some are outside."""
+    """Returns inputs with few different indices, so that most occur several times; some are out of range."""
     given = random_inputs(graph, seed, special=special)
     (node,) = graph.nodes
     size = node.inputs[0].shape[node.attributes["axis"]]
@@ -54,7 +54,7 @@ def inputs_of(graph: fg.Graph, seed: int = 0, special: float = 0.0) -> dict[str,
 
 
 def one_by_one(x: Array, index: Array, updates: Array, axis: int, reduction: str, include_self: bool) -> Array:
-    """Returns what a scatter means: updates are taken in order, in float64."""
+    """Scatters by definition: updates are applied in order, in float64."""
     y = x.astype(np.float64 if x.dtype.kind not in "iub" else x.dtype)
     met = np.zeros(x.shape, np.int64)
     index = np.broadcast_to(index, updates.shape)

@@ -18,7 +18,7 @@ from fusegraph.report.explain import describe, explain_text
 
 
 def layers(count: int) -> fg.Graph:
-    """Returns layers of a network, all but the last alike."""
+    """Builds the layers of a network, all but the last alike."""
     graph = fg.Graph("layers", io_dtype="float16")
     x = graph.tensor("x", (40, 24))
     for number in range(count):
@@ -67,7 +67,7 @@ def test_explain_tells_whose_code_it_is() -> None:
 
 
 def _two(first: str, second: str) -> fg.Graph:
-    """Returns two kernels that have nothing to do with each other, between others."""
+    """Builds two independent kernels among others."""
     graph = fg.Graph("two")
     a, b, c, d = (graph.tensor(name, (16, 16)) for name in "abcd")
     scope = {"graph": graph, "a": a, "b": b, "c": c, "d": d}

@@ -19,7 +19,7 @@ Body = Callable[[fg.Graph, fg.Tensor], Any]
 
 
 def simplified(body: Body, dtype: str = "float32", shape: tuple[int, ...] = (4, 5)) -> tuple[list[str], fg.Graph]:
-    """Returns ops left of an output made of one input, and the graph before."""
+    """Returns the ops that simplification leaves of an output of one input, and the graph before it."""
     g = fg.Graph("test", io_dtype=dtype)
     g.output(body(g, g.tensor("x", shape)), name="y")
     return [n.op.name for n in simplify(g).graph.nodes], g

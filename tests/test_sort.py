@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 def sort_of(
     shape: tuple[int, ...], axis: int = -1, dtype: str = "float32", descending: bool = False, **how: Any
 ) -> fg.Graph:
-    """Returns the elements and where they come from."""
+    """Builds a sort's values and indices."""
     g = fg.Graph(f"sort {shape} {axis} {dtype}")
     x = g.tensor("x", shape, dtype, **how)
     g.output(g.sort(x, axis, descending), name="values")
@@ -47,7 +47,9 @@ def topk_of(shape: tuple[int, ...], k: int, axis: int = -1, dtype: str = "float3
 
 
 def around(dtype: str, axis: int, k: int | None = None) -> fg.Graph:
-    """Pointwise before and after, something once a row, positions of both kinds, the operand again if it fits."""
+    """Sorts with pointwise nodes before and after, one operand per row, both kinds of index, and the operand read again
+    if it fits.
+    """
     g = fg.Graph("around", io_dtype=dtype)
     x, weight, row = g.tensor("x", (6, 72)), g.tensor("weight", (72,)), g.tensor("row", (6, 1))
     h = g.abs(x * weight + row) - g.cast(g.gen_index(x, axis=1), "float32") / 16
@@ -62,8 +64,8 @@ def around(dtype: str, axis: int, k: int | None = None) -> fg.Graph:
 
 
 def special(graph: fg.Graph) -> dict[str, Array]:
-    """Returns few different values, zeros of both signs and what is not finite among them: most elements equal
-    others.
+    """Returns inputs with few different values, signed zeros and non-finite values, so that most elements occur several
+    times.
     """
     rng, found = np.random.default_rng(len(graph.name)), random_inputs(graph)
     for t in graph.inputs:
@@ -78,7 +80,7 @@ def special(graph: fg.Graph) -> dict[str, Array]:
 
 
 def bits(x: Array) -> Array:
-    """Returns what tells zeros of both signs apart, and NaN from others."""
+    """Returns numbers that tell signed zeros apart, and NaN from all others."""
     if x.dtype.kind in "iub":
         return x
     wide = x.astype(np.float64)
@@ -86,9 +88,7 @@ def bits(x: Array) -> Array:
 
 
 def expected(x: Array, axis: int, descending: bool, keep: int) -> tuple[Array, Array]:
-    """Returns the elements and their positions, written without the table's reference: by Python's sort, which is
-    stable.
-    """
+    """Returns the sorted elements and their positions by Python's stable sort, independently of the op's reference."""
 
     def key(value: Any) -> tuple[bool, Any]:
         missing = bool(value != value)

@@ -52,7 +52,7 @@ def _product() -> fg.Graph:
 
 
 def _in_lowering(monkeypatch: pytest.MonkeyPatch, module: Any, refuses: Refuses) -> None:
-    """Lets a family refuse groups with such a node when they are lowered."""
+    """Lets a family decline groups with such a node at lowering."""
     lower = module.LOWERING.lower
 
     def refused(view: lowering.GroupView, *rest: Any) -> Lowered:
@@ -65,7 +65,7 @@ def _in_lowering(monkeypatch: pytest.MonkeyPatch, module: Any, refuses: Refuses)
 
 
 def _in_schedules(monkeypatch: pytest.MonkeyPatch, refuses: Refuses) -> None:
-    """Lets no form take such a specification."""
+    """Lets every form decline such a spec."""
 
     def chosen(spec: Any, arch: Any) -> Any:
         if refuses(spec):

@@ -22,7 +22,7 @@ from fusegraph.report.explain import describe
 
 
 def product(m: int, n: int, k: int, dtype: str = "float32", batch: tuple[int, ...] = (), turned: bool = False) -> Graph:
-    """Returns gelu(a @ b + bias), or the sum as it is for integers."""
+    """Builds gelu(a @ b + bias), or the plain product for integers."""
     graph = fg.Graph("product", io_dtype=dtype)
     a = graph.tensor("a", (*batch, m, k), strides=(1, m) if turned else None)
     b = graph.tensor("b", (k, n))
@@ -43,7 +43,7 @@ def forward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layout
 
 
 def backward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layout: str = "NHWC", **how: Any) -> Graph:
-    """Returns the gradient of a filter, scaled."""
+    """Builds the gradient of a filter, scaled."""
     graph = fg.Graph("backward", io_dtype=dtype)
     x = graph.tensor("image", shape, layout=layout)
     how = {"padding": 1, "stride": 1, **how}
@@ -57,7 +57,7 @@ def backward(shape: tuple[int, ...], filters: int, dtype: str = "float32", layou
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Splits every contraction that can be into so many parts."""
+    """Splits every contraction that allows it into so many parts."""
 
     def force(count: int) -> None:
         monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op in PARTS else 1)

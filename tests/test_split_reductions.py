@@ -75,7 +75,7 @@ def test_what_the_user_sees() -> None:
 
 @pytest.fixture
 def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short reductions are split as well."""
+    """Splits short reductions, too."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
@@ -83,7 +83,7 @@ def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def several(shape: tuple[int, ...], axes: Any, dtype: str = "float32", **how: Any) -> fg.Graph:
-    """Returns all modes, with pointwise nodes before and after."""
+    """Builds all reductions, with pointwise nodes before and after."""
     g = fg.Graph(f"several {shape} {axes} {dtype}", compute_dtype=how.pop("compute_dtype", "float32"))
     x = g.tensor("x", shape, dtype, **how)
     keepdims = len(shape) % 2 == 0
@@ -113,7 +113,7 @@ def test_every_mode_and_dtype() -> None:
 
 
 def standardized(shape: tuple[int, ...], axes: Any, **how: Any) -> fg.Graph:
-    """Returns mean, variance and what is made of them and of the tensor again."""
+    """Builds mean and variance, and ops on them and the tensor again."""
     g = fg.Graph("standardized")
     x = g.tensor("x", shape, **how)
     centred = x - g.reduction(x, "avg", axes, name="mean")
@@ -231,7 +231,7 @@ def test_a_norm_of_two_to_the_31_elements_on_the_gpu() -> None:
 
 
 def large_memory(gib: float) -> Any:
-    """Returns torch, on a GPU with so much memory; skips the test elsewhere."""
+    """Returns torch if the GPU has so much memory; skips the test otherwise."""
     torch = pytest.importorskip("torch")
     have = torch.cuda.get_device_properties(0).total_memory / 2**30
     if have < gib * 1.25:

@@ -28,7 +28,7 @@ MAKERS = {"arch", "target", "of_device", "from_compute_capability"}
 
 
 def offences(text: str) -> list[str]:
-    """Returns what of a module knows a machine."""
+    """Returns the places in a module's text that depend on a machine."""
     tree = ast.parse(text)
     found = [f"line {n}: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if MACHINE.search(line)]
     for node in ast.walk(tree):

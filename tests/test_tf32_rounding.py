@@ -24,7 +24,7 @@ Chooser = Callable[[Any], Any]
 
 
 def wgmma(**wanted: bool) -> Chooser:
-    """Returns the first schedule of that form that has all of these, or none."""
+    """Returns a chooser of the first wgmma schedule with all of these fields."""
 
     def choose(spec: Any) -> Any:
         every = contraction_wgmma_schedule.schedules(spec, named("sm_90a"))
@@ -34,7 +34,9 @@ def wgmma(**wanted: bool) -> Chooser:
 
 
 def ring_of_two(spec: Any) -> Any:
-    """Of few stages, and for all tiles one block: what was gathered is rounded at once, tile after tile."""
+    """A chooser of schedules with few stages and one block for all tiles: gathered operands are rounded at once, tile
+    after tile.
+    """
     return replace(wgmma(gather=True)(spec), stages=2, blocks=1)
 
 
@@ -57,7 +59,7 @@ def windows(channels: int, schedule: Chooser) -> Case:
 
 
 def given(graph: fg.Graph, number: int) -> dict[str, Any]:
-    """Returns inputs of ones, but for one of them."""
+    """Returns inputs of ones, except one input of values between two tf32 numbers."""
     arrays = random_inputs(graph, 0)
     for n, tensor in enumerate(graph.inputs):
         np.copyto(arrays[tensor.name], BETWEEN if n == number else 1.0)

@@ -11,7 +11,7 @@ from fusegraph.runtime.timing import FLUSH_US, MOST_FLUSHES, ColdTimer
 
 
 class Device:
-    """Counts what is queued: flushes before each start event."""
+    """Counts queued work: flushes before each start event."""
 
     def __init__(self) -> None:
         self.flushes, self.before = 0, []

@@ -18,8 +18,8 @@ SCALE = {"scale": 0.4}
 
 
 def with_kernels_of_cuda(q: Any, k: Any, v: Any, bias: Any, seed: Any) -> tuple[list[Any], list[Any]]:
-    """Returns what three kernels make of it: results and statistics, then the gradients of 3 * result + 1 by q, k
-    and v.
+    """Runs torch's three CUDA kernels; returns results and statistics, then the gradients of 3 * result + 1 by q, k and
+    v.
     """
     lengths, causal = (None, None, q.shape[2], k.shape[2]), (0.0, True)
     forward = [
@@ -67,7 +67,7 @@ def test_attention_as_kernels_of_cuda_return_it() -> None:
 
 
 class Attention(torch.nn.Module):
-    """With everything that a training step keeps for the gradient."""
+    """Attention with all that a training step keeps for the gradient."""
 
     def __init__(self, kernel: Any, *arguments: Any) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def _compiled(model: Any, **options: Any) -> Any:
 
 
 def _as_eager(got: Any, eager: Any, exact: Any) -> None:
-    """No further from the result in float64 than eager is, give or take a few roundings of its dtype."""
+    """Checks that the error against float64 is at most eager's plus a few roundings of the dtype."""
     assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
     scale = exact.abs().max().item()
     allowed = 2 * (eager.double() - exact).abs().max().item() + 8 * EPSILON[got.dtype] * scale
@@ -80,7 +80,7 @@ def test_inference_is_as_eager(case: str, dtype: Any) -> None:
 
 
 def _step(model: Any, x: Any) -> tuple[Any, list[Any]]:
-    """Returns the result of a forward pass, the gradients and the buffers after a backward pass."""
+    """Runs a forward and a backward pass; returns the result, and the gradients and buffers."""
     y = model(x)
     y.square().mean().backward()
     return y.detach(), [p.grad for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]

@@ -18,7 +18,7 @@ from fusegraph.layout import same_strides  # noqa: E402
 
 
 def _difference(got: Any, wanted: Any, name: str) -> str:
-    """Returns what differs but for rounding: dtype, shape, strides or elements; "" if nothing does."""
+    """Returns what differs beyond rounding: dtype, shape, strides or elements; "" if nothing does."""
     if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
         return f"{name}: {got.dtype} {got.shape}, not {wanted.dtype} {wanted.shape}"
     if not same_strides(tuple(wanted.shape), got.stride(), wanted.stride()) and got.numel() > 1:
@@ -141,7 +141,7 @@ _WAYS = {"scatter_reduce": "amax", "index_reduce": "prod", "scatter": "multiply"
 
 
 def _call_on_scalars(operator: Any, dim: int) -> Callable[..., Any]:
-    """Returns a call of an operator with tensors of no dimension, by number, along a dimension of them."""
+    """Returns a call of an operator with tensors of rank 0, by number, along a dimension."""
     numbers = {"self": 0, "grad_output": 0, "output": 1, "src": 1, "source": 1, "index": 2}
     values = {
         "dim": dim, "dims": [dim], "half_to_float": False, "input_dtype": torch.float32, "ord": 1, "value": 2.5,

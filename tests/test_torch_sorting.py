@@ -16,7 +16,7 @@ QUICK = {"float32", "bfloat16", "int64", "bool"}
 
 
 def compiled(function: Any, *inputs: Any) -> Any:
-    """Returns what a function gives; all of it is fusegraph's."""
+    """Compiles and runs a function; asserts that fusegraph took all of it."""
     torch._dynamo.reset()
     fusegraph.torch.report(clear=True)
     result = torch.compile(function, backend="fusegraph")(*inputs)
@@ -30,9 +30,7 @@ def check(function: Any, *inputs: Any) -> None:
 
 
 def some(dtype: str, *shape: int) -> Any:
-    """Returns few different values, so that many are equal, with NaN, infinities and zeros of both signs where there
-    are.
-    """
+    """Returns a tensor of few different values, so many are equal; floats include NaN, infinities and signed zeros."""
     torch.manual_seed(sum(shape))
     kind = getattr(torch, dtype)
     values = [0.0, 1, 2, 3, 4] if not kind.is_floating_point else [-0.0, 0, 1, -2, torch.nan, torch.inf, -torch.inf]

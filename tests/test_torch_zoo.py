@@ -28,7 +28,7 @@ def _fresh() -> None:
 
 
 def _planned(graph: fg.Graph, **_: Any) -> Any:
-    """Plans a graph for several architectures; what runs it is the reference."""
+    """Plans a graph for several architectures; runs it on the reference."""
     for arch in ARCHS:
         made = plan(graph, choose=by_cost_model(target(arch)))
     executable = compile_graph(graph, "reference")
@@ -61,7 +61,7 @@ def test_networks_are_as_eager(seed: int) -> None:
 
 
 class _Tokens(torch.nn.Module):  # type: ignore[misc]
-    """Attention between the pixels of an image, in front of the norm of a residual."""
+    """Attention between the pixels of an image, before the norm of a residual."""
 
     def __init__(self, weights: bool) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 
 def current() -> int:
-    """Returns the context that is current in this thread."""
+    """Returns the current context of this thread."""
     return int(driver.call("cuCtxGetCurrent", doing="read the current context"))
 
 
@@ -42,7 +42,7 @@ def the_first_stays_current() -> Iterator[None]:
 
 
 def softmax() -> fg.Graph:
-    """Returns rows that clusters of blocks reduce."""
+    """Builds a softmax whose rows are reduced by clusters of blocks."""
     graph = fg.Graph("softmax", io_dtype="float16")
     graph.output(graph.softmax(graph.tensor("x", (4, 65536))), name="y")
     return graph
@@ -55,7 +55,7 @@ def constants() -> fg.Graph:
 
 
 def gradients() -> fg.Graph:
-    """Returns sums in memory that are zero before their kernel."""
+    """Builds attention gradients, whose sums accumulate in memory that is zeroed before their kernel."""
     graph = fg.Graph("gradients", io_dtype="bfloat16")
     q, k, v, o, loss = (graph.tensor(name, (1, 2, 512, 64)) for name in ("q", "k", "v", "o", "dO"))
     stats = graph.tensor("stats", (1, 2, 512, 1), "float32")

@@ -32,7 +32,7 @@ SIZES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors take the kernels of large ones."""
+    """Lets small tensors take the kernels of large ones."""
     for module in (pointwise_schedule, pointwise_unaligned, pointwise_tiling):
         monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1 / 132)
     for module in (pointwise_schedule, pointwise_unaligned):
@@ -47,7 +47,7 @@ def only_spec(graph: fg.Graph, **options: Any) -> PointwiseSpec:
 
 
 def rows(dtype: str, shape: tuple[int, int], pitches: Sequence[int], other: str | None = None) -> fg.Graph:
-    """Returns y = a - b, the rows of a, b and y so many elements apart."""
+    """Builds y = a - b with the given row strides of a, b and y."""
     g = fg.Graph("rows", io_dtype=dtype)
     a, b = (g.tensor(n, shape, t, strides=(p, 1)) for n, t, p in zip("ab", (dtype, other or dtype), pitches))
     g.output(a - b, name="y", dtype=dtype, strides=(pitches[2], 1))
@@ -70,7 +70,7 @@ def pitch_cases() -> list[fg.Graph]:
 
 
 def mixed_cases() -> list[fg.Graph]:
-    """Returns dtypes of several widths, several outputs, broadcasts and indices."""
+    """Builds graphs with dtypes of several widths, several outputs, broadcasts and indices."""
     pairs = [("int8", "float64"), ("bfloat16", "int8"), ("float32", "int8"), ("float64", "bfloat16")]
     graphs = [rows(first, (5, 150), p, second) for first, second in pairs for p in ((151, 151, 151), (150, 157, 153))]
     for dtype, pitch in itertools.product(("int8", "bfloat16"), (301, 304)):
@@ -162,8 +162,8 @@ def turned(
     other: str | None = None,
     order: Sequence[int] | None = None,
 ) -> fg.Graph:
-    """Returns y = a - b, b in another order of dimensions (the last two swapped), rows so many elements longer than
-    theirs.
+    """Builds y = a - b with b in another dimension order (by default the last two swapped), and rows padded by so many
+    elements.
     """
     rank = len(shape)
     across = tuple(order or (*range(rank - 2), rank - 1, rank - 2))
@@ -183,7 +183,7 @@ def turned(
 
 
 def tiles_of(graph: fg.Graph, **options: Any) -> TilesSchedule:
-    """Returns the first choice of tiles for rows that begin anywhere, whether it is the best or not."""
+    """Returns the first tiled schedule for unaligned rows, whether it is the best or not."""
     spec = only_spec(graph, **options)
     return next(s for s in schedules(spec) if isinstance(s, TilesSchedule) and s.unaligned)
 

@@ -42,7 +42,7 @@ def convolution(
     epilogue: bool = True,
     **attributes: Any,
 ) -> fg.Graph:
-    """Returns relu(convolution + bias): ``filters`` channels of results from an image or loss of this shape."""
+    """Builds relu(convolution + bias) with ``filters`` output channels, of an image or loss of this shape."""
     graph = fg.Graph("convolution")
     x = graph.tensor("x", shape, layout=layout)
     both = (filters, shape[1]) if op == "conv_fprop" else (shape[1], filters)
@@ -55,7 +55,7 @@ def convolution(
 
 
 def widest(spec: Any) -> Any:
-    """Returns the schedule with the most channels a thread, of Winograd's transforms."""
+    """Returns the schedule with the most channels per thread for Winograd's transforms."""
     return codegen.schedules(spec)[-1 if isinstance(spec, WinogradSpec) else 0]
 
 
@@ -118,7 +118,7 @@ def test_every_shape_layout_and_schedule(algorithm):
 
 
 def strided() -> fg.Graph:
-    """Returns every second image and channel of larger arrays, and rows with gaps."""
+    """Builds a convolution on every second image and channel of larger arrays, and on rows with gaps."""
     graph = fg.Graph("strided")
     x = graph.tensor("x", (2, 4, 6, 7), strides=(2 * 8 * 6 * 9, 2, 72, 8))
     w = graph.tensor("w", (4, 4, 3, 3), strides=(100, 20, 5, 1))
@@ -128,7 +128,7 @@ def strided() -> fg.Graph:
 
 
 def epilogues() -> fg.Graph:
-    """Returns broadcasts of every kind, two outputs, an index, a result in bfloat16."""
+    """Builds an epilogue with broadcasts of every kind, two outputs, an index and a result in bfloat16."""
     graph = fg.Graph("epilogues")
     x = graph.tensor("x", (2, 4, 6, 8), layout="NHWC")
     y = graph.conv_fprop(x, graph.tensor("w", (8, 4, 3, 3)), padding=1, algorithm="winograd_4x4", name="conv")
@@ -148,7 +148,7 @@ def narrow_result() -> fg.Graph:
 
 
 def shared() -> fg.Graph:
-    """Returns two convolutions of one image, and one filter twice."""
+    """Builds two convolutions of one image, and one with the same filter twice."""
     graph = fg.Graph("shared")
     x, other = (graph.tensor(n, (1, 4, 6, 6), layout="NHWC") for n in ("x", "other"))
     w, v = (graph.tensor(n, (4, 4, 3, 3)) for n in ("w", "v"))
@@ -167,7 +167,7 @@ def constant_filter() -> fg.Graph:
 
 
 def chain() -> fg.Graph:
-    """Returns a convolution of a convolution's result, written out under names that a user gave to others."""
+    """Builds a convolution of a convolution's result, whose internal names a user gave to other tensors."""
     graph = fg.Graph("chain")
     x, w = graph.tensor("x", (1, 4, 6, 6)), graph.tensor("conv filter", (4, 4, 3, 3))
     first = graph.conv_fprop(x, w, padding=1, algorithm="winograd_4x4", name="conv")
@@ -205,7 +205,7 @@ def test_addresses_need_not_be_aligned():
 
 
 def _shifted(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the array 4 bytes past a multiple of 16, its strides kept."""
+    """Returns a copy of the array 4 bytes past a multiple of 16, with the same strides."""
     room = np.zeros(array.nbytes + 32, np.uint8)
     start = -room.ctypes.data % 16 + 4
     moved = np.ndarray(array.shape, array.dtype, room.data, start, array.strides)

@@ -47,7 +47,9 @@ def test_workspace_limit() -> None:
 
 
 def check_memory(found: Plan) -> None:
-    """Intermediates lie within the workspace, aligned, and no two that are alive together share a byte."""
+    """Checks that intermediates are within the workspace, aligned, and share no byte with others alive at the same
+    time.
+    """
     steps = found.partition.groups
     outputs = set(found.simplified.outputs)
     life: dict[fg.Tensor, list[int]] = {}

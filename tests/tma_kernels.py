@@ -1,4 +1,4 @@
-"""Kernels that use TMA, with what NumPy says they must give: run on the CPU by test_device_tma.py.
+"""Kernels that use TMA, and their expected results by NumPy; test_device_tma.py runs them on the CPU.
 
 A Case is one kernel with its arrays; ``expected`` are the arrays after the launch, bit for bit.  The model here is
 written from the definition of tiled and im2col loads, not from the CPU's implementation.
@@ -35,7 +35,7 @@ class Case:
 
 
 def describe(array: Array, box: Sequence[int], swizzle: int = 0, argument: int = 0, **fields: Any) -> TensorMap:
-    """Returns the map of an array of 2 to 5 dimensions; ``box`` and the fields are innermost first, as in TensorMap."""
+    """Describes an array of 2 to 5 dimensions; ``box`` and the fields are innermost first, as in TensorMap."""
     return TensorMap(
         argument=argument,
         element=dtypes.BY_NUMPY[array.dtype].ctype,
@@ -49,15 +49,13 @@ def describe(array: Array, box: Sequence[int], swizzle: int = 0, argument: int =
 
 
 def sample(shape: Sequence[int], dtype: Any, seed: int = 0) -> Array:
-    """Returns random finite numbers, no two bytes rows alike."""
+    """Returns random integers between -100 and 99."""
     values = np.random.default_rng(seed).integers(-100, 100, tuple(shape))
     return values.astype(dtype)
 
 
 def swizzle_bytes(dense: Array, span: int, start: int = 0) -> Array:
-    """Returns bytes of a dense box where the swizzle of ``span`` bytes puts them, for a box at shared address
-    ``start``.
-    """
+    """Swizzles the bytes of a dense box with a span of ``span`` bytes, for a box at shared address ``start``."""
     address = np.arange(start, start + dense.size)
     mask = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[span]
     moved = np.empty_like(dense)
@@ -72,7 +70,7 @@ def _take(array: Array, index: Sequence[int]) -> Any:
 
 
 def in_tf32(values: Array) -> Array:
-    """Returns floats rounded to 11 significant bits (fewer below the smallest normal number), ties to the even one."""
+    """Rounds floats to 11 significant bits (fewer below the smallest normal number), ties to even."""
     with np.errstate(over="ignore", invalid="ignore"):
         mantissa, exponent = np.frexp(values.astype(np.float64))
         places = 11 - np.maximum(-125 - exponent, 0)
@@ -172,7 +170,7 @@ def load(name: str, array: Array, described: TensorMap, places: Sequence[Sequenc
 
 
 def multicast(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], blocks: int) -> Case:
-    """Returns every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
+    """Every block of a cluster loads one box into all blocks of the cluster; each writes what it then holds."""
     rank, im2col = len(described.sizes), described.lower is not None
     boxes = [
         pixels(array, place[:rank], place[rank:], described) if im2col else tile(array, place, described)
@@ -234,7 +232,7 @@ extern "C" __global__ void {name}(
 
 
 def store(name: str, array: Array, described: TensorMap, places: Sequence[Sequence[int]], add: bool = False) -> Case:
-    """Returns stores, or adds, one box a block; boxes must not overlap within the array."""
+    """Stores, or adds, one box per block; boxes must not overlap within the array."""
     shape = described.box[::-1]
     boxes = sample((len(places), *shape), array.dtype, seed=1)
     expected = array.copy()
@@ -289,7 +287,7 @@ extern "C" __global__ void bulk(const uint32* __restrict__ x, uint32* __restrict
 
 
 def bulk() -> Case:
-    """Returns a run of bytes there and back."""
+    """Copies a run of bytes to shared memory and back in bulk."""
     x = np.random.default_rng(2).integers(0, 2**32 - 1, 3 * 252, np.uint32)
     source = KernelSource("bulk", _BULK, (3, 1, 1), (96, 1, 1), 1024, True)
     return Case(source, (x, np.zeros_like(x)), (x, x + 1))
@@ -309,7 +307,8 @@ def _im2col(
     dtype: Any = np.float16,
     blocks: int = 1,
 ) -> Case:
-    """Returns loads of a convolution of an array (n, [d, [h,]] w, c): every filter tap, from several pixels on.
+    """Returns im2col loads of an array (n, [d, [h,]] w, c) for a convolution: all filter taps, from several first
+    pixels.
 
     ``shape`` is the array's; what belongs to spatial dimensions is in its order, outermost first.
     """
@@ -384,7 +383,7 @@ def load_cases() -> Iterator[Case]:
 
 
 def _part(array: Array, described: TensorMap) -> Case:
-    """Returns a map of columns within an array, the last in the middle of 16 bytes."""
+    """Returns loads of a column range of an array; the range does not end at a multiple of 16 bytes."""
     places = [(0, 0), (104, 10), (-8, -1)]
     view = array[:, 32:150]
     case = load("tile_part", np.ascontiguousarray(view), described, places)
@@ -392,7 +391,7 @@ def _part(array: Array, described: TensorMap) -> Case:
 
 
 def _broadcast(row: Array) -> Case:
-    """Returns a map whose rows are one row: its stride is zero."""
+    """Returns loads of a map that repeats one row with a stride of zero."""
     rows = np.repeat(row, 20, 0)
     described = replace(describe(rows, (64, 16), 128), strides=(0,))
     case = load("tile_broadcast", rows, described, [(0, 0), (8, 10)])

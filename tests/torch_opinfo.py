@@ -48,7 +48,7 @@ TOGETHER = 24
 
 @dataclass
 class Outcome:
-    """What came of a case: "right", "wrong", "crashed" or "untraced" (torch does not trace it), and what was seen."""
+    """The outcome of a case: "right", "wrong", "crashed" or "untraced" (torch does not trace it), and details."""
 
     name: str
     kind: str
@@ -79,7 +79,7 @@ class Case:
         return [x for x in tree_leaves(self.op(first, *args, **kwargs)) if isinstance(x, torch.Tensor)]
 
     def draws(self) -> bool:
-        """Returns true if random numbers are drawn, which are others in another dtype."""
+        """Tells whether the case draws random numbers, which differ in another dtype."""
         targets = (n.target for f in self.programs for n in f.module.graph.nodes)
         return any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets)
 
@@ -110,7 +110,7 @@ class _Function:
 
 
 def cases(op: Any, dtype: Any, count: int, seed: int) -> Iterator[Case]:
-    """Yields some of an operator's inputs, chosen by a seed; those whose tensors are small, and lie in memory."""
+    """Yields some of an operator's inputs, chosen by a seed, whose tensors are small and strided."""
     learns = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     torch.manual_seed(seed)
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=learns))
@@ -125,7 +125,7 @@ def cases(op: Any, dtype: Any, count: int, seed: int) -> Iterator[Case]:
 
 
 def _run(function: Callable[..., list[Any]], tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns results, and gradients of what has any for cotangents that are always the same."""
+    """Runs a function; returns its results, and gradients for cotangents that are always the same."""
     torch.manual_seed(42)  # as some of the operators, which are functions of torch's tests, do themselves when traced
     results = function(*tensors)
     ends = [x for x in results if x.requires_grad]
@@ -139,7 +139,7 @@ def _run(function: Callable[..., list[Any]], tensors: Sequence[Any]) -> tuple[li
 
 
 def _trace(case: Case, rules: Any) -> str:
-    """Lets AOTAutograd make its graphs; why it does not, or ""."""
+    """Traces with AOTAutograd; returns why it fails, or ""."""
 
     def compiler(phase: str) -> Callable[[Any, Any], _Function]:
         def compile_(module: Any, _: Any) -> _Function:
@@ -165,7 +165,7 @@ def _trace(case: Case, rules: Any) -> str:
 
 
 def _compile(case: Case, made: list[CpuExecutable]) -> None:
-    """Has the backend compile a case's graphs; the kernels are built later."""
+    """Compiles a case's graphs with the backend; the kernels are built later."""
 
     def lazily(graph: Any, engine: str) -> CpuExecutable:
         executable = CpuExecutable(graph, Options(), lazy=True)
@@ -182,9 +182,10 @@ def _compile(case: Case, made: list[CpuExecutable]) -> None:
 
 
 def _difference(got: Any, eager: Any, exact: Any, scale: float) -> str:
-    """Returns what is wrong with a result, "" if nothing is: it may be as far from the exact one as eager's, some
-    times over, and some units in the last place, of itself and of the largest result or of a number that it is a sum
-    of.
+    """Returns what is wrong with a result, "" if nothing is.
+
+    Its error may be a multiple of eager's plus some units in the last place of the result, the largest result or a
+    number summed in it.
     """
     if got is None or eager is None:
         return "" if got is eager else f"{type(got).__name__}, in eager {type(eager).__name__}"

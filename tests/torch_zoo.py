@@ -60,7 +60,7 @@ def _attend(batch_first: bool, weights: bool, used: bool = False) -> Module:
 
 
 def _crossed(batch_first: bool) -> Module:
-    """Returns attention of some tokens to others: slices of one tensor."""
+    """Returns attention between two slices of the same tokens."""
     along = 1 if batch_first else 0
 
     def cross(x: Any, a: Any) -> Any:
@@ -72,7 +72,7 @@ def _crossed(batch_first: bool) -> Module:
 
 
 def _by_hand(rng: np.random.Generator) -> Module:
-    """Returns attention written out over the last two dimensions, of one projection in three."""
+    """Returns self-attention with q, k and v from one projection, written out or as scaled_dot_product_attention."""
     heads, scaled, causal = int(rng.choice([1, 2, 4])), bool(rng.integers(2)), bool(rng.integers(2))
     fused = bool(rng.integers(2))
 
@@ -97,7 +97,7 @@ def _encoder(rng: np.random.Generator, batch_first: bool) -> Module:
 
 
 def _tokens(rng: np.random.Generator, batch_first: bool) -> tuple[Module, str]:
-    """Returns a step on tokens, and what it leaves."""
+    """Returns a step on tokens, and the layout of its result."""
     kind = "BLE" if batch_first else "LBE"
     other = "LBE" if batch_first else "BLE"
     steps: list[tuple[Callable[[], Module], str]] = [
@@ -123,7 +123,7 @@ def _tokens(rng: np.random.Generator, batch_first: bool) -> tuple[Module, str]:
 
 
 def _image_of(batch_first: bool, viewed: bool) -> Module:
-    """Returns tokens as an image of one row."""
+    """Returns a step that makes tokens an image of one row."""
 
     def image(x: Any) -> Any:
         x = x if batch_first else x.transpose(0, 1)
@@ -135,7 +135,7 @@ def _image_of(batch_first: bool, viewed: bool) -> Module:
 
 
 def _flattened(way: int) -> tuple[Module, str]:
-    """Returns an image as tokens."""
+    """Returns a step that makes an image tokens, and the layout of its result."""
     ways: list[tuple[Callable[[Any], Any], str]] = [
         (lambda x: x.flatten(2).transpose(1, 2), "BLE"),
         (lambda x: x.flatten(2).permute(2, 0, 1), "LBE"),
@@ -148,7 +148,7 @@ def _flattened(way: int) -> tuple[Module, str]:
 
 
 def _image(rng: np.random.Generator) -> tuple[Module, str]:
-    """Returns a step on images, and what it leaves."""
+    """Returns a step on images, and the layout of its result."""
     same, deep = {"padding": 1}, {"padding": 1, "groups": WIDTH}
     steps: list[tuple[Callable[[], Module], str]] = [
         (lambda: nn.Conv2d(WIDTH, WIDTH, 3, **same), "BCHW"),
@@ -175,7 +175,7 @@ def _image(rng: np.random.Generator) -> tuple[Module, str]:
 
 
 def network(seed: int) -> tuple[Any, Any]:
-    """Returns a network of two to five steps and an input for it, drawn by a seed."""
+    """Draws a network of two to five steps and an input for it from a seed."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     kind = str(rng.choice(["BCHW", "LBE", "BLE"]))

@@ -1,4 +1,4 @@
-"""Small graphs of every composite of the op table and of every function that writes several nodes, of any dtype."""
+"""Small graphs, in any dtype, of every composite of the op table and of every function that builds several nodes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ CALLS: dict[str, list[Build]] = {
 
 
 def graph_of(build: Build, dtype: str, name: str = "case") -> fg.Graph:
-    """Returns a case's graph; its results are the outputs."""
+    """Builds a case's graph; the results are its outputs."""
     g = fg.Graph(name, io_dtype=dtype, compute_dtype="float64" if dtype == "float64" else "float32")
     made = build(g)
     for n, t in enumerate([made] if isinstance(made, fg.Tensor) else made):
@@ -217,5 +217,5 @@ def graph_of(build: Build, dtype: str, name: str = "case") -> fg.Graph:
 
 
 def graphs(cases: dict[str, list[Build]], dtype: str) -> list[fg.Graph]:
-    """Returns those of all cases in a dtype."""
+    """Builds the graphs of all cases in a dtype."""
     return [graph_of(b, dtype, f"{name} {n} {dtype}") for name, builds in cases.items() for n, b in enumerate(builds)]

@@ -1,4 +1,4 @@
-"""The parts of a kernel that codegen/HOPPER.md shows; tools/readme.py writes them into the page."""
+"""Makes the parts of kernels that codegen/HOPPER.md shows; tools/readme.py writes them into the page."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from fusegraph.plan import Choice, plan
 
 HOPPER = Path(__file__).resolve().parent.parent / "codegen" / "HOPPER.md"
 
-#: Of the kernels that the page shows.
+#: The schedule of the kernels that the page shows.
 SCHEDULE = WgmmaSchedule(groups=2, tile_n=256, stages=4, split_k=1, raster_group=8, blocks=132)
 
-#: How the parts begin into which the page cuts the first kernel: with the first such line after the part before began.
+#: Parts of the first kernel on the page -> how the first line of each begins; it is the next such line after the
+#: beginning of the part before.
 PARTS = {
     "head": "// ",
     "shared": "struct Shared",
@@ -64,7 +65,7 @@ def hopper(graph: Graph, *, computes: bool = False) -> str:
 
 
 def parts(code: str) -> dict[str, str]:
-    """Returns the text of a kernel cut into `PARTS`, nothing left out.  ValueError if one is not there."""
+    """Cuts the text of a kernel into `PARTS`: name -> text.  Raises ValueError if a part is missing."""
     starts = [0]
     for name, first in PARTS.items():
         match = re.compile(rf"^ *{re.escape(first)}", re.MULTILINE).search(code, starts[-1] + (len(starts) > 1))
@@ -75,8 +76,9 @@ def parts(code: str) -> dict[str, str]:
 
 
 def excerpt(code: str, first: str, last: str) -> str:
-    """Returns the lines from the one that begins with ``first`` to the next one that begins with ``last``, as a code
-    block.
+    """Returns the lines from one that begins with ``first`` to the next that begins with ``last``, as a code block.
+
+    Raises ValueError if there are none.
     """
     match = re.search(rf"^ *{re.escape(first)}(?s:.*?)^ *{re.escape(last)}.*?\n", code, re.MULTILINE)
     if match is None:
@@ -89,7 +91,7 @@ def _cuda(text: str) -> str:
 
 
 def hopper_makers(text: str) -> Mapping[str, Callable[[], str]]:
-    """Returns what makes the sections of codegen/HOPPER.md, by their names."""
+    """Returns the functions that make the sections of codegen/HOPPER.md, by name; ``text`` is the page's."""
     cut = parts(hopper(page_graph(text)))
     windows = partial(excerpt, hopper(convolution()), "const int t0", "tma_load(shared.b")
     fragments = partial(excerpt, hopper(has_prologue(), computes=True), "for (int kk = 0", "previous = stage.index")

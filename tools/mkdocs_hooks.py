@@ -1,6 +1,6 @@
-"""Lets mkdocs show pages that lie outside of docs, and the pictures of what was measured: README.md is the first page.
+"""Lets mkdocs show pages and pictures from outside docs; README.md is the first page.
 
-Links are those that lead to the files in the repository; here they become links between pages.
+In the repository links lead to files; here they become links between pages of the site.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Files outside of docs -> what they are called on the site.
+#: Files outside docs -> their names on the site.
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -33,14 +33,14 @@ _HOME = {there: ROOT / here for here, there in OUTSIDE.items()}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the files outside of docs."""
+    """Adds the files outside docs to the site."""
     for here, there in OUTSIDE.items():
         files.append(File.generated(config, there, abs_src_path=str(ROOT / here)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Returns a page's text with links that lead to where the files are on the site."""
+    """Returns a page's text with links to files of the repository turned into links within the site."""
     home = _HOME.get(page.file.src_uri, ROOT / "docs" / page.file.src_uri).parent
 
     def link(match: re.Match[str]) -> str:

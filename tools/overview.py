@@ -1,6 +1,7 @@
-"""Draws one picture of all runs in benchmarks/results: for every suite how our times compare with the fastest peer's.
+"""Draws one picture of all runs in benchmarks/results: fusegraph's speed relative to the fastest peer, by suite.
 
-SVG made of the results alone: the same results give the same bytes.  Colours follow the reader's light or dark theme.
+The SVG depends on the results alone: the same results give the same bytes.  Colors follow the reader's light or dark
+theme.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ text { fill: #e6edf3 }
 
 
 def overview(suites: Mapping[str, tuple[float, float, float, str]], subtitle: str) -> str:
-    """Returns the picture of suites by name, each with its geometric mean, worst and best ratio, and its rows and
-    peers.
-    """
+    """Returns the picture of suites: name -> (geometric mean, worst and best ratio, text on rows and peers)."""
     least = min([0.7, *(worst for _, worst, *_ in suites.values())])
     most = max([2.0, *(best for _, _, best, _ in suites.values())])
     left, width = _MARGIN + _NAMES, _MARGIN + _NAMES + _BARS + _TEXT

@@ -1,6 +1,4 @@
-"""Writes the parts of README.md and docs that the program itself knows: the kernel shown, explain's output, the ops,
-the dtypes, the tables of what was measured; the kernel that codegen/HOPPER.md explains; and draws the pictures of
-benchmarks/results.
+"""Writes the generated sections of README.md, docs and codegen/HOPPER.md, and draws the pictures of benchmarks/results.
 
 python tools/readme.py            brings the pages and the pictures up to date
 python tools/readme.py --check    exits with 1 and a difference if they are not
@@ -53,7 +51,7 @@ def kernel() -> str:
 
 
 def explain() -> str:
-    """Returns what ``fusegraph explain examples/conv_bias_relu.py --target sm_90a`` prints where nothing was tuned."""
+    """Returns the output of ``fusegraph explain examples/conv_bias_relu.py --target sm_90a``, with nothing tuned."""
     from fusegraph.cli import main
 
     command = ["explain", "examples/conv_bias_relu.py", "--target", "sm_90a"]
@@ -72,13 +70,13 @@ def explain() -> str:
 
 
 def dtypes() -> str:
-    """Returns the names of all dtypes, and of those that are packed."""
+    """Returns the names of the dtypes that are computed with, and of the packed ones."""
     return "".join(f"- {what}: {', '.join(f'`{dtype}`' for dtype in names)}.\n"
                    for what, names in (("computed with", ALL), ("packed, moved and cast", PACKED)))  # fmt: skip
 
 
 def targets() -> str:
-    """Returns the table of `codegen.target`: the figures of every machine, and where they are from."""
+    """Returns the table of `codegen.target`: the figures of every machine, and their origins."""
     heads = ("target", "device", "arch", "SMs", "L2 MiB", "GB/s", "MHz", "mma", "wgmma", "fma", "figures")
     lines = [_cells(heads), _cells("---" for _ in heads)]
     for t in TARGETS.values():
@@ -97,9 +95,7 @@ def ops() -> str:
 
 
 def functions() -> str:
-    """Returns the methods of Graph that write several nodes: how each is called, and the first sentence of what it
-    computes.
-    """
+    """Returns the table of the methods of Graph that write several nodes, as `ops` does."""
     lines = ["| function | result |", "| --- | --- |"]
     for name, method in sorted(METHODS.items()):
         if name not in TABLE:
@@ -110,7 +106,7 @@ def functions() -> str:
 
 
 def _sentence(method: Callable[..., Any]) -> str:
-    """Returns the first sentence of a docstring; what Markdown would take for marks is escaped."""
+    """Returns the first sentence of a docstring, with Markdown's special characters escaped."""
     paragraph = " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].splitlines())
     parts = re.split(r"(?<=\.)  ", paragraph)[0].replace("``", "`").split("`")
     parts[::2] = [re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
@@ -138,7 +134,7 @@ def _groups() -> Iterator[tuple[str, list[Op]]]:
 
 
 def _op(op: Op) -> str:
-    """Returns name and attributes of an op; its operands only where there are several kinds of them."""
+    """Returns an op's name and parameters, without the operands of pointwise ops of one or two; * if cuDNN lacks it."""
     method: Any = getattr(Graph, op.name)
     parameters = list(inspect.signature(method).parameters.values())[1:]
     shown = [p for p in parameters if p.name != "name"]
@@ -153,7 +149,7 @@ def _op(op: Op) -> str:
 
 
 def onnx() -> str:
-    """Returns what tests/onnx_node_tests.json says: passed and failed on each engine, skipped by reason."""
+    """Returns the table of tests/onnx_node_tests.json: passed and failed on each engine, skipped by reason."""
     found = json.loads((ROOT / "tests" / "onnx_node_tests.json").read_text("utf-8"))
     engines, skipped = found["engines"], found["skipped"]
     columns = [{"cpu": "kernels (`cpu`)", "reference": "NumPy (`reference`)"}[name] for name in engines]
@@ -171,7 +167,7 @@ def onnx() -> str:
 
 
 def cudnn_tests() -> str:
-    """Returns what tests/cudnn_frontend_tests.json says: tests and graphs of each file, and what was refused."""
+    """Returns the table of tests/cudnn_frontend_tests.json: tests and graphs of each file, and refusals by reason."""
     found = json.loads((ROOT / "tests" / "cudnn_frontend_tests.json").read_text("utf-8"))
     columns = ("passed", "failed", "graphs", "served", "right")
     files: dict[str, Any] = {name: of for name, of in found["files"].items() if of["graphs"]}
@@ -188,15 +184,13 @@ def cudnn_tests() -> str:
 
 
 def left_to_torch() -> str:
-    """Returns the list of operators that stay torch's, as help(fusegraph.torch) has it."""
+    """Returns the list of operators that are left to torch, from the docstring of fusegraph.torch."""
     text = ast.get_docstring(ast.parse((ROOT / "fusegraph" / "torch.py").read_text("utf-8"))) or ""
     return "\n".join(re.findall(r"^(?:- |  ).*", text[text.index("\n- ") :], re.MULTILINE)).replace("``", "`") + "\n"
 
 
 def torch() -> str:
-    """Returns what benchmarks/results/torch says: kernels and traffic of each model, and times where a GPU was
-    there.
-    """
+    """Returns the tables of benchmarks/results/torch: kernels and traffic of each model, and times on GPUs."""
     found = json.loads((TORCH / "fusion.json").read_text("utf-8"))
     headings = [
         "model, bf16",
@@ -242,7 +236,7 @@ _TORCH_COMMANDS = (
 
 
 def _torch_times(document: Mapping[str, Any]) -> list[str]:
-    """Returns a run's table: for each model and dtype the engines side by side, and those that failed."""
+    """Returns the lines of a run's table: for each model and dtype a row for each engine."""
     versions = document["versions"]
     known = "".join(f", {name} {versions[name]}" for name in ("torch", "triton") if versions.get(name))
     lines = [
@@ -269,7 +263,7 @@ def _torch_times(document: Mapping[str, Any]) -> list[str]:
 
 
 def _one_line(text: str, most: int = 100) -> str:
-    """Returns a text for a cell of a table, shortened to fit."""
+    """Returns a text on one line, shortened to at most ``most`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -278,9 +272,7 @@ def _one_line(text: str, most: int = 100) -> str:
 
 
 def results(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yields every result file in the order of the names, with its contents.  ValueError for that of a run cut
-    short.
-    """
+    """Yields every result file, in the order of names, with its contents.  Raises ValueError for an interrupted run."""
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
         if not document["complete"]:
@@ -292,7 +284,7 @@ _summary = runpy.run_path(str(ROOT / "benchmarks" / "summary.py"))
 
 
 def _suites() -> dict[str, tuple[float, float, float, str]]:
-    """Of every run the ratios to the fastest peer: geometric mean, worst, best, how many rows beside which peers."""
+    """Returns for every run the geometric mean, worst and best ratio to the fastest peer, and its rows and peers."""
     found = {}
     for path, document in results(RESULTS):
         ran = [ratio for ratio in _summary["ratios"](document["rows"]).values() if ratio]
@@ -311,7 +303,7 @@ def picture(root: str = "") -> str:
 
 
 def measurements(root: str = "") -> str:
-    """Returns a table a result file: ours, the fastest peer, the floor.  ``root`` is as for `picture`."""
+    """Returns a table for each result file: fusegraph, the fastest peer, the floor.  ``root`` is as for `picture`."""
     sections = [_measured(path, document, root) for path, document in results(RESULTS)]
     return "\n".join(sections) or (
         "Nothing has been measured yet: there are no files in `benchmarks/results`. On a machine with a GPU:\n\n"
@@ -355,7 +347,7 @@ def _measured(path: Path, document: Mapping[str, Any], root: str) -> str:
 
 
 def _call_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what building and calling cost the host, on every engine that ran."""
+    """Returns the lines of a table of what building and calling cost the host, on every engine that ran."""
     columns = {
         "build s": ("build_s", ".3f"),
         "from the disk cache s": ("cached_s", ".4f"),
@@ -376,7 +368,7 @@ _LONGEST_REASON = 120
 
 
 def _reason(note: str) -> str:
-    """Returns cuDNN's reason in a few words: of no engine, what is not supported rather than every engine it tried."""
+    """Returns cuDNN's reason in a few words; if it found no engine, what is not supported instead of every engine."""
     if _NO_PLAN in note:
         return _NO_PLAN
     if _NO_ENGINE in note:
@@ -387,7 +379,7 @@ def _reason(note: str) -> str:
 
 
 def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what cuDNN answers to each graph, and what runs here."""
+    """Returns the lines of a table of cuDNN's answer to each graph, and of fusegraph's kernels and times."""
     told = {row["workload"]: row for row in rows if row["engine"] == "cudnn"}
     headings = ["graph", "cuDNN's answer", "kernels here", "fusegraph us", "floor us", "of the floor"]
     lines = [_cells(headings), _cells(["---", "---", *["---:"] * 4])]
@@ -413,7 +405,7 @@ def _answers(every: Sequence[Standing], rows: Sequence[Mapping[str, Any]]) -> li
 
 
 def _table_row(standing: Standing, parts: bool) -> str:
-    """Returns one workload: ratio is the peer's time over ours, so more than 1 is faster than every peer."""
+    """Returns a workload's row; the ratio is the peer's time over fusegraph's: above 1, it is faster than all peers."""
     ours, peer, part = standing.ours, standing.peer, standing.part
     cells = [
         standing.workload,
@@ -442,7 +434,7 @@ def _how_to(name: str, options: str) -> str:
 
 
 def pictures(folder: Path) -> dict[Path, str]:
-    """Returns the picture that belongs beside every result file, and that of all of them."""
+    """Returns path -> picture, for every result file and for the overview of all of them."""
     found = {path.with_suffix(".svg"): svg(document) for path, document in results(folder)}
     if found:
         devices = sorted({document["device"] for _, document in results(folder)})
@@ -459,7 +451,7 @@ _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
 def readme_makers(_: str, root: str = "") -> Makers:
-    """Returns what makes the sections of README.md and of docs, by their names."""
+    """Returns the functions that make the sections of README.md and docs, by name; ``root`` is as for `picture`."""
     makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
     return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
@@ -473,12 +465,12 @@ PAGES: dict[Path, Callable[[str], Makers]] = {
 
 
 def updated(text: str, makers: Makers) -> str:
-    """Returns a page's text with every generated section as it should be."""
+    """Returns a page's text with every generated section made anew."""
     return _SECTION.sub(lambda m: m[1] + makers[m[2]]() + m[4], text)
 
 
 def pages() -> dict[Path, str]:
-    """Returns the text that every page should have."""
+    """Returns page -> the text that it should have."""
     return {path: updated(path.read_text(), makers(path.read_text())) for path, makers in PAGES.items()}
 
 

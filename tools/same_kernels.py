@@ -1,11 +1,11 @@
-"""Compares the kernels of two commits: whether a change that should change none did.
+"""Compares the kernels of two commits, to check that a change leaves them as they are.
 
-python tools/same_kernels.py BASE                 the commit BASE and the tree as it is
+python tools/same_kernels.py BASE                 the commit BASE and the working tree
 python tools/same_kernels.py BASE HEAD --arch sm_90a --only '^conv'
 
 Every workload of the benchmarks, the torch models and the examples is planned and rendered at both, for sm_80, sm_90a
-and sm_120.  Kernels are compared in the order in which they run: launch, source and headers; and where these differ,
-the cubins, after the kernel has the same name in both.  "identical" is the text, "renamed" another text and the same
+and sm_120.  Kernels are compared in the order in which they run: launch, source and headers; if these differ, also
+the cubins, with the kernel renamed to one name.  "identical" means the same text, "renamed" another text but the same
 cubin, "changed" another cubin or launch.  Needs no GPU.  Exits with 1 if a kernel changed, is missing or is new.
 """
 
@@ -31,10 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ARCHS = ("sm_80", "sm_90a", "sm_120")
 #: The type of an ELF section that has no content in the file.
 NO_BITS = 8
-#: A kernel as both trees tell it: name, code, headers by name, and what a launch needs.
+#: A kernel as LISTING prints it: name, code, headers by name, and launch parameters.
 Kernel = dict[str, Any]
 
-#: Runs in each tree: prints a line of JSON for every workload and architecture.  What has moved is looked for in turn.
+#: Runs in each tree: prints a line of JSON for every workload and architecture.  Modules that moved are tried at both
+#: places.
 LISTING = r"""
 import dataclasses, json, re, sys
 from pathlib import Path
@@ -137,7 +138,7 @@ def main() -> int:
 
 
 def _tree(commit: str | None, folder: Path) -> Path:
-    """Returns the tree of a commit in a folder, or the one that is there."""
+    """Checks a commit out into a folder and returns it; without a commit, returns the working tree."""
     if commit is None:
         return ROOT
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", folder, commit], cwd=ROOT, check=True)
@@ -145,7 +146,7 @@ def _tree(commit: str | None, folder: Path) -> Path:
 
 
 def _listed(tree: Path, archs: Sequence[str], only: str, jobs: int) -> dict[tuple[str, str], Any]:
-    """Returns the kernels of a tree by workload and architecture; an error's text where there are none."""
+    """Returns (workload, architecture) -> kernels of a tree, or the text of an error."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     running = [
         subprocess.Popen(
@@ -155,7 +156,7 @@ def _listed(tree: Path, archs: Sequence[str], only: str, jobs: int) -> dict[tupl
         for n in range(jobs)
     ]  # fmt: skip
     found: dict[tuple[str, str], Any] = {}
-    with ThreadPoolExecutor(jobs) as pool:  # all are read at once: a full pipe holds its writer
+    with ThreadPoolExecutor(jobs) as pool:  # all are read at once, as a full pipe blocks its writer
         for output in pool.map(_output, running):
             for line in output.splitlines():
                 one = json.loads(line)
@@ -208,7 +209,7 @@ def _told(found: Any) -> str:
 
 
 def _difference(x: Kernel, y: Kernel) -> Iterator[str]:
-    """Yields what of launches and sources differs, else of headers."""
+    """Yields the difference of launches and sources; if there is none, the names of headers that differ."""
     texts = [[*(f"{k}: {v}" for k, v in one["launch"].items()), *one["code"].splitlines()] for one in (x, y)]
     lines = [line for line in difflib.unified_diff(*texts, lineterm="", n=1) if not line.startswith(("---", "+++"))]
     yield from lines
@@ -217,15 +218,15 @@ def _difference(x: Kernel, y: Kernel) -> Iterator[str]:
 
 
 def _both(given: tuple[str, Kernel, Kernel]) -> bool:
-    """Returns true if two kernels have one cubin."""
+    """Tells whether two kernels have the same cubin."""
     arch, x, y = given
     return _cubin(arch, x) == _cubin(arch, y)
 
 
 def _cubin(arch: str, kernel: Kernel) -> dict[str, str]:
-    """Returns a kernel's machine code and constants, the kernel being called alike in all, by name of the ELF section.
+    """Returns hashes of a kernel's machine code and constants by ELF section, with the kernel renamed to a fixed name.
 
-    Symbols and the addresses of variables of headers that nothing uses are none of it.
+    Symbols, and the addresses of unused variables of headers, are left out.
     """
     from cuda.bindings import nvrtc
 
@@ -250,7 +251,7 @@ def _cubin(arch: str, kernel: Kernel) -> dict[str, str]:
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields the sections of a 64-bit ELF file: names and contents, of those without any their sizes."""
+    """Yields (name, contents) of the sections of a 64-bit ELF file; the size of those without contents."""
     (start,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, named = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, start + n * size) for n in range(count)]

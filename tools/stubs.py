@@ -1,4 +1,4 @@
-"""Writes fusegraph/operations.pyi, which tells type checkers and editors of the methods of `Graph` that write nodes.
+"""Writes fusegraph/operations.pyi, which declares to type checkers and editors the methods of `Graph` that write nodes.
 
 python tools/stubs.py             writes the file
 python tools/stubs.py --check     exits with 1 if it is not what would be written
@@ -69,9 +69,9 @@ class _Known:
 
 class Operations(_Known):
 '''
-#: What kinds say of their values -> the type of these.
+#: How kinds describe their values -> the type of these.
 TYPES = {"an integer": "int", "a number": "float", "True or False": "bool", "a text": "str"}
-#: Attribute -> the value with which an op gives all of its results, not the first alone.
+#: Attribute -> the value with which an op gives all of its results instead of the first alone.
 ALL_RESULTS: dict[str, Any] = {"generate_stats": True, "norm_forward_phase": "training"}
 
 
@@ -86,7 +86,7 @@ def main(check: bool) -> int:
 
 
 def stub() -> str:
-    """Returns the text of the stub, as ruff formats it."""
+    """Returns the text of the stub, formatted by ruff."""
     parts = (part for name in METHODS for part in (_op(TABLE[name]) if name in TABLE else [_function(name)]))
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", STUB, "-"],
@@ -96,20 +96,20 @@ def stub() -> str:
 
 
 class _Type(str):
-    """An annotation that signatures show without quotes."""
+    """An annotation that `inspect.signature` shows without quotes."""
 
     __repr__ = str.__str__
 
 
 def _function(name: str) -> str:
-    """Returns the method of a function, which has annotations of its own."""
+    """Returns the text of a method that is a function with annotations of its own."""
     signature = inspect.signature(METHODS[name])
     types = {p.name: str(p.annotation) for p in signature.parameters.values()}
     return _method(name, types, signature.return_annotation)
 
 
 def _op(op: Op) -> Iterator[str]:
-    """Yields the method of an op: overloads where an attribute says whether there are several results."""
+    """Yields the text of an op's method: overloads if an attribute decides whether there are several results."""
     operand = "Operand | Sequence[Operand]" if op.variadic else "Operand"
     types = {n: operand + (" | None" if k >= len(op.operands) - op.optional else "") for k, n in enumerate(op.operands)}
     types |= {name: _attribute(op, name) for name in op.attributes} | {"name": "str | None"}
@@ -144,7 +144,7 @@ def _attribute(op: Op, name: str) -> str:
 
 
 def _type(text: str) -> str:
-    """Returns the type of values that are what `fusegraph.values` says: "an integer, or a sequence of these"."""
+    """Returns the type of values from their description in `fusegraph.values`: "an integer, or a sequence of these"."""
     if (one := text.removeprefix("a sequence, each entry ")) != text:
         return f"Sequence[{_type(one)}]"
     for end, more in ((", or None", "None"), (", or a sequence of these", "Sequence[{}]")):
@@ -154,7 +154,7 @@ def _type(text: str) -> str:
 
 
 def _method(name: str, types: Mapping[str, str], result: str, before: str = "", required: str = "") -> str:
-    """Returns the text of a method; ``required`` is a parameter that is given by keyword, as those behind it are."""
+    """Returns the text of a method; parameter ``required`` has no default and begins the keyword-only ones."""
     signature = inspect.signature(METHODS[name])
     parameters = []
     for p in signature.parameters.values():

@@ -1,1 +1,1 @@
-"""What `fusegraph bench` times, and how: workloads, the peers they are measured against, rows of results, pictures."""
+"""What `fusegraph bench` times, and how: workloads, the peers they are compared with, rows of results, pictures."""

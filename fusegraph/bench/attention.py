@@ -1,5 +1,7 @@
-"""Attention: the board's rows, a window, one query a sequence, sequences of different lengths one after the other, and
-a mask of documents with a bias that no list has.
+"""Attention workloads.
+
+They are the board's rows, a window, one query per sequence, packed sequences of different lengths, and a mask by
+documents with a bias by distance.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from fusegraph.bench.graphs import DOCUMENT, WINDOW
 from fusegraph.bench.workload import Input, Workload
 from fusegraph.ops.attention_band import positions_met
 
-#: Of the sequences of a packed batch: 16384 tokens.
+#: Lengths of the sequences of a packed batch, 16384 tokens in all.
 PACKED = (4096, 512, 1024, 300, 2048, 2500, 64, 1800, 3000, 1040)
 
 
 def attention() -> Iterator[Workload]:
-    """Yields every row, the board's first."""
+    """Yields every attention workload, those of the board first."""
     yield from board()
     yield _row(2, 32, 32, 8192, 256, causal=True)
     yield _row(2, 32, 32, 8192, 128, causal=True, window=WINDOW)
@@ -81,7 +83,7 @@ def _decode(batch: int, heads: int, shared: int, length: int, size: int) -> Work
 
 
 def _packed(lengths: tuple[int, ...], heads: int, shared: int, size: int) -> Workload:
-    """Returns sequences of so many tokens; in memory all heads of a token lie beside each other."""
+    """Returns attention over packed sequences of these lengths; in memory all heads of a token are adjacent."""
     tokens, offsets = sum(lengths), (0, *accumulate(lengths))
     grouped = f"/{shared}" if shared != heads else ""
     span = f"{min(lengths)} to {max(lengths)}"

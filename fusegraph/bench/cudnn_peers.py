@@ -1,4 +1,4 @@
-"""Workloads through cuDNN's frontend where its tensors are others than the graph's, by the name `Workload.torch`."""
+"""Workloads for which cuDNN's frontend takes other tensors than the graph, by the name `Workload.torch`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, to_device
 from fusegraph.runtime.timing import ColdTimer
 
-#: A call, and the name of the plan that it runs.
+#: A function that runs the workload, and the name of the plan that it runs.
 Made = tuple[Callable[[], object], str]
 
 
@@ -24,11 +24,12 @@ def functions() -> dict[str, Callable[..., Made]]:
 
 
 def sdpa_packed(workload: Workload, arrays: Sequence[DeviceArray], timer: ColdTimer) -> Made:
-    """Returns causal attention to a packed batch by the fastest of cuDNN's plans.
+    """Returns causal attention over a packed batch by the fastest of cuDNN's plans.
 
-    The workload's queries, keys, values and results are (1, heads, tokens, d), bfloat16, and its offsets (sequences +
-    1,) are in tokens.  cuDNN's are (sequences, heads, longest, d), ragged: with offsets in elements, and lengths that
-    say what is padding.  Raises what cuDNN's frontend does if it refuses them, NotSupportedError if no plan runs.
+    The workload's queries, keys, values and results have shape (1, heads, tokens, d) in bfloat16; its offsets, of shape
+    (sequences + 1,), are in tokens.  cuDNN's tensors are ragged (sequences, heads, longest, d), with offsets in
+    elements, and sequence lengths that exclude the padding.  Raises cuDNN's own error if it refuses the graph,
+    NotSupportedError if no plan runs.
     """
     cudnn, device = frontend(), arrays[0].device.index
     kinds, handle = cudnn.data_type, device_handle(device).value
@@ -63,7 +64,7 @@ def sdpa_packed(workload: Workload, arrays: Sequence[DeviceArray], timer: ColdTi
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         graph.check_support()
-    cudnn.set_stream(handle, 0)  # the timer's
+    cudnn.set_stream(handle, 0)  # the timer's stream
     pack = {n + 1: array.pointer for n, array in enumerate(held)}
 
     def plan(index: int) -> Callable[[], DeviceArray]:

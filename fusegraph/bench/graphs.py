@@ -1,4 +1,4 @@
-"""The workloads as graphs, by the name that `fusegraph.bench.peers` has for the same in torch."""
+"""The workloads as graphs, by the names under which `fusegraph.bench.peers` has them in torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fusegraph.graph import Graph, Tensor
 
 Build = Callable[..., Tensor | tuple[Tensor, ...]]
 
-#: Of the documents one after another in a sequence, and what a position farther away loses.
+#: Length of each document in a sequence, and by how much the bias decreases with each position of distance.
 DOCUMENT, SLOPE = 1024, 0.001
-#: Keys that a query sees of a window.
+#: How many keys a query sees in a window.
 WINDOW = 1024
 
 
 def _affine(g: Graph, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Returns relu(x * scale + bias), rounded as a tensor in memory would be."""
+    """Returns relu(x * scale + bias), rounded to the dtype of x."""
     return g.cast(g.relu(x * scale + bias), x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Pointwise work on tensors that lie badly in memory, and calls too short for anything but their overhead to count."""
+"""Pointwise work on tensors with unfavorable strides, and calls so short that only their overhead counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Strides = tuple[int, ...] | None
 
 
 def layouts() -> Iterator[Workload]:
-    """Yields the same sums over aligned, odd, unaligned, transposed and broadcast operands.
+    """Yields sums of two aligned, odd, unaligned, transposed and broadcast operands, and changes of layout.
 
-    The part of the floor (a device copy of as many bytes) that each reaches is to be compared with that of the aligned
-    ones.
+    The fraction of the floor (a device copy of as many bytes) that each reaches should be compared with that of the
+    aligned ones.
     """
     square, odd, narrow = (8192, 8192), (8191, 8193), (8192, 8191)
     apart = (8193, 1)
@@ -53,7 +53,7 @@ def layouts() -> Iterator[Workload]:
 
 
 def calls() -> Iterator[Workload]:
-    """Yields three inputs and one output of few elements: the time of a call is the host's."""
+    """Yields workloads with three inputs and one output of few elements: the host dominates the time of a call."""
     for n in (1 << 10, 1 << 16):
         operands = tuple(Input(name, (n,)) for name in "abc")
         yield Workload(f"sigmoid(a+b*c) {n} fp32", "float32", operands, (n,), "sigmoid_fma")

@@ -1,7 +1,7 @@
-"""Timing workloads on a GPU: ours and peers in one process, cold L2, random data, medians, against a measured floor.
+"""Times workloads on a GPU: fusegraph and peers in one process, cold L2, random data, medians, and a measured floor.
 
-The floor of a row is measured in the same run: the time of a device copy that moves as many bytes or, for workloads
-bound by arithmetic, of as many operations at the rate of the library's own 8192^3 matrix product, whichever is longer.
+The floor of a row is measured in the same run.  It is the time of a device copy that moves as many bytes or, if longer,
+the time of as many operations at the rate of torch's 8192^3 matrix product (for workloads bound by arithmetic).
 """
 
 from __future__ import annotations
@@ -39,19 +39,24 @@ from fusegraph.runtime.timing import ColdTimer
 _T = TypeVar("_T")
 
 PEERS = ("cudnn", "torch", "compile", "compile-max", "cupy", *PARTS)
-#: Host time: batches of calls, at most so many calls a batch, of at most so many microseconds of work; and fewer
-#: batches, but not under ten, where all of them would take longer than so many microseconds.
+#: Host time: the number of batches, the most calls per batch, the most microseconds of device work per batch, and the
+#: microseconds of device work of all batches beyond which there are fewer of them, but at least ten.
 HOST_BATCHES, HOST_CALLS, HOST_BATCH_US, HOST_US = 40, 100, 20_000, 100_000
-#: Runs that are not counted.
+#: Runs that do not count.
 WARMUP = 3
-#: An engine that is not built, or not timed, after so many seconds is passed over.
+#: An engine that takes more seconds to build, or to time, is skipped.
 LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class _Built:
-    """A workload built on an engine: a call, what runs, in how many kernels where that is known; ours also how to build
-    it again and to record a call."""
+    """A workload built on an engine.
+
+    run      calls it.
+    note     what runs; kernels: in how many kernels, if known.
+    again    fusegraph only: builds and calls it again.
+    record   fusegraph only: records a call as a CUDA graph and returns the function that replays it.
+    """
 
     run: Callable[[], Any]
     note: str
@@ -61,7 +66,7 @@ class _Built:
 
 
 class _Entry:
-    """An engine on its way to a row of a workload.  What fails, or takes too long, leaves it with a reason."""
+    """Collects an engine's measurements for a row.  If something fails or takes too long, it keeps the reason."""
 
     def __init__(self, engine: str, device: int) -> None:
         self.engine, self._device = engine, device
@@ -74,20 +79,23 @@ class _Entry:
         self._spent: dict[str, float] = {}
 
     def attempt(self, doing: str, work: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Does a part of what it takes to be ``doing`` ("built", "timed"): LIMIT_S seconds are for all parts."""
+        """Runs ``work`` as part of the phase ``doing`` ("built", "timed"), which has LIMIT_S seconds in all.
+
+        Returns its result; None if it failed or took too long, and the reason is kept.
+        """
         began = time.perf_counter()
         try:
             with time_limit(max(LIMIT_S - self._spent.get(doing, 0.0), 1e-3)):
                 return work(*arguments)
         except TooLong:
             with contextlib.suppress(FusegraphError):
-                driver.synchronize(0, self._device)  # what it has queued is no part of the next row
+                driver.synchronize(0, self._device)  # the next row must not wait for what was queued
             text = f"not {doing} within {LIMIT_S:g} s"
         except NotSupportedError as error:
             text = error.reason or str(error)
         except (NotImplementedError, FusegraphError) as error:
             text = str(error)
-        except Exception as error:  # a peer's own failure is a row of the table, not ours
+        except Exception as error:  # a peer's failure is noted in its row
             text = f"{type(error).__name__}: {error}"
         finally:
             self._spent[doing] = self._spent.get(doing, 0.0) + time.perf_counter() - began
@@ -96,7 +104,7 @@ class _Entry:
 
 
 class Bench:
-    """Times workloads on one device.  With ``autotune`` our kernels' schedules are timed as part of the build."""
+    """Times workloads on one device.  With ``autotune``, fusegraph's schedules are timed as part of the build."""
 
     def __init__(self, device: int = 0, repeats: int = 15, *, autotune: bool = False) -> None:
         self.device, self.repeats, self._autotune = device, repeats, autotune
@@ -108,7 +116,7 @@ class Bench:
     # ---- floors
 
     def copy_us(self, nbytes: int) -> float:
-        """Returns microseconds of a device copy that reads and writes ``nbytes`` altogether."""
+        """Returns the microseconds of a device copy that reads and writes ``nbytes`` altogether."""
         half = max(nbytes // 2, 1)
         if half not in self._copies:
             source = random_array((half,), (1,), as_dtype("uint8"), self.device)
@@ -119,7 +127,7 @@ class Bench:
         return self._copies[half]
 
     def flops_per_us(self, unit: str) -> float | None:
-        """Returns rate of torch's own matrix product of 8192 x 8192 x 8192; None without torch."""
+        """Returns the rate of torch's own matrix product of 8192 x 8192 x 8192 (operations/us); None without torch."""
         if unit not in self._rates:
             try:
                 import torch
@@ -140,9 +148,9 @@ class Bench:
     # ---- rows
 
     def rows(self, workload: AnyWorkload, peers: Sequence[str]) -> Iterator[Row]:
-        """Yields ours, then every peer, on the same inputs."""
+        """Yields the row of fusegraph, then that of every peer, on the same inputs."""
         if "compile" in peers and "compile-max" not in peers:
-            # Its pool of compilers, which one kernel does not need, would take the processors from those timed.
+            # torch.compile's pool of compile processes, not needed for one kernel, would compete for the processors.
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         for engine in ("cuda", *peers):
             self._load(engine)
@@ -160,7 +168,7 @@ class Bench:
             "cudnn": self._cudnn,
             "torch": self._eager,
             "compile": partial(self._inductor, mode="default"),
-            # As "max-autotune", but a call reads and writes the given arrays: a captured graph would copy the inputs.
+            # Like "max-autotune", but a call reads the given arrays: a captured CUDA graph would copy the inputs.
             "compile-max": partial(self._inductor, mode="max-autotune-no-cudagraphs"),
             "plain": partial(self._eager, which="alone", note="eager, the product or convolution alone"),
             "cupy": self._cupy,
@@ -173,7 +181,7 @@ class Bench:
             yield self._row(workload, entry, floor)
 
     def _load(self, engine: str) -> None:
-        """Loads an engine's libraries, once: no part of its first build.  What is missing is said by its row."""
+        """Loads an engine's libraries once, so that its first build does not.  Its row tells if one is missing."""
         if engine in self._loaded:
             return
         self._loaded.add(engine)
@@ -205,7 +213,7 @@ class Bench:
         entry.built, entry.build_s = built, time.perf_counter() - began
 
     def _time(self, entries: Sequence[_Entry]) -> None:
-        """Times engines in turns: a GPU that becomes hot, and slower, does so for all of them."""
+        """Times engines in turns, so that a GPU that gets hot and slow slows all of them."""
         self.timer.reset()
         for repeat in range(WARMUP + self.repeats):
             for entry in entries:
@@ -232,7 +240,7 @@ class Bench:
         entry.replay_us = None if built.record is None else self._host_us(built.record(), us)
 
     def _seconds(self, work: Callable[[], Any]) -> float:
-        """Returns seconds of what ``work`` does and queues: the median of three."""
+        """Returns the seconds until ``work`` and the work that it queues are done: the median of three."""
         times = []
         for _ in range(3):
             began = time.perf_counter()
@@ -242,11 +250,10 @@ class Bench:
         return median(times)
 
     def _host_us(self, run: Callable[[], Any], us: float) -> float:
-        """Returns microseconds until a call returns, its work, of ``us`` microseconds, still on the way: the least
-        of batches.
+        """Returns the microseconds until a call returns, without waiting for its ``us`` microseconds of device work.
 
-        What else the machine does can only add to the host's work (as `timeit` has it).  A batch is too short to fill
-        the driver's queue, in which calls would wait; it is drained before each.
+        It is the least of several batches, since other load on the machine can only add to it (as `timeit` argues).  A
+        batch is too short to fill the driver's queue, which would block; the queue is drained before each batch.
         """
         calls = max(5, min(HOST_CALLS, int(HOST_BATCH_US / us)))
         times = []
@@ -260,8 +267,8 @@ class Bench:
         return min(times)
 
     def _ours(self, workload: AnyWorkload, arrays: Sequence[DeviceArray]) -> _Built:
-        held = temporary.folder()  # as long as `build`
-        folder = held.__enter__()  # empty: nothing that was built before is in it
+        held = temporary.folder()  # kept as long as `build`
+        folder = held.__enter__()  # empty, so nothing that was built before is cached
 
         def build(_: Any = held) -> Any:
             cache = DiskCache(folder)
@@ -294,7 +301,10 @@ class Bench:
     def _torch_call(
         self, workload: AnyWorkload, arrays: Sequence[DeviceArray], which: str = "functions"
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Returns the workload's function of a table of `fusegraph.bench.peers`, and its operands."""
+        """Returns the workload's function from the table ``which`` of `fusegraph.bench.peers`, and its operands.
+
+        Raises NotImplementedError without torch, and for a workload that is not in the table.
+        """
         try:
             import torch
         except ImportError as error:
@@ -304,11 +314,11 @@ class Bench:
         function = getattr(peers, which)(torch).get(workload.torch)
         if function is None:
             raise NotImplementedError("no product or convolution with something after it")
-        # float32 as this workload asks: tf32 only where the row says so.
+        # tf32 only if the workload says so.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = workload.unit == "tf32"
         torch.backends.cudnn.benchmark = True
         tensors = [torch.from_dlpack(a) for a in arrays]
-        if hasattr(function, "prepare"):  # what depends on some operands alone and serves many calls
+        if hasattr(function, "prepare"):  # computes once what many calls share
             function.prepare(*tensors)
         return function, tensors
 
@@ -322,7 +332,7 @@ class Bench:
         function, tensors = self._torch_call(workload, arrays)
         import torch
 
-        with contextlib.suppress(AttributeError, ImportError):  # no table of every choice on stderr
+        with contextlib.suppress(AttributeError, ImportError):  # keeps tables of autotuning choices off stderr
             import torch._inductor.config as settings
 
             settings.autotune_num_choices_displayed = 0
@@ -344,7 +354,7 @@ class Bench:
 
 
 def environment(device: int = 0) -> dict[str, Any]:
-    """Returns what a result depends on besides the code: device, driver, versions, the commit."""
+    """Returns what a result depends on, and when it was measured: device, driver, versions, commit, date."""
     properties = driver.properties(device)
     names = ("fusegraph", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", "torch", "triton", "nvidia-cudnn-frontend")
     return {
@@ -366,8 +376,9 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Returns the commit of the checkout this runs from, with "+" if it has changes beside results; None outside
-    one.
+    """Returns the commit of the checkout that this runs from; None outside one.
+
+    It ends with "+" if the checkout has changes outside benchmarks/results.
     """
     folder = Path(__file__).parent
     changes = ["git", "status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)benchmarks/results"]

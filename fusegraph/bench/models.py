@@ -1,8 +1,8 @@
-"""Layers of ResNet-50, ConvNeXt-T, VGG-16, GPT-2 and Llama-3-8B, and of odd sizes; a draw of 40 to be measured on.
+"""Layers of ResNet-50, ConvNeXt-T, VGG-16, GPT-2 and Llama-3-8B, and of odd sizes; and a draw of 40 of them.
 
 Shapes are those of the published models (He et al. 2016, torchvision's variant with the stride in the 3x3; Liu et al.
-2022; Simonyan and Zisserman 2015; Radford et al. 2019, 124M; Llama 3 8B, 2024).  Batch normalisation is folded into the
-filters and their bias, as for inference.  Images are NHWC.
+2022; Simonyan and Zisserman 2015; Radford et al. 2019, 124M; Llama 3 8B, 2024).  Batch normalization is folded into the
+filters and biases, as for inference.  Images are NHWC.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fusegraph.bench.graphs import Build
 from fusegraph.bench.workload import Input, Workload, transposed
 from fusegraph.graph import Graph, Tensor
 
-#: Images, or sequences, at a time.
+#: Batch sizes: images or sequences.
 BATCHES = (1, 8, 32, 64)
-#: Tokens of a sequence that is read; one of a sequence that is written.
+#: Tokens per sequence when reading a prompt; when generating, it is 1.
 SEQUENCE = 1024
-#: Workloads that move more are left out: a GPU has to hold the operands and every peer's results.
+#: Workloads that move more bytes are left out: a GPU has to hold the operands and every peer's results.
 MOST_BYTES = 4 * 10**9
-#: The draw: the layers whose names have the smallest hashes together with this text.
+#: The draw takes the layers whose names, hashed together with this text, have the smallest hashes.
 SEED = "fusegraph 1"
 
 #: Steps of an epilogue that take an operand.
@@ -30,8 +30,9 @@ _OPERANDS = ("bias", "scale", "add", "mul")
 
 
 def _build(product: Build, epilogue: tuple[str, ...]) -> Build:
-    """Returns a workload's graph: the product of the first two inputs, then every step, its operand next in the
-    inputs.
+    """Returns the function that builds a workload's graph: the product of the first two inputs, then every step.
+
+    Steps that take an operand take the next input.
     """
 
     def build(g: Graph, first: Tensor, second: Tensor, *rest: Tensor) -> Any:
@@ -50,7 +51,7 @@ def _build(product: Build, epilogue: tuple[str, ...]) -> Build:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of square images of ``size`` with square filters of ``taps``; the steps that follow it."""
+    """A convolution of square images (``size``) with square filters (``taps``), and the steps of its epilogue."""
 
     channels: int
     size: int
@@ -96,9 +97,9 @@ class Conv:
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a weight (k, n) of ``rows`` rows an image or sequence; the steps that follow it.
+    """A product with a weight (k, n), with ``rows`` rows per image or sequence, and the steps of its epilogue.
 
-    The weight is stored (n, k), as in torch's Linear, unless ``plain``.
+    The weight is stored as (n, k), like that of torch's Linear, unless ``plain``.
     """
 
     rows: int
@@ -131,7 +132,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}
 
 @dataclass(frozen=True)
 class Network:
-    """A network's layers, each shape once; in which arithmetic they are run, and how many of them are drawn."""
+    """A network's layers, each shape once; the arithmetics (``units``) that they run in, and how many are drawn."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -139,7 +140,7 @@ class Network:
     draw: int
 
     def variants(self, layer: Layer) -> Iterator[Workload]:
-        """Yields a layer in every batch size and arithmetic."""
+        """Yields a layer in every batch size and arithmetic, up to MOST_BYTES."""
         for batch in BATCHES:
             for unit in self.units:
                 workload = layer.workload(self.name, batch, unit)
@@ -244,14 +245,14 @@ def layers() -> list[Workload]:
 
 
 def drawn() -> list[Workload]:
-    """Returns 40 of `layers`: of every network as many different ones as it says, each in one batch size and
-    arithmetic.
+    """Returns 40 of `layers`: ``draw`` different layers of every network, each in one batch size and arithmetic.
 
-    The choice is by hash, not by a generator: it is the same everywhere, and adding a layer replaces at most one.
+    They are chosen by hash, not by a random generator: the choice is the same everywhere, and adding a layer replaces
+    at most one.
     """
     chosen = []
     for network in NETWORKS:
-        # A layer's lot is that of its first variant.
+        # A layer is drawn by the hash of its first variant's name.
         every = [list(network.variants(layer)) for layer in network.layers]
         lots = sorted((_lot(f"layer {its[0].name}"), n) for n, its in enumerate(every))
         for n in sorted(n for _, n in lots[: network.draw]):

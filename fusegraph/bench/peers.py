@@ -1,4 +1,4 @@
-"""The workloads in torch, as a torch user would write them: run eagerly, and by torch.compile."""
+"""The workloads in torch, as a torch user would write them, to run eagerly and by torch.compile."""
 
 from __future__ import annotations
 
@@ -111,9 +111,10 @@ def functions(torch: Any) -> dict[str, Any]:
 
 
 class _Flex:
-    """Attention with a mask and a bias by functions of positions: `flex_attention`, and eager its sum with a tensor.
+    """Attention with a mask and a bias that are functions of positions.
 
-    The mask of blocks, which many calls share, is made by ``prepare``.
+    torch.compile gets `flex_attention`, eager torch adds a dense tensor.  ``prepare`` makes the block mask and that
+    tensor, which many calls share.
     """
 
     def __init__(self, torch: Any, mask: Any, bias: Any = None) -> None:
@@ -140,10 +141,10 @@ class _Flex:
 
 
 class _Packed:
-    """Causal attention to sequences one after the other: `flex_attention`, and eager the kernel of torch's own
-    `varlen_attn`, whose operands are (tokens, heads, d).
+    """Causal attention over packed sequences.
 
-    The mask of blocks, which many calls share, and the longest sequence are found by ``prepare``.
+    torch.compile gets `flex_attention`, eager torch the kernel of its `varlen_attn`, whose operands are (tokens, heads,
+    d).  ``prepare`` finds the block mask, which many calls share, and the length of the longest sequence.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -182,9 +183,9 @@ def _by_distance(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def alone(torch: Any) -> dict[str, Any]:
-    """Returns the product or convolution of a workload without what follows, by the name `Workload.torch`.
+    """Returns torch functions for the product or convolution of a workload alone, by the name `Workload.torch`.
 
-    What a library needs that fuses nothing, before its second pass; operands that only the rest needs are passed over.
+    This is the first kernel of a library that fuses nothing.  Operands that only the epilogue needs are ignored.
     """
     f = torch.nn.functional
 
@@ -210,10 +211,9 @@ def _layers() -> Iterator[str]:
 
 
 def _layer(torch: Any, name: str, *, alone: bool = False) -> Callable[..., Array]:
-    """Returns a layer by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then ``+`` and every step of its
-    epilogue.
+    """Returns a layer's function by its name: ``matmul`` or ``conv s2 p1`` (stride, padding), then any ``+step``.
 
-    The bias goes into torch's own function, which adds it as cheaply as torch can.
+    A bias as the first step goes into torch's own function, which adds it as cheaply as torch can.
     """
     f = torch.nn.functional
     product, *steps = name.split("+")

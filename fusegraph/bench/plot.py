@@ -1,6 +1,7 @@
-"""A picture of a benchmark: for every workload a bar for us and one for the fastest peer, against the floor.
+"""Draws a benchmark: for every workload a bar for fusegraph and one for the fastest peer, relative to the floor.
 
-SVG made of the run's JSON alone: the same JSON gives the same bytes.  Colours follow the reader's light or dark theme.
+The SVG depends on the run's JSON alone: the same JSON gives the same bytes.  Colors follow the reader's light or dark
+theme.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from fusegraph.bench.results import when
 
 OURS = "cuda"
-#: Engines that do a part of the workload: shown beside it, no peers of the whole.
+#: Engines that compute only a part of the workload: they are shown, but are not peers.
 PARTS = ("plain",)
 
 _NAMES, _BARS, _TEXT, _MARGIN = 350, 350, 150, 16
@@ -43,8 +44,12 @@ text { fill: #e6edf3 }
 
 @dataclass(frozen=True)
 class Standing:
-    """A workload's rows: ours (None if it does not run), the fastest peer's (None if none runs), that of a library's
-    product or convolution without what follows (None if there is none), the floor.
+    """A workload's rows.
+
+    ours       fusegraph's; None if it does not run.
+    peer       the fastest peer's; None if none runs.
+    part       a library's product or convolution alone; None if there is none.
+    floor_us   the floor in microseconds; None if unknown.
     """
 
     workload: str
@@ -55,7 +60,7 @@ class Standing:
 
 
 def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
-    """Returns the rows of a run's JSON, workload by workload in their order."""
+    """Returns the standings of the workloads in the rows of a run's JSON, in their order."""
     by_workload: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_workload.setdefault(row["workload"], []).append(row)
@@ -71,7 +76,10 @@ def standings(rows: Sequence[Mapping[str, Any]]) -> list[Standing]:
 
 
 def svg(document: Mapping[str, Any]) -> str:
-    """Returns the picture of a run's JSON.  Workloads that we do not run are left out, and counted below the bars."""
+    """Returns the picture of a run's JSON.
+
+    Workloads that fusegraph does not run are left out, and counted below the bars.
+    """
     every = standings(document["rows"])
     shown = [s for s in every if s.ours is not None]
     bars = [row for s in shown for row in (s.ours, s.peer) if row is not None]

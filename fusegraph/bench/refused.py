@@ -1,4 +1,4 @@
-"""What cuDNN was seen to refuse, at sizes that are used: graphs of its own words, and those it has no word for."""
+"""Graphs that cuDNN was seen to refuse, at practical sizes: of its own operations, and of others that it lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _scaled_conv(g: Graph, x: Tensor, scale: Tensor, bias: Tensor, w: Tensor) ->
 
 
 def refused() -> Iterator[Workload]:
-    """Every row is bfloat16 unless its name says otherwise."""
+    """Yields every workload; it is in bfloat16 unless its name says otherwise."""
     dtype = "bfloat16"
     x, rows = Input("x", IMAGE, "NHWC"), Input("x", ROWS)
     weights = (Input("weight", ROWS[1:]), Input("bias", ROWS[1:]))

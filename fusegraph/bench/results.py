@@ -1,6 +1,6 @@
-"""The JSON of runs of `fusegraph bench`: written, gone on with after an interruption, brought up to date in part.
+"""The JSON of runs of `fusegraph bench`: how it is written, resumed after an interruption, and updated in part.
 
-Rows of one workload are never mixed from two runs, because only times of one run are compared.
+Rows of one workload never come from two runs, because only times of one run are comparable.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 from fusegraph.errors import FileError, ResultsError
 
-#: What `bench.environment` says of the machine and the libraries, but for their versions; our own is the commit's.
+#: Facts of `measure.environment` that must be equal for rows to stand beside each other, besides package versions.
 _MACHINE = ("device", "arch", "driver", "python")
+#: The package whose version may differ: the commit identifies it.
 _OURS = "fusegraph"
 #: The option that says which workloads of a suite are measured.
 ONLY = "--only"
@@ -23,16 +24,16 @@ ONLY = "--only"
 
 @dataclass(frozen=True)
 class Row:
-    """One workload on one engine; times are None, and note says why, where it does not run there.
+    """One workload on one engine; if it does not run there, times are None and note says why.
 
-    median_us       microseconds of a call, cold L2.
+    median_us       the microseconds of a call, with a cold L2 cache.
     floor_us        the floor; floor_fraction = floor_us / median_us: 1.0 is as fast as the floor.
-    build_s         seconds until the first result, nothing taken from a disk cache of ours.
-    host_us         microseconds until a call returns, at best.
-    note            what ran: our kernels, cuDNN's plans, how torch ran.
-    cached_s        ours: seconds to build the same again, the disk cache holding its kernels.
-    replay_us       ours: microseconds until the launch of the call recorded as a CUDA graph returns.
-    kernels         how many kernels of ours, or plans of cuDNN's, a call runs.
+    build_s         the seconds until the first result, with nothing in fusegraph's disk cache.
+    host_us         the least microseconds until a call returns.
+    note            what ran: fusegraph's kernels, cuDNN's plans, how torch ran.
+    cached_s        fusegraph only: the seconds of building it again with its kernels in the disk cache.
+    replay_us       fusegraph only: the microseconds until replaying the call as a CUDA graph returns.
+    kernels         how many of fusegraph's kernels, or of cuDNN's plans, a call runs; None if unknown.
     """
 
     workload: str
@@ -50,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """The commit (None if unknown) and the date (ISO 8601) of a run, and the workloads whose rows a file has of it."""
+    """The commit (None if unknown) and the date (ISO 8601) of a run, and the workloads whose rows in a file are its."""
 
     commit: str | None
     date: str
@@ -60,8 +61,10 @@ class Measured:
 def document(
     environment: Mapping[str, Any], options: str, repeats: int, rows: Sequence[Row], *, complete: bool
 ) -> dict[str, Any]:
-    """Returns the JSON of a run: `bench.environment`, ``options`` of the command line that say what was measured,
-    ``repeats``, ``complete`` (False until the last row is there), ``rows``.
+    """Returns the JSON of a run: the ``environment`` and the other arguments.
+
+    ``options`` are those of the command line that say what was measured; ``complete`` is False until the last row is
+    there.
     """
     facts = {"options": options, "repeats": repeats, "complete": complete}
     return {**environment, **facts, "rows": [asdict(row) for row in rows]}
@@ -70,10 +73,10 @@ def document(
 def finished(
     told: Any, environment: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
 ) -> list[Row]:
-    """Returns the rows of a run that was cut short, as its JSON tells it, which the same run need not measure again.
+    """Returns the rows in the JSON of an interrupted run that the same command need not measure again.
 
-    Those of workloads that have a row of every engine; none if the run was of another machine, version, commit or
-    command line, or of a checkout with changes, which may be others now.
+    These are the rows of workloads that have one for every engine.  There are none if the machine, a version, the
+    commit or the command line differs, or if the checkout has changes, as these may differ.
     """
     commit = environment.get("commit")
     same = {**environment, "options": options, "repeats": repeats, "complete": False}
@@ -95,10 +98,10 @@ def finished(
 
 
 def runs(told: Mapping[str, Any]) -> list[Measured]:
-    """Returns the runs that a file has rows of, the oldest first.
+    """Returns the runs whose rows a file has, the oldest first.
 
-    The last is the one whose commit and date are the file's own; ``earlier`` lists the others with their workloads,
-    and is not there where there are none.
+    The last is the one whose commit and date are the file's own.  The key ``earlier`` lists the others with their
+    workloads; it is missing if there are none.
     """
     earlier = [Measured(run["commit"], run["date"], tuple(run["workloads"])) for run in told.get("earlier", ())]
     old = {name for run in earlier for name in run.workloads}
@@ -107,9 +110,9 @@ def runs(told: Mapping[str, Any]) -> list[Measured]:
 
 
 def when(told: Mapping[str, Any], mark: str = "") -> tuple[str, str]:
-    """Returns the dates and the commits that a file's rows were measured at, in words: of several those of the
-    oldest and of
-    the newest run.  ``mark`` is put around every commit.
+    """Returns two texts, the date and the commit of a file's rows; of several, the first and the last.
+
+    ``mark`` is put around every commit.
     """
     every = runs(told)
     dates = sorted({run.date for run in every})
@@ -121,7 +124,7 @@ def when(told: Mapping[str, Any], mark: str = "") -> tuple[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns the JSON of a whole run.  Raises FileError for a file that cannot be read or has none."""
+    """Returns the JSON of a complete run.  Raises FileError for a file that cannot be read or is anything else."""
     try:
         told = json.loads(path.read_text("utf-8"))
         names = sorted({Row(**row).workload for row in told["rows"]})
@@ -144,15 +147,15 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def pattern(told: Mapping[str, Any]) -> str | None:
-    """Returns which workloads of its suite a file is of: a regular expression, None for all."""
+    """Returns the regular expression that selected a file's workloads from its suite; None for all."""
     words = shlex.split(told.get("options", ""))
     return words[words.index(ONLY) + 1] if ONLY in words[:-1] else None
 
 
 def check_same(told: Mapping[str, Any], environment: Mapping[str, Any], options: str, repeats: int, name: str) -> None:
-    """Whether rows measured now may stand beside those of a file: of one machine, by one command but for ``--only``.
+    """Checks that rows measured now may stand beside those of a file: same machine, same command except ``--only``.
 
-    Raises ResultsError, which says what differs.
+    Raises ResultsError that says what differs.
     """
     versions = [document["versions"] for document in (told, environment)]
     packages = [name for name in dict.fromkeys((*versions[0], *versions[1])) if name != _OURS]
@@ -176,8 +179,10 @@ def check_same(told: Mapping[str, Any], environment: Mapping[str, Any], options:
 
 
 def _same_version(a: str | None, b: str | None) -> bool:
-    """Returns true if two versions are the same.  One may be without the local part that the other has
-    (2.11.0+cu130): a package's own word and that of its metadata differ so."""
+    """Tells whether two versions are the same.
+
+    One may lack the other's local part (2.11.0+cu130): a package's ``__version__`` and its metadata may differ so.
+    """
     if a is None or b is None or ("+" in a) == ("+" in b):
         return a == b
     return a.partition("+")[0] == b.partition("+")[0]
@@ -193,9 +198,10 @@ def _without_only(options: str) -> str:
 def updated(
     told: Mapping[str, Any], environment: Mapping[str, Any], rows: Iterable[Row], order: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns a file's JSON with all rows of the workloads of ``rows`` in the place of those that it had, measured
-    at the commit and date of ``environment``; the others stay, as of their own run.  Workloads that it had not come
-    where ``order``, the names of all, has them.
+    """Returns a file's JSON in which ``rows`` replace those of the same workloads.
+
+    They get the commit and date of ``environment``; other rows keep those of their own run.  New workloads are inserted
+    by ``order``, the names of all workloads.
     """
     fresh: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Stopping what takes too long: an alarm that breaks into the code of a library that was called."""
+"""Stops work that takes too long, by an alarm that interrupts even the code of a library."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any, NoReturn
 
 
 class TooLong(BaseException):
-    """Raised within a block whose time is up.  No Exception, so that code which catches all of those and goes on, as
-    libraries that try alternatives do, is left too.
+    """Raised within a block whose time is up.
+
+    It is not an Exception, so that libraries which catch all of these to try alternatives do not catch it.
     """
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TooLong in the block when it has taken this long.
+    """Raises TooLong within the block when it has taken this long.
 
-    Python code is left at once, a call of native code when it returns.  Only the main thread can be interrupted: on
-    another there is no limit.
+    Python code is interrupted at once, native code when it returns.  Only the main thread can be interrupted: in others
+    there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,12 +32,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        # Once more every second: an exception raised within a destructor or a callback may get lost.
+        # Repeated every second: an exception raised within a destructor or a callback may get lost.
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # reached even if the alarm came while the block was left
+    finally:  # reached even if the alarm goes off while the block is being left
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

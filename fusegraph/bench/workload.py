@@ -1,4 +1,4 @@
-"""What `fusegraph bench` times: workloads of a table, or any graph with floors counted from it."""
+"""What `fusegraph bench` times: workloads from a table, or any graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fusegraph.ops.contraction import TF32
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its name, logical shape, layout (or strides in elements), and dtype where it is not the workload's.
+    """An input: its name, logical shape, layout (or strides in elements), and dtype (None: the workload's).
 
-    Its values are random, or those given, in C order.
+    Its values are random if none are given; given ones are in C order.
     """
 
     name: str
@@ -34,17 +34,17 @@ class Input:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of a suite: a graph of ours and torch code of the same, over the same inputs.
+    """One row of a suite: a graph, and torch code that computes the same from the same inputs.
 
-    output       shape of the (first) result; also: those of the others.
-    torch        name of the function in `fusegraph.bench.peers` that computes the same with torch.
-    build        (graph, *tensors) -> the result, or a tuple of several; default: that of this name in
-                 `fusegraph.bench.graphs`.
-    flops        multiply-adds counted twice, for workloads bound by arithmetic, and unit ("bf16", "tf32" or "fp32") the
-                 rate that bounds them.
-    extra_bytes  traffic that no implementation can avoid beyond reading each input and writing each output once.
-    output_strides  in elements, where the result does not lie as the graph would have it.
-    output_dtype  of the (first) result, where it is not the workload's.
+    output          shape of the (first) result; also: those of the others.
+    torch           name of the function in `fusegraph.bench.peers` that computes the same with torch.
+    build           (graph, *tensors) -> the result, or a tuple of several; default: the function of the name ``torch``
+                    in `fusegraph.bench.graphs`.
+    flops           operations (a multiply-add counts as two) of workloads bound by arithmetic; unit: the kind of
+                    arithmetic ("bf16", "tf32" or "fp32") whose rate bounds them.
+    extra_bytes     traffic that no implementation can avoid beyond reading each input and writing each output once.
+    output_strides  strides of the (first) result in elements; default: the graph's choice.
+    output_dtype    dtype of the (first) result; default: the workload's.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Device-memory traffic that no implementation can avoid."""
+        """Bytes of device-memory traffic that no implementation can avoid."""
         each = [prod(i.shape) * as_dtype(i.dtype or self.dtype).itemsize for i in self.inputs]
         written = prod(self.output) * as_dtype(self.output_dtype or self.dtype).itemsize
         written += sum(map(prod, self.also)) * as_dtype(self.dtype).itemsize
@@ -91,12 +91,12 @@ def transposed(name: str, k: int, n: int) -> Input:
 
 
 def short(dtype: str) -> str:
-    """Returns what rows call a dtype."""
+    """Returns the short name of a dtype in the names of rows."""
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
 
 
 class GraphWorkload:
-    """A graph as a workload: no torch code, floors counted from its inputs, outputs and products."""
+    """A graph as a workload, without torch code; its floor is counted from its inputs, outputs and products."""
 
     torch = ""
     inputs: tuple[Input, ...] = ()
@@ -109,7 +109,7 @@ class GraphWorkload:
 
     @property
     def bytes(self) -> int:
-        """Each element of the inputs and arrays of constants read once, each of the outputs written once."""
+        """Bytes if each element of inputs and constant arrays is read once, and each of outputs is written once."""
         constants = [t for t in self._graph.tensors.values() if t.is_constant and t.shape]
         read = [min(t.size, extent(t.shape, t.strides)) * t.dtype.itemsize for t in (*self._graph.inputs, *constants)]
         return sum(read) + sum(t.nbytes for t in self._graph.outputs)
@@ -123,16 +123,16 @@ AnyWorkload: TypeAlias = Workload | GraphWorkload
 
 
 def _products(graph: Graph) -> tuple[str, int]:
-    """Returns the rate that bounds a graph's matrix products and convolutions, and their operations.
+    """Returns the unit whose rate bounds a graph's matrix products and convolutions, and the number of operations.
 
-    No operations if the operands are of a dtype, or of several, for which no rate is measured, and none where data say
-    how many there are: of packed batches.
+    The number is 0 if operands have several dtypes or one for which no rate is measured, and for packed batches, where
+    it depends on the data.
     """
     flops, units = 0, set()
     for node in graph.nodes:
         types = tuple(t.type for t in node.inputs)
         if OFFSETS[0] in node.op.operands and OFFSETS[0] in given(node, node.op.operands):
-            units.add("")  # data say which queries and keys meet
+            units.add("")  # which queries and keys meet depends on the data
         elif (count := _multiplications(node, types)) is not None:
             flops += 2 * count
             unit = _UNITS.get(node.op.promoted(types).name, "")

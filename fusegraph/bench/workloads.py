@@ -1,8 +1,4 @@
-"""The board: every workload as a graph of ours and as torch code, over the same inputs.
-
-A workload whose graph needs something that graphs do not have yet has no `build` but says what is `missing`; its rows
-then show the peers alone.
-"""
+"""The board, the main suite of workloads, and the table of all suites."""
 
 from __future__ import annotations
 
@@ -137,11 +133,11 @@ def tensor_core_bound() -> Iterator[Workload]:
 
 
 def prologues() -> Iterator[Workload]:
-    """Yields products with prologues."""
+    """Yields products with prologues: pointwise work on operands."""
     n = 4096
     vectors = tuple(Input(name, (n,), dtype="float32") for name in ("scale", "bias"))
     operands: tuple[Input, ...]
-    for m, cols in ((n, n), (4 * n, 256)):  # two kernels cost less where there are many columns
+    for m, cols in ((n, n), (4 * n, 256)):  # with many columns, two kernels cost less
         operands = (Input("a", (m, n)), *vectors, transposed("b", n, cols))
         name, flops = f"relu(a*scale+bias) @ b {m}x{cols}x{n} bf16", 2 * m * cols * n
         yield Workload(name, "bfloat16", operands, (m, cols), "affine_matmul", flops, "bf16")
@@ -159,7 +155,7 @@ def prologues() -> Iterator[Workload]:
 
 
 def on_the_result() -> Iterator[Workload]:
-    """Yields products that meet, and reductions of a result."""
+    """Yields two products whose results are combined, and a reduction of a result."""
     m, k, n = 4096, 4096, 14336  # a layer of Llama-8B
     operands: tuple[Input, ...] = (Input("x", (m, k)), transposed("w_gate", k, n), transposed("w_up", k, n))
     name, flops = f"swiglu {m}x{k}->{n} bf16", 4 * m * k * n

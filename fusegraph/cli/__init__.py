@@ -2,12 +2,12 @@
 
 Commands import what they need when they run, so that ``--help`` answers at once.
 
-Exit status: 0 done; 1 a check failed (`run --check`, `compare`), a workload does not run (`bench`) or nothing can work
-(`doctor`); 2 an error in the command, the file or the machine; 70 a defect of fusegraph, with a traceback; 130
-interrupted; 141 the reader of stdout has gone.
+Exit status: 0 done; 1 a check failed (`run --check`, `compare`), a workload does not run (`bench`) or kernels can be
+neither compiled nor run (`doctor`); 2 an error in the command, the file or the machine; 70 a defect of fusegraph, with
+a traceback; 130 interrupted; 141 the reader of stdout has gone.
 
 With ``--json`` stdout holds exactly one object: the result, or ``{"error": {"type": ..., "message": ...}}``; messages
-are on stderr either way.  Mistakes in the options themselves print usage on stderr and nothing on stdout.
+are on stderr in any case.  Mistakes in the options themselves print usage on stderr and nothing on stdout.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def doctor_command(as_json: Json = False) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line (default: the process's arguments); returns the exit status."""
+    """Runs the command line (default: the process's arguments) and returns the exit status."""
     try:
         app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fusegraph")
     except SystemExit as stop:

@@ -1,4 +1,4 @@
-"""``fusegraph bench``: workloads timed on a GPU, ours beside libraries; each row is printed and saved as it comes."""
+"""``fusegraph bench``: times workloads on a GPU beside libraries; each row is printed and saved as it comes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fusegraph.runtime import driver
 
 SUITE = "board"
 REPEATS = 15
-#: Peers that can run any graph; the others need torch code, which only the board has.
+#: Peers that can run any graph; the others need torch code, which only workloads of suites have.
 FILE_PEERS = ("cudnn",)
 _HEADINGS = ("workload", "engine", "median us", "floor us", "fraction", "build s", "host us", "note")
 _WIDTHS = (0, 8, 9, 9, 8, 8, 8, 0)
@@ -45,19 +45,20 @@ def bench(
     autotune: bool = False,
     update: bool = False,
 ) -> int:
-    """Times the graphs of a file, or a suite; returns 1 if one of our own rows could not be measured, else 0.
+    """Times the graphs of a file, or a suite; returns 1 if fusegraph does not run one of them, else 0.
 
-    The file written for ``json_file`` is one object: `environment` (``device, arch, driver, python, versions, commit,
-    date``), ``options`` (of this command, but for file names), ``repeats``, ``complete`` (false until the last row is
-    there) and ``rows[]`` with the fields of `Row`: ``workload, engine, median_us, floor_us, floor_fraction, build_s,
-    host_us, note``.  It is replaced after every row, so that an interrupted run leaves what it has measured; the same
-    command with the same file goes on from there.  ``commit`` is for copies of the tree that are no checkout.
+    The file ``json_file`` holds one object: `environment` (``device, arch, driver, python, versions, commit, date``),
+    ``options`` (those of this command, without file names), ``repeats``, ``complete`` (false until the last row is
+    there) and ``rows[]`` with the fields of `Row`.  It is replaced after every row, so that an interrupted run leaves
+    what it has measured; the same command with the same file resumes from there.  ``commit`` is to be given for copies
+    of the tree that are not a checkout.
 
-    With ``update`` all rows of the workloads measured take the place of those that the file has, and it is replaced
-    after every workload; ``earlier`` then lists the runs that its other rows are of (`results.runs`).  What is measured
-    are those workloads of the file's own command that ``only`` finds.
+    With ``update``, the rows of the workloads that are measured replace those in the file, which is saved after every
+    workload; ``earlier`` then lists the runs that its other rows come from (`results.runs`).  Only those workloads of
+    the file's own command are measured whose names ``only`` matches.
 
-    Raises DeviceError without a GPU, ResultsError for a file of another machine, other libraries or another command.
+    Raises DeviceError without a GPU, ResultsError for a file of another machine, other libraries or another command,
+    FileError for a file that cannot be read or written.
     """
     if file is not None and suite is not None:
         raise FusegraphError(f"give a file or --suite, not both (got {file!r} and {suite!r})")
@@ -102,10 +103,10 @@ def bench(
 
 @dataclass
 class _Book:
-    """Where the rows of a run go: a JSON document, and its file if there is to be one.
+    """Keeps the rows of a run in a JSON document, and saves it if there is a file ``target``.
 
-    ``document`` makes it of rows, and of whether they are ``complete``.  It is saved row by row; where it is to be
-    ``whole``, as with rows of other runs in it, workload by workload.  ``kept`` counts the rows that are in the file.
+    ``document`` makes the document from the rows and the flag ``complete``.  It is saved after every row, or after
+    every workload if ``whole``, as it must be with rows of other runs in it.  ``kept`` counts the rows in the file.
     """
 
     target: Path | None
@@ -125,7 +126,7 @@ class _Book:
 def _earlier(
     target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
 ) -> list[Row]:
-    """Returns the rows that the same run, cut short, has left in the file."""
+    """Returns the rows that an interrupted run of the same command has left in the file."""
     if target is None or not target.exists():
         return []
     try:
@@ -139,7 +140,7 @@ def _earlier(
 
 
 def _measure(workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: Bench, book: _Book) -> list[str]:
-    """Returns measures, prints and writes down what the book has no rows of; returns the workloads that do not run."""
+    """Measures, prints and saves the workloads that the book lacks; returns the names of those that do not run."""
     width = max(len(w.name) for w in workloads)
     _print(_HEADINGS, width)
     for row in book.rows:
@@ -162,7 +163,7 @@ def _measure(workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: 
 def _rows(workload: AnyWorkload, peers: Sequence[str], measuring: Bench) -> Iterator[Row]:
     try:
         yield from measuring.rows(workload, peers)
-    except FusegraphError as error:  # its inputs or its floor: too large for the GPU
+    except FusegraphError as error:  # inputs, or the copy for the floor, do not fit the GPU
         yield Row(workload.name, "cuda", None, None, None, None, None, " ".join(str(error).split()))
 
 
@@ -195,9 +196,7 @@ def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
 def _options(
     file: str | None, suite: str | None, only: str | None, peers: Sequence[str], repeats: int, autotune: bool
 ) -> str:
-    """Returns the options that say what is measured, as on a command line; of a file its name alone, not where it
-    is.
-    """
+    """Returns the options that say what is measured, as on a command line; of a file, its name without the folder."""
     words = ["--suite", suite or SUITE] if file is None else [Path(file).name]
     words += [results.ONLY, only] if only is not None else []
     words += ["--peers", ",".join(peers) or "none"]
@@ -220,7 +219,10 @@ def _only(pattern: str | None, workloads: list[AnyWorkload]) -> list[AnyWorkload
 
 
 def _peers(given: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Returns the peers meant by ``--peers``, each once; all that are known if none is given."""
+    """Returns the peers given by ``--peers``, each once; by default all ``known`` ones.
+
+    Raises FusegraphError for an unknown peer.
+    """
     if given is None:
         return list(known)
     names = [part.strip() for text in given for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""``fusegraph compare``: each graph on several engines, on the same inputs: who is right, and who is faster."""
+"""``fusegraph compare``: runs each graph on several engines with the same inputs; compares results and times."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def compare_file(
     autotune: bool,
     as_json: bool,
 ) -> int:
-    """Compares every graph of a file; returns 1 if an engine that ran or failed while running is wrong, else 0.
+    """Compares every graph of a file; returns 1 if an engine gave a wrong result or failed while running, else 0.
 
     With ``as_json`` the object is ``graphs[]`` with
 
     ``name, seed``       the graph, and the seed of its inputs.
-    ``ok``               null if no engine ran, else whether all that ran are right.
-    ``engines[]``        one for each asked for, in that order: ``engine``; ``status`` ("ran", "refused" or "failed");
-                         ``ok`` (null if refused); ``reason`` (why it did not run, else ""); ``us`` (microseconds of a
-                         call), ``timing`` (how they were measured); ``build_s``; ``kernels[]`` (names: of our kernels,
-                         of cuDNN's plans, of the ops torch ran); ``workspace_bytes``; ``note`` (results that depend on
-                         the order of threads); ``outputs[]``: ``name, max_abs_error, rel_error, undecided, wrong,
-                         worst, ok`` against the reference.  What is not known is null, of an engine that did not run
-                         all of these.
-    ``differences[]``    for each two engines that ran and each output: ``output, engines`` (the two), ``max_abs,
+    ``ok``               null if all engines refused, else whether all others ran and are right.
+    ``engines[]``        one for each engine asked for, in that order: ``engine``; ``status`` ("ran", "refused" or
+                         "failed"); ``ok`` (null if refused); ``reason`` (why it did not run, else ""); ``us``
+                         (microseconds of a call), ``timing`` (how they were measured); ``build_s``; ``kernels[]``
+                         (names of fusegraph's kernels, cuDNN's plans, or the ops that torch ran); ``workspace_bytes``;
+                         ``note`` (results that depend on the order of threads); ``outputs[]``: ``name, max_abs_error,
+                         rel_error, undecided, wrong, worst, ok``, compared with the reference.  Unknown numbers are
+                         null; texts and lists of an engine that did not run are empty.
+    ``differences[]``    for each pair of engines that ran and each output: ``output, engines`` (the two), ``max_abs,
                          rel`` (of finite elements), ``unequal`` (number of elements).
     """
     names = chosen(engines)
@@ -72,7 +72,7 @@ def compare_file(
 
 
 def chosen(texts: Sequence[str]) -> list[str]:
-    """Returns the engines meant by ``--engines``, each once.  Raises FusegraphError for one that is none."""
+    """Returns the engines given by ``--engines``, each once.  Raises FusegraphError for an unknown one."""
     names = [part.strip() for text in texts for part in text.split(",")]
     for name in names:
         if name not in ENGINES:
@@ -81,7 +81,7 @@ def chosen(texts: Sequence[str]) -> list[str]:
 
 
 class _Steps:
-    """Tells the progress bar which engine of a graph is at work."""
+    """Tells the progress bar which engine is running a graph."""
 
     def __init__(self, step: Callable[..., None], name: str) -> None:
         self._step, self._name, self._engine = step, name, ""

@@ -1,4 +1,4 @@
-"""``fusegraph compile``: a folder of sources, cubins and a manifest for every graph and architecture."""
+"""``fusegraph compile``: writes a folder of sources, cubins and a manifest for every graph and target."""
 
 from __future__ import annotations
 
@@ -81,12 +81,13 @@ def compile_file(
     autotune: bool | None = None,
     as_json: bool,
 ) -> int:
-    """Compiles every graph of a file and writes the folders; prints what came out.
+    """Compiles every graph of a file, writes the folders and prints a summary; returns 0.
 
-    Registers and spills are those of a thread, ``shared_bytes`` static and dynamic shared memory of a block; ``arch``
+    Registers and spills are per thread; ``shared_bytes`` is the static and dynamic shared memory of a block; ``arch``
     and ``cubin`` are None for engines that run on the CPU.  Engine cpu builds all kernels of a graph in one run of the
-    host's compiler: ``compile_ms`` is that run's for each of them, registers and spills are None.  Engine reference has
-    no kernels.
+    host's compiler: each has the time of that run as ``compile_ms``, and None for registers and spills.  Engine
+    reference has no kernels.  Raises FusegraphError for targets with an engine other than cuda, FileError for folders
+    that cannot be written.
     """
     if engine != "cuda" and targets:
         raise FusegraphError(f"--target {targets[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
@@ -120,9 +121,9 @@ def compile_file(
 
 
 def _targets(given: Sequence[str]) -> list[str]:
-    """Returns the targets meant by ``--target``, each once; the GPU's or the default one if there is none.
+    """Returns the targets given by ``--target``, each once; by default the GPU's, or sm_90a without a GPU.
 
-    Raises CompileError for one that is none, or that NVRTC does not know.
+    Raises CompileError for an unknown target, and for one that NVRTC does not know.
     """
     targets = list(dict.fromkeys(part.strip() for text in given for part in text.split(",")))
     for target in targets:
@@ -258,7 +259,7 @@ def _print(job: _Job, entry: Mapping[str, Any], folder: Path) -> None:
 
 
 def _details(kernel: Mapping[str, Any]) -> str:
-    """Returns what stands under a kernel's row: its nodes, and the time of a schedule that was measured."""
+    """Returns the text below a kernel's row: its nodes, and the reason for its schedule if it was tuned."""
     nodes = f"nodes: {', '.join(kernel['nodes'])}"
     return nodes if kernel["chosen_by"] == "cost model" else f"{nodes}; {kernel['chosen_by']}"
 

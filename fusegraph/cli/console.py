@@ -1,4 +1,4 @@
-"""What all commands share: how they print, how long work shows, and what an error becomes."""
+"""What all commands share: printing, progress bars, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fusegraph.errors import FusegraphError
 
 _PACKAGE = Path(__file__).parents[1]
 NOT_OK, ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
-#: What writing to stdout fails with.
+#: Error codes of writing to stdout.
 _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 P = ParamSpec("P")
 
 
 def guarded(command: Callable[P, int]) -> Callable[P, None]:
-    """Returns a command that ends the process with the status it returns, or with that of the error it raises."""
+    """Wraps a command so that it ends the process with the status that it returns, or that of the error it raises."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a name that the terminal's encoding has not is no reason to fail
+            if hasattr(stream, "reconfigure"):  # the terminal's encoding may lack characters of a name
                 stream.reconfigure(errors="backslashreplace")
         status = _guard(lambda: command(*args, **kwargs), as_json=bool(kwargs.get("as_json")))
         if status:
@@ -57,8 +57,8 @@ def _guard(body: Callable[[], int], *, as_json: bool) -> int:
                 status = _report(error, as_json=as_json)
             sys.stdout.flush()
             return status
-    except OSError as error:  # of stdout: files that we write have a FileError
-        with contextlib.suppress(OSError, ValueError):  # what is still buffered must not fail at exit
+    except OSError as error:  # from stdout: errors of other files are FileErrors
+        with contextlib.suppress(OSError, ValueError):  # flushing what is still buffered must not fail at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
@@ -71,8 +71,9 @@ def _guard(body: Callable[[], int], *, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list of the interrupts so far.  Each is a KeyboardInterrupt as always; but what is interrupted may make another
-    error of it, as a half-imported NumPy does.
+    """Gives a list of the interrupts so far.
+
+    Each still raises KeyboardInterrupt, but interrupted code may turn that into another error, as importing NumPy does.
     """
     seen: list[int] = []
 
@@ -94,7 +95,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def _report(error: Exception, *, as_json: bool) -> int:
-    """Says what went wrong; returns the exit status."""
+    """Prints what went wrong and returns the exit status."""
     kind, message, status = type(error).__name__, str(error), ERROR
     if isinstance(error, MemoryError) and not isinstance(error, FusegraphError):
         kind, message = "MemoryError", f"not enough memory: {error or 'an allocation failed'}"
@@ -108,14 +109,14 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
 
 def check_autotune(engine: str, autotune: bool | None) -> None:
-    """Raises FusegraphError where schedules are to be timed for an engine that is not on a GPU."""
+    """Raises FusegraphError if ``autotune`` is True and the engine does not run on a GPU."""
     if autotune and engine != "cuda":
         raise FusegraphError(f"--autotune times kernels on a GPU; engine {engine} runs on this machine's CPU")
 
 
 @contextlib.contextmanager
 def _own_warnings_as_notes() -> Iterator[None]:
-    """What fusegraph warns of is said in one line, without a place in its source; warnings of a user's file have it."""
+    """Prints fusegraph's own warnings as one line without a source location; those of a user's file keep theirs."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *place: Any, **more: Any) -> None:
         if Path(filename).is_relative_to(_PACKAGE):
@@ -132,9 +133,7 @@ def _own_warnings_as_notes() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Returns text without control characters, which a terminal would obey: they are shown as escapes; lines and
-    tabs stay.
-    """
+    """Replaces control characters, which a terminal would obey, with escapes; line breaks and tabs stay."""
     control = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return "".join(
         c.encode("unicode_escape", "surrogatepass").decode()
@@ -145,12 +144,12 @@ def printable(text: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """A line of the result, on stdout."""
+    """Prints a line of the result on stdout."""
     print(printable(text))
 
 
 def note(text: str) -> None:
-    """A line about the run, on stderr."""
+    """Prints a line about the run on stderr."""
     with contextlib.suppress(BrokenPipeError):
         print(f"fusegraph: {printable(text)}", file=sys.stderr, flush=True)
 
@@ -162,14 +161,14 @@ def print_json(value: Any) -> None:
 
 
 def columns() -> int:
-    """Returns width of text on stdout: the terminal's, at most 120; 80 in a pipe."""
+    """Returns the width of text on stdout: the terminal's, at most 120; 80 if it is not a terminal."""
     return min(shutil.get_terminal_size((80, 24)).columns, 120) if sys.stdout.isatty() else 80
 
 
 def print_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), details: Sequence[str] = ()
 ) -> None:
-    """A table on stdout; ``right`` are the columns aligned to the right, ``details`` a text below each row."""
+    """Prints a table on stdout; ``right`` lists the columns to align right, ``details`` has a text below each row."""
     from rich.cells import cell_len
 
     from fusegraph.report.explain import wrapped
@@ -188,9 +187,9 @@ def print_table(
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[..., None]]:
-    """Shows ``total`` steps of work on stderr where that is a terminal.
+    """Shows a progress bar of ``total`` steps on stderr, if that is a terminal.
 
-    Gives a function ``step(text, advance=0)`` that says what is being done and how many more steps are.
+    Gives a function ``step(text, advance=0)``: what is being done, and how many more steps are done.
     """
     if not _is_terminal(sys.stderr):
         yield lambda text, advance=0: None

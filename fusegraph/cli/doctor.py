@@ -1,4 +1,4 @@
-"""``fusegraph doctor``: what is there, and what to install."""
+"""``fusegraph doctor``: shows what is installed, and what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fusegraph explain``: what each graph becomes, without compiling it."""
+"""``fusegraph explain``: shows the plan of each graph without compiling it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def explain_file(
     target: str | None = None,
     as_json: bool,
 ) -> int:
-    """Prints what `describe` says of every graph; with ``kernel`` the source of the kernels of that name instead, with
-    ``passes`` what `describe_steps` says.  ``dump`` is a folder: each graph gets one in it, with the graph as it was
-    built and after each pass.
+    """Prints `describe` of every graph; returns 0.
 
-    With both ``kernel`` and ``as_json`` the object is ``kernels[]`` with ``graph, name, family, nodes, code``.  Raises
-    FileError if no graph has such a kernel.
+    kernel   print the source of the kernels of this name instead.  With ``as_json`` the object is ``kernels[]`` with
+             ``graph, name, family, nodes, code``.  Raises FileError if no graph has such a kernel.
+    passes   print `describe_steps` of every graph instead.
+    dump     a folder in which each graph gets a folder of its own, with the graph as built and after each pass.
     """
     check_environment()
     options = Options(strict=strict, target=present() if target is None else named(target))
@@ -80,7 +80,7 @@ def explain_file(
 
 
 def _dump(plans: Sequence[Plan], folder: str) -> None:
-    """Writes a folder for each graph: a file of text for each pass."""
+    """Writes a folder for each graph, with a text file for each pass."""
     out, names = prepare(Path(folder)), UniqueNames()
     for each in plans:
         write_folder(out / names.unique(each.graph.name), dump_files(each), {"graph": each.graph.name})

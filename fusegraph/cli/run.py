@@ -1,4 +1,4 @@
-"""``fusegraph run``: each graph on random inputs, checked against the reference if asked."""
+"""``fusegraph run``: runs each graph on random inputs, and checks it against the reference if asked."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def run_file(
 ) -> int:
     """Runs every graph of a file; returns 1 if a check failed, else 0.
 
-    ``out`` gets a folder a graph with its outputs as ``.npy`` files; floats of 8 bits and bfloat16, which NumPy alone
-    cannot load, are saved as the float32 of the same value.
+    ``out`` gets one folder per graph with its outputs as ``.npy`` files.  Values of dtypes that NumPy alone cannot load
+    (bfloat16, floats of 8 bits, packed dtypes) are saved as float32.
     """
     engine = engine or default_engine()
     check_autotune(engine, autotune)
@@ -82,9 +82,7 @@ def run_file(
 
 
 def _timed(executable: Executable, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], float]:
-    """Returns the outputs, and the milliseconds of one call: on a GPU the mean of several with the arrays there
-    already.
-    """
+    """Returns the outputs and the milliseconds of one call; on a GPU the mean of several, without copying arrays."""
     start = time.perf_counter()
     outputs = run(executable, inputs)
     elapsed = (time.perf_counter() - start) * 1e3
@@ -103,7 +101,7 @@ def _timed(executable: Executable, inputs: Mapping[str, Array]) -> tuple[dict[st
 
 
 def _save(folder: Path, graph: Graph, engine: str, seed: int, outputs: Mapping[str, Array]) -> dict[str, str]:
-    """Writes the outputs; returns the file of each by name."""
+    """Writes the outputs; returns output name -> file."""
     names = artifacts.UniqueNames()
     paths = {name: f"{names.unique(name)}.npy" for name in outputs}
     contents = {}
@@ -126,7 +124,7 @@ def _entry(
     files: Mapping[str, str],
     result: CheckResult | None,
 ) -> dict[str, Any]:
-    """Returns a graph in ``run --json``; what only ``--check`` knows is None without it."""
+    """Returns a graph's entry in ``run --json``; what only ``--check`` finds out is None without it."""
     checks = {c.name: c for c in result.outputs} if result else {}
     verdict = ("max_abs_error", "rel_error", "wrong", "undecided", "worst", "ok")
     entries = [
@@ -152,7 +150,7 @@ def _entry(
 
 
 def _summary(array: Array) -> dict[str, Any]:
-    """Returns least, largest and mean finite value, and how many are not finite."""
+    """Returns the least, largest and mean finite value (None without any), and how many values are not finite."""
     values = np.asarray(array, np.float64)
     finite = values[np.isfinite(values)]
     none = finite.size == 0

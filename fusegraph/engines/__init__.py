@@ -1,4 +1,4 @@
-"""Engines: something that makes an Executable of a graph."""
+"""Engines: each makes an Executable of a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
 
 def default_engine() -> str:
-    """ "cuda" if there is a driver and a GPU, else "cpu"."""
+    """Returns "cuda" if there is a driver and a GPU, else "cpu"."""
     from fusegraph.runtime import driver
 
     return "cuda" if driver.available() else "cpu"
@@ -42,25 +42,27 @@ def compile(
 ) -> Executable:
     """Compiles a graph.
 
-    engine           "cuda" (NVRTC, a GPU to run), "cpu" (the same kernels through the host's C++ compiler) or
-                     "reference" (NumPy in float64); default: cuda if there is a GPU, else cpu.
-    strict           rounds every intermediate to its tensor's dtype, as one kernel a node would.
+    engine           "cuda" (compiled by NVRTC, needs a GPU to run), "cpu" (the same kernels through the host's C++
+                     compiler), "cudnn" (NVIDIA's cuDNN) or "reference" (NumPy in float64); default: cuda if there is a
+                     GPU, else cpu.
+    strict           rounds every intermediate to its tensor's dtype, as one kernel per node would.
     fusion           False makes every node a kernel of its own.
-    target           machine such as "h200" (`codegen.target.TARGETS`), or an architecture such as "sm_90a".  cuda: what
-                     is planned and compiled for, by default the device.  cpu: that whose kernels are run,
-                     tensor cores, TMA and all; default: kernels that run everywhere.
-    device           cuda: CUDA ordinal.
-    workspace_limit  bytes; a graph that needs more raises WorkspaceError.
-    cache            a DiskCache other than the default one.  jobs: kernels compiled at a time.  progress is called with
-                     (KernelSource, CompiledKernel) as each is done.
-    partition        cudnn: run the largest pieces that cuDNN takes instead of refusing what it does not take whole.
+    target           a machine such as "h200" (`codegen.target.TARGETS`), or an architecture such as "sm_90a".  cuda:
+                     what kernels are planned and compiled for, by default the device.  cpu: the target whose kernels
+                     are run, tensor cores and TMA included; default: kernels that run everywhere.
+    device           cuda, cudnn: the CUDA ordinal.
+    workspace_limit  in bytes; a graph that needs more raises WorkspaceError.
+    cache            a DiskCache other than the default one.
+    jobs             cuda: how many kernels are compiled at a time.
+    progress         cuda: called with (KernelSource, CompiledKernel) as each kernel is done.
+    partition        cudnn: runs the largest pieces that cuDNN takes instead of refusing what it does not take whole.
     autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
-                     uses what was remembered; False leaves it to the cost model.  cudnn: True times all its plans and
-                     keeps the fastest.
+                     uses what was remembered; False leaves it to the cost model.  cudnn: True times all plans that
+                     cuDNN proposes and keeps the fastest.
 
-    Raises GraphError, ArgumentError (an option that is none), WorkspaceError, CompileError (also for a target that is
-    none), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver); and for environment variables with
-    values that they cannot have.
+    Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
+    target), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver), NotSupportedError (cuDNN refuses the
+    graph), and the errors of `check_environment` for environment variables with invalid values.
     """
     if not isinstance(graph, Graph):
         raise ArgumentError(f"compile takes a Graph, got {shown(graph)}")

@@ -1,6 +1,6 @@
-"""Arrays given to an Executable: from whatever the caller has to checked pointers.
+"""Turns the arrays given to an Executable into checked pointers.
 
-`frameworks` recognises the arrays of most calls; what comes here is everything else.
+`frameworks` handles the arrays of most calls; this module handles all others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fusegraph.runtime.arrays import Device, refuse_gradient, view
 from fusegraph.runtime.packed import pack, unpack
 from fusegraph.runtime.strides import NDArray, share_memory
 
-#: Answers that are remembered of whether two arrays overlap.
+#: How many answers to "do these two arrays overlap?" are remembered.
 MOST_KNOWN = 1024
 
 
 class Argument:
-    """One input or output of a compiled graph, as the arrays given for it must be: bytes for packed elements."""
+    """What the array given for one input or output of a compiled graph must be; bytes for packed elements."""
 
     def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
@@ -37,15 +37,15 @@ class Argument:
         self._role, self._engine, self._device = role, engine, device
 
     def same_elements(self, other: Argument) -> bool:
-        """Returns true if each element of one lies where that of the other does, if the first ones do."""
+        """Tells whether all elements of both coincide in memory once their first elements do."""
         alike = (self.shape, self.dtype) == (other.shape, other.dtype)
         return alike and same_strides(self.shape, self.strides, other.strides)
 
     def pointer(self, array: Any, stream: int, keep: list[Any]) -> int:
         """Returns the address of an array's first element, after checking it.
 
-        ``stream`` will use the array.  What must stay alive during the call is appended to ``keep``.  Raises
-        ArgumentError or DeviceError.
+        ``stream`` is the one that will use the array.  What must stay alive during the call is appended to ``keep``.
+        Raises ArgumentError, or DeviceError for an array on another device.
         """
         seen = view(array, name=self.name, stream=stream)
         refuse_gradient(array, self.name)
@@ -71,8 +71,10 @@ class Argument:
 
 
 class Overlaps:
-    """What the arguments of a graph may have in common: an output no memory with other outputs, and with inputs none or
-    all, in which case it lies in their memory.  What was found out is remembered, by how far apart they are.
+    """Finds arguments of a graph that share memory.
+
+    An output must be disjoint from other outputs, and either disjoint from an input or exactly in its place.  Answers
+    are remembered by the distance between the two addresses.
     """
 
     def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
@@ -86,9 +88,9 @@ class Overlaps:
         self._known: dict[tuple[int, int, int], bool | None] = {}
 
     def found(self, addresses: Sequence[int]) -> Pairs:
-        """Returns (number of the input, number of the output) of outputs in the memory of inputs of the same shape,
-        strides and
-        dtype.  Raises ArgumentError for any other memory that an output has in common with something.
+        """Returns (number of the input, number of the output) for each output that lies in the memory of an input.
+
+        The two have the same shape, strides and dtype.  Raises ArgumentError for any other overlap of an output.
         """
         pairs = set()
         for first, second, low, high in self._near:
@@ -109,7 +111,7 @@ class Overlaps:
         return ArgumentError(f"{target.what} overlaps {source.what} in memory: {reason}; give another array")
 
     def _meet(self, first: int, second: int, apart: int) -> bool:
-        """Returns true if two arguments have a byte in common."""
+        """Tells whether two arguments have a byte in common; ``apart`` is the first address minus the second."""
         key = first, second, apart
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
@@ -126,8 +128,9 @@ class Overlaps:
 
 
 def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns one array an input from positional and named arguments.  Raises ArgumentError for missing and extra
-    ones.
+    """Returns one array per input from positional and named arguments.
+
+    Raises ArgumentError for missing and extra ones.
     """
     names = [t.name for t in graph.inputs]
     if len(args) > len(names):
@@ -146,7 +149,7 @@ def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[A
 
 
 def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
-    """Returns one array an output from ``out=``: an array, a sequence, or a mapping by name."""
+    """Returns one array per output from ``out=``: an array, a tuple, a list, or a mapping by name."""
     names = [t.name for t in graph.outputs]
     if isinstance(out, Mapping):
         if set(out) != set(names):
@@ -159,10 +162,11 @@ def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
 
 
 def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
-    """Returns what a kernel takes for an array given for a tensor: for packed elements their bytes, one after another.
+    """Returns what a kernel takes in place of an array: for packed elements their contiguous bytes.
 
-    An array in NumPy's type of the dtype is packed; if it is to be ``written``, bytes are made that stand for it.
-    Others are left to the checks of every array.
+    An array in the dtype's NumPy type is packed into new bytes; the caller unpacks them again if the array is to be
+    ``written``.  Other arrays are left to the usual checks.  Raises ArgumentError for a wrong shape or a read-only
+    output.
     """
     if not tensor.dtype.is_packed:
         return array
@@ -182,7 +186,7 @@ def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
 
 
 def as_values(tensor: Tensor, array: NDArray) -> NDArray:
-    """Returns a result for a tensor in the dtype's NumPy type, unpacked if it is bytes."""
+    """Returns the result for a tensor in the dtype's NumPy type; packed bytes are unpacked."""
     if not tensor.dtype.is_packed or array.dtype == tensor.dtype.numpy:
         return array
     return unpack(array, tensor.dtype, tensor.shape, tensor.strides)

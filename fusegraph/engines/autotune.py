@@ -1,13 +1,12 @@
 """The autotuner: which schedule of a kernel is the fastest on a device, measured once and remembered.
 
-The schedules that a kernel's family proposes are compiled in parallel.  Each is timed as soon as it is there, while
-the others are still being compiled, on scratch arrays of the sizes and layouts of the kernel's own and with a cold L2
-cache.  The fastest few are then timed again in turns, so that a clock that changes meanwhile changes for all of them.
+The schedules that a kernel's family proposes are compiled in parallel.  Each is timed as soon as it is compiled, while
+others are still being compiled, with a cold L2 cache and on scratch arrays of the same sizes and layouts as the
+kernel's.  The fastest few are then timed again in turns, so that a change of the clock rate affects all of them.
 
-The winner is the first candidate that none is more than 2 % faster than: noise does not change what is chosen where the
-choice does not matter.  It is kept in the cache of compiled kernels, under what it depends on: the kernel's
-specification without its names, the architecture, the device's name, the compiler's options and build, and the sources
-of ``codegen``.
+The winner is the first candidate within 2 % of the fastest, so noise does not change the choice where it does not
+matter.  It is kept in the cache of compiled kernels, under a key of all that it depends on: the kernel's specification
+without its names, the architecture, the device's name, NVRTC's version and options, and the sources of ``codegen``.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.launch import Launch, Module
 from fusegraph.runtime.timing import ColdTimer
 
-#: Candidates that are timed at most.
+#: How many candidates are timed at most.
 MOST = 12
 #: A later candidate wins over an earlier one only if it is this much faster.
 TIE = 1.02
-#: Runs of a candidate in the first round, and of each of the finalists in the second; candidates that are this much
-#: slower than the fastest are none.
+#: Runs of each candidate in the first round, and of each finalist in the second.
 FIRST_ROUND, SECOND_ROUND = 5, 11
+#: How many finalists there are at most, and the largest ratio of their time to the fastest.
 FINALISTS, FINALIST = 4, 1.1
-#: Microseconds after which a candidate of long runs is not run again.
+#: A round repeats a candidate only as long as all its runs fit in so many microseconds.
 ENOUGH_US = 50_000.0
 
 FORMAT = "1"
@@ -54,23 +53,22 @@ class Stopwatch(Protocol):
     """Times kernels on arguments of its own."""
 
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
-        """Returns a function that runs the kernel once and returns its microseconds.  Raises DeviceError if it
-        cannot run.
+        """Returns a function that runs the kernel once and returns the time in microseconds.
+
+        Raises DeviceError if the kernel cannot run.
         """
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found out: the fastest schedule, its median microseconds, and those of the cost model's choice (None if
-    it cannot run).
-    """
+    """The fastest schedule, its median time in microseconds, and that of the cost model's choice (None: cannot run)."""
 
     schedule: Schedule
     us: float
     untuned_us: float | None
 
     def choice(self, untuned: Schedule) -> Choice:
-        """Returns the schedule with the reason shown to users."""
+        """Returns the schedule with the reason that users see."""
         if self.schedule == untuned:
             beside = "as the cost model chose"
         else:
@@ -79,7 +77,7 @@ class Tuned:
 
 
 def from_environment() -> bool | None:
-    """Returns what ``FUSEGRAPH_AUTOTUNE`` says: 1 or 0, or None without it.  Raises FusegraphError if it is neither."""
+    """Returns ``FUSEGRAPH_AUTOTUNE``: True for 1, False for 0, None if unset.  Raises FusegraphError for other text."""
     text = os.environ.get("FUSEGRAPH_AUTOTUNE", "").strip()
     if text not in ("", "0", "1"):
         raise FusegraphError(f"FUSEGRAPH_AUTOTUNE is {shown(text)}; 1 times schedules, 0 ignores what was found before")
@@ -87,10 +85,9 @@ def from_environment() -> bool | None:
 
 
 def wanted(autotune: bool | None) -> bool | None:
-    """Returns what a build does: True times candidates, None uses remembered winners, False the cost model alone.
+    """Returns how a build chooses: True times candidates, None uses remembered winners, False the cost model alone.
 
-    Where the caller leaves it open (None), ``FUSEGRAPH_AUTOTUNE`` decides: 1 or 0.  Raises FusegraphError if it is
-    neither.
+    If the argument is None, ``FUSEGRAPH_AUTOTUNE`` decides, see `from_environment`.
     """
     return from_environment() if autotune is None else autotune
 
@@ -103,11 +100,10 @@ def choosers(
     options: Sequence[str] = (),
     jobs: int | None = None,
 ) -> tuple[Chooser, Chooser]:
-    """Returns who chooses the schedules of a build for a target on a device, and of kernels built later, while calls
-    wait.
+    """Returns two choosers of schedules: one for the build, one for kernels that are built later while a call waits.
 
-    ``autotune`` as for `fusegraph.compile`, ``options`` are NVRTC's.  Raises DeviceError if candidates are to be timed
-    and there is no such GPU.
+    ``autotune`` is as for `fusegraph.compile`, ``options`` are NVRTC's.  The second chooser never times anything.
+    Raises DeviceError if candidates are to be timed and the GPU is missing or of another architecture.
     """
     autotune = wanted(autotune)
     if autotune is False or not driver.available():
@@ -127,8 +123,9 @@ def choosers(
 class Tuner:
     """Chooses the schedules of kernels for one device.
 
-    ``target`` and ``device_name`` say what was or is measured; ``options`` are NVRTC's.  ``stopwatch`` makes
-    the stopwatch of a kernel that reads and writes these tensors (default: on the device of that ordinal).
+    ``target`` and ``device_name`` identify the machine that measurements belong to; ``options`` are NVRTC's.
+    ``stopwatch`` makes a Stopwatch from the tensors that a kernel reads and writes (default: a DeviceStopwatch on
+    ``device``).
     """
 
     def __init__(
@@ -156,8 +153,8 @@ class Tuner:
     def tune(self, spec: KernelSpec, group: Group) -> Choice:
         """Returns what was measured before, else what is measured now.
 
-        Raises CompileError if a candidate does not compile, DeviceError if none can run or one fails.  Where the
-        device has no memory for scratch arrays the cost model's choice stays, and the reason says so.
+        Raises CompileError if a candidate does not compile, DeviceError if none can run or one fails.  If the scratch
+        arrays do not fit the device's memory, the cost model's choice stays, and its reason says so.
         """
         untuned = best_schedule(spec, self._target)
         found = self.remembered(spec)
@@ -171,9 +168,7 @@ class Tuner:
         return found.choice(untuned)
 
     def remembered(self, spec: KernelSpec) -> Tuned | None:
-        """Returns what was measured before on this device, with these sources; None if nothing was, or it is
-        unreadable.
-        """
+        """Returns what was measured before on this device with these sources; None if nothing readable was."""
         entry = self._cache.get(self._key(spec))
         return None if entry is None else _decode(entry)
 
@@ -215,13 +210,16 @@ class Tuner:
 
 
 def winner(times: dict[int, float]) -> int:
-    """Returns the first candidate, in the order of their numbers, that none is more than 2 % faster than."""
+    """Returns the lowest number of a candidate within 2 % of the fastest; ``times``: number -> microseconds."""
     fastest = min(times.values())
     return min(n for n, us in times.items() if us <= fastest * TIE)
 
 
 def _median_of(run: Callable[[], float]) -> float:
-    """Returns median microseconds of the first round; the very first run does not count unless it takes long."""
+    """Returns the median microseconds of the first round.
+
+    The first run does not count, unless it takes so long that it is the only one.
+    """
     once = run()
     repeats = _repeats(once, FIRST_ROUND)
     return once if repeats == 1 else median(run() for _ in range(repeats))
@@ -234,7 +232,7 @@ def _repeats(us: float, most: int) -> int:
 class DeviceStopwatch:
     """Times kernels on a device, on random arrays like the tensors given.
 
-    Raises DeviceError if they do not fit the device's memory.
+    Raises DeviceError if the arrays do not fit the device's memory.
     """
 
     def __init__(self, tensors: Sequence[Tensor], device: int = 0) -> None:
@@ -262,15 +260,13 @@ class DeviceStopwatch:
 
 
 def fingerprint(spec: KernelSpec) -> str:
-    """Returns digest of what a kernel computes: everything in its specification but the names of kernel, nodes and
-    tensors.
-    """
+    """Returns a digest of what a kernel computes: its specification without the names of kernel, nodes and tensors."""
     return digest(repr(canonical(spec)))
 
 
 @functools.cache
 def sources_digest() -> str:
-    """Returns digest of the renderers and the device library: another version of them may have another winner."""
+    """Returns a digest of the renderers and the device library: another version of them may have another winner."""
     folder = Path(codegen.__file__).parent
     files = sorted([*folder.rglob("*.py"), *(folder / "device").glob("*.cuh")])
     return digest(*(part for file in files for part in (file.relative_to(folder).as_posix(), file.read_bytes())))

@@ -1,4 +1,4 @@
-"""What an Executable is: a compiled graph that is called with arrays."""
+"""Executable: a compiled graph that is called with arrays."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NOTHING: Pairs = frozenset()
 
 _JAX = ("jax", "jaxlib")
 
-#: How many calls' addresses are known to be in order; programs use the same few buffers again and again.
+#: Of how many calls the checked addresses are remembered: programs use the same few buffers again and again.
 _KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call does whose first array is of ``kind``.
+    """What to do in a call whose first array is of type ``kind``.
 
-    read_inputs, read   recognise arrays as declared: the inputs; the inputs and outputs.
-    makers, address_of  an allocator for every output, and what reads the address of what they make; no makers if the
-                        outputs belong to the stream of the call.
+    read_inputs, read   recognize arrays that are as declared: inputs alone; inputs and outputs.
+    makers, address_of  an allocator for every output, and the function that reads the address of what it makes; no
+                        makers if an output depends on the stream of the call.
     """
 
     kind: type
@@ -52,19 +52,22 @@ class _Call:
 class Executable(ABC):
     """A compiled graph.
 
-    Call it with one array an input, in the order of the graph's inputs or by name; NumPy, torch, CuPy, JAX, and
-    anything with DLPack or ``__cuda_array_interface__`` are used without copying.  Returns the output array, or a
-    tuple of them if the graph has several, in the framework of the first input (NumPy's if there is none); ``out=`` (an
-    array, a sequence, or a mapping by name) writes to arrays given instead, which have no element in common with each
-    other or with inputs; but an output of an input's shape, strides and dtype may be that very memory, where no kernel
-    reads the input when it has been written over.  ``stream`` is a CUDA stream (default: the framework's current).
+    Call it with one array per input, in the order of the graph's inputs or by name.  Arrays of NumPy, torch, CuPy, JAX,
+    and anything with DLPack or ``__cuda_array_interface__`` are used without copying.  A call returns the output array,
+    or a tuple if the graph has several outputs, in the framework of the first input (NumPy if there are no inputs).
+
+    out     an array, a sequence, or a mapping by name to write to instead.  Outputs may not overlap each other or
+            inputs, with one exception: an output may lie exactly in the memory of an input of the same shape, strides
+            and dtype if no kernel reads the input after it has been overwritten.
+    stream  a CUDA stream (default: the framework's current stream).
 
     Tensors of fewer than 8 bits an element are given as contiguous uint8 arrays of their packed bytes, or as NumPy
-    arrays of ml_dtypes' types, which are copied.  Results of such are the latter for callers with NumPy, else bytes.
+    arrays of ml_dtypes' types, which are copied.  Such results are of ml_dtypes' types for callers with NumPy arrays,
+    packed bytes for others.
 
-    Raises ArgumentError for missing, extra or unfitting arrays, and for outputs that may not lie in the memory of
-    inputs (the error names the kernel that is why); DeviceError for arrays on another device; OutOfMemoryError where
-    the host has not enough memory for the outputs, or for what is between kernels.
+    Raises ArgumentError for missing, extra or unsuitable arrays, and for outputs that may not lie in the memory of
+    inputs (the error names the kernel that prevents it); DeviceError for arrays on another device; OutOfMemoryError if
+    the host lacks memory for the outputs or for intermediates between kernels.
     """
 
     engine: str
@@ -73,7 +76,7 @@ class Executable(ABC):
         check_outputs(graph)
         self.graph = graph
         self.plan = plan
-        #: where the arrays must be
+        #: The device on which the arrays must be.
         self.device = device
         self._inputs = [Argument(t, "input", self.engine, device) for t in graph.inputs]
         self._outputs = [Argument(t, "output", self.engine, device) for t in graph.outputs]
@@ -84,12 +87,12 @@ class Executable(ABC):
         self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         self._names = [t.name for t in graph.inputs]
         self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
-        #: addresses of calls that have been checked -> what queues the kernels for them
+        #: Checked addresses of a call -> what queues the kernels for them.
         self._known: dict[tuple[int, ...], Queue] = {}
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory for intermediates between kernels."""
+        """Bytes of memory for intermediates between kernels."""
         return self.plan.memory.size if self.plan is not None else 0
 
     @abstractmethod
@@ -97,13 +100,11 @@ class Executable(ABC):
         """Computes the outputs at these addresses; everything has been checked."""
 
     def _select(self, bits: int, pairs: Pairs) -> Queue | None:
-        """Returns what computes the outputs where the addresses of all arrays, or-ed, are ``bits``; None: `_run`."""
+        """Returns what queues the kernels for arrays whose addresses, or-ed, are ``bits``; None leaves it to `_run`."""
         return None
 
     def _refused(self, bits: int, pairs: Pairs) -> str | None:
-        """Returns why these outputs cannot lie in the memory of inputs, with arrays at such addresses; None if they
-        can.
-        """
+        """Returns why these outputs cannot lie in the memory of inputs; None if they can.  ``bits``: see `_select`."""
         return f"engine {self.engine!r} does not say in which order it reads and writes"
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
@@ -113,7 +114,7 @@ class Executable(ABC):
         kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
-        # The way of nearly every call, by itself: one output, given, and addresses that were given before.
+        # A fast path for the most common call: one output, which is given, and addresses that were checked before.
         if type(out) is kind and self._single:
             addresses = call.read((*arrays, out), handle)
             if addresses is not None:
@@ -125,9 +126,7 @@ class Executable(ABC):
         return results[0] if self._single else results
 
     def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
-        """Returns a call of a graph with elements of fewer than 8 bits: they come and go as bytes, or in NumPy's own
-        types.
-        """
+        """Calls a graph with elements of fewer than 8 bits, which are given as bytes or as NumPy arrays."""
         inputs, outputs = self.graph.inputs, self.graph.outputs
         given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
         results = None if out is None else bind_outputs(self.graph, out)
@@ -146,7 +145,7 @@ class Executable(ABC):
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
-        """Returns the outputs of any call."""
+        """Runs the kernels and returns the outputs; ``out`` as in a call."""
         results: tuple[Any, ...]
         if out is not None:
             results = bind_outputs(self.graph, out)
@@ -166,7 +165,7 @@ class Executable(ABC):
         return results
 
     def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Returns one array an input.  Raises ArgumentError."""
+        """Returns one array per input.  Raises ArgumentError."""
         if len(args) + len(named) == len(self._names):
             try:
                 return args + tuple([named[name] for name in self._names[len(args) :]])
@@ -175,11 +174,10 @@ class Executable(ABC):
         return bind(self.graph, args, named)
 
     def _queue(self, addresses: tuple[int, ...], stream: int, given: bool) -> bool:
-        """Starts the computation, unless something is wrong with the addresses.  Outputs that are not ``given`` were
-        allocated just now, so that they overlap nothing.
+        """Starts the computation; returns False, having done nothing, if an address is null or misaligned.
 
-        What they must be depends on nothing else, so that addresses once found right are right in every later call,
-        whatever lies there then.
+        Outputs that are not ``given`` were just allocated and overlap nothing.  The checks depend on the addresses
+        alone, so addresses that passed once need no check in later calls.  Raises ArgumentError for an overlap.
         """
         bits = reduce(or_, addresses, 0)
         if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
@@ -194,7 +192,7 @@ class Executable(ABC):
         return True
 
     def _found_in_place(self, addresses: tuple[int, ...], bits: int) -> Pairs:
-        """Returns which outputs lie in the memory of inputs.  Raises ArgumentError if one may not."""
+        """Returns which outputs lie in the memory of which inputs.  Raises ArgumentError for a forbidden overlap."""
         pairs = self._overlaps.found(addresses)
         if pairs and (reason := self._refused(bits, pairs)) is not None:
             raise self._overlaps.in_place(pairs, reason)
@@ -208,7 +206,7 @@ class Executable(ABC):
             self._run(addresses[:inputs], addresses[inputs:], stream, pairs)
 
     def _look_and_run(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
-        """Returns a call with any arrays: looks at each, says what is wrong, or computes the results."""
+        """Handles a call with any arrays: checks each of them, raises an error that says what is wrong, or computes."""
         keep: list[Any] = []
         inputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._inputs, arrays)]
         if out is None:
@@ -223,7 +221,7 @@ class Executable(ABC):
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
     def _prepare(self, kind: type) -> _Call:
-        """Returns what a call whose first array is of ``kind`` does, worked out once."""
+        """Makes and remembers the _Call for calls whose first array is of type ``kind``."""
         framework = framework_of(kind)
         any_stream = framework in ("torch", "cupy") or not self.device.is_cuda
         call = self._calls[kind] = _Call(
@@ -238,7 +236,7 @@ class Executable(ABC):
         return call
 
     def _allocators(self, framework: str, stream: int) -> tuple[Callable[[], Any], ...]:
-        """Returns a function an output that makes an array in the caller's framework."""
+        """Returns for each output a function that makes an array in the caller's framework."""
         makers = []
         for a in self._outputs:
             make = allocator(framework, a.shape, a.strides, a.dtype, self.device, stream=stream)
@@ -247,7 +245,7 @@ class Executable(ABC):
 
 
 def _made(make: Callable[[], Any], output: Argument) -> Any:
-    """Returns a large array on the host.  Raises OutOfMemoryError."""
+    """Makes a large array on the host.  Raises OutOfMemoryError."""
     check_room(output.nbytes, f"{output.what}, {output.dtype} {list(output.shape)},")
     try:
         return make()
@@ -256,7 +254,7 @@ def _made(make: Callable[[], Any], output: Argument) -> Any:
 
 
 def _kind_of(out: Any) -> type:
-    """Returns what the first array is of that a graph without inputs is to write to; NumPy's if none is given."""
+    """Returns the type of the first array in ``out=`` of a graph without inputs; NumPy's if none is given."""
     given = list(out.values()) if isinstance(out, Mapping) else out if isinstance(out, list | tuple) else [out]
     return type(given[0]) if given and given[0] is not None else np.ndarray
 

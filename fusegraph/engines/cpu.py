@@ -32,9 +32,10 @@ class _Module:
 class CpuExecutable(KernelExecutable[_Module]):
     """Runs a plan's kernels on the CPU.
 
-    order is the order in which the threads of a block take turns (`fusegraph.runtime.host_compiler.CpuModule.launch`):
-    a result that depends on it shows a missing barrier.  Shared memory, and intermediates, are filled with NaN patterns
-    before use.  The kernels are those of the options' target.
+    ``order`` is the order in which the threads of a block take turns (`CpuModule.launch` of
+    `fusegraph.runtime.host_compiler`): a result that depends on it shows a missing barrier.  Shared memory and
+    intermediates are filled with NaN patterns before use.  The kernels are those of the options' target.  If ``lazy``,
+    they are built at the first call, or by `build_together`.
     """
 
     engine = "cpu"
@@ -73,7 +74,7 @@ class CpuExecutable(KernelExecutable[_Module]):
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:
-    """Builds the kernels of several lazy executables in one run of the host compiler (much faster than one by one)."""
+    """Builds the kernels of several lazy executables in one run of the host compiler, much faster than one by one."""
     plans = [e.plan for e in executables if e.plan is not None]
     sources = [k.source for p in plans for k in p.kernels]
     if not sources:
@@ -86,7 +87,7 @@ def build_together(executables: Sequence[CpuExecutable]) -> None:
 
 
 def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:
-    """Returns bytes at a multiple of what intermediates are aligned to, filled with 0xff: NaN in every float dtype."""
+    """Returns bytes aligned for intermediates and filled with 0xff, which is NaN in every float dtype."""
     raw = np.full(size + ALIGNMENT, 0xFF, np.uint8)
     start = -_address(raw) % ALIGNMENT
     return raw[start : start + size]

@@ -28,14 +28,14 @@ Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
 
 def nvrtc_options(options: Options) -> tuple[str, ...]:
-    """Returns what NVRTC is told for kernels that keep these promises."""
-    # A multiply-add in one instruction would leave the product unrounded.
+    """Returns NVRTC's flags for kernels with these options."""
+    # A fused multiply-add would leave the product unrounded.
     return ("--fmad=false",) if options.strict else ()
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A plan on a device: its kernels ready to be launched, with the constants that they read."""
+    """A plan loaded on a device: its kernels ready to launch, and the constants that they read."""
 
     plan: Plan
     queue: Queue
@@ -45,10 +45,10 @@ class _Loaded:
 class CudaExecutable(KernelExecutable[_Loaded]):
     """Runs a plan's kernels on a GPU.
 
-    Compiles for the options' target, by default the device's.  That needs no driver: without one (or for another
-    device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Kernels are queued on the stream;
-    nothing waits for them.  Each stream has its own workspace, and each capture of a CUDA graph one that stays with the
-    Executable; threads may call it at once, on the same stream, too.
+    Compiles for the options' target, by default the device's.  A given target needs no driver: without a driver (or on
+    another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Calls queue their kernels
+    on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that lives
+    as long as the Executable.  Several threads may call it at once, also on the same stream.
     """
 
     engine = "cuda"
@@ -68,7 +68,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     ) -> None:
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
-        if options.target == PORTABLE:  # whose kernels run on the CPU alone
+        if options.target == PORTABLE:  # its kernels run on the CPU alone
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
         self._nvrtc_options = nvrtc_options(options)
@@ -83,7 +83,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             choose_later=later,
         )
         assert self.plan is not None
-        #: the compiled kernels, in the order in which they run
+        #: The compiled kernels, in the order in which they run.
         self.kernels = self._compile(self.plan)
         self._workspaces = _Workspaces(device)
 
@@ -131,7 +131,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         size, workspaces = plan.memory.size, self._workspaces
 
         def queue(addresses: Sequence[int], stream: int) -> None:
-            # What another thread's call on the stream queued between two kernels would overwrite intermediates.
+            # Kernels that another thread's call queued in between would overwrite the intermediates.
             with workspaces.lock:
                 sequence(addresses, stream, workspaces.address(size, stream))
 
@@ -145,10 +145,10 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return self._variant_for(bits, pairs).queue
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
-        """Returns (outputs, replay): the call as a CUDA graph on these very arrays.
+        """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
-        ``replay(stream)`` runs it again for about the cost of one driver call: copy new inputs into the arrays given
-        here, read the results from ``outputs`` (or ``out``).  The outputs are computed once now.
+        ``replay(stream)`` runs the graph again for about the cost of one driver call: copy new inputs into the arrays
+        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now.
         """
         arrays = bind(self.graph, args, named)
         results = self(*arrays, out=out)
@@ -160,27 +160,27 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return results, replay
 
 
-#: The handle of the default stream of whichever thread uses it (CU_STREAM_PER_THREAD).
+#: CU_STREAM_PER_THREAD: the handle that stands for the calling thread's own default stream.
 PER_THREAD = 2
 
 
 class _Workspaces:
-    """Memory for intermediates: one block a stream, and one for each capture of a CUDA graph.
+    """Memory for intermediates: one buffer for each stream, and one for each capture of a CUDA graph.
 
-    lock  is held while a call asks for its block and queues its kernels.
+    ``lock`` is held while a call asks for its buffer and queues its kernels.
     """
 
     def __init__(self, device: int) -> None:
         self.lock = Lock()
         self._device = device
         self._of_stream: dict[int, driver.DeviceBuffer] = {}
-        self._own = local()  # that of a thread's own stream
+        self._own = local()  # holds the buffer of a thread's own default stream
         self._captured: list[driver.DeviceBuffer] = []
 
     def address(self, size: int, stream: int) -> int:
-        """Returns where the intermediates of a call on a stream lie."""
+        """Returns the address of ``size`` bytes for the intermediates of a call on ``stream``."""
         if stream and driver.is_capturing(stream, self._device):
-            # A captured graph may be replayed beside other calls: its intermediates are its own.
+            # A captured graph may be replayed while other calls run, so its intermediates are its own.
             buffer = driver.allocate(size, self._device)
             self._captured.append(buffer)
             return buffer.pointer

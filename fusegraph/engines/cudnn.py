@@ -1,4 +1,4 @@
-"""The cudnn engine: the same graph through NVIDIA's cuDNN, to compare with."""
+"""The cudnn engine: runs the same graph through NVIDIA's cuDNN, for comparison."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import cuda_device, to_device
 from fusegraph.runtime.timing import ColdTimer
 
-#: Timed runs of a plan when autotuning, and the seconds after which no further plan is tried once one has run: the
-#: plans come best guess first, and there can be a hundred, each compiled by cuDNN.
+#: Autotuning: timed runs of each plan, and the seconds after which no further plan is tried once one has run.  The
+#: plans come best guess first, and there can be a hundred, each of which cuDNN has to compile.
 _REPEATS = 7
 _TUNING_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class CudnnPlan:
-    """What cuDNN runs for one group: the plan's name as cuDNN reports it, its workspace in bytes, the nodes."""
+    """What cuDNN runs for one group: the plan's name as cuDNN reports it, its workspace in bytes, the node names."""
 
     name: str
     workspace_bytes: int
@@ -45,7 +45,7 @@ class CudnnPlan:
 
 @dataclass(frozen=True)
 class Handle:
-    """A handle of cuDNN, one a device: it holds memory there.  Only one thread may use it at a time."""
+    """A cuDNN handle, one per device, where it holds memory.  Only one thread may use it at a time."""
 
     value: Any
     lock: threading.RLock
@@ -53,18 +53,18 @@ class Handle:
 
 @cache
 def device_handle(device: int) -> Handle:
-    """Returns the handle of a device, made at the first call: that loads cuDNN."""
+    """Returns the handle of a device.  The first call makes it, which loads cuDNN."""
     with driver.using(device):
         return Handle(lowering.frontend().create_handle(), threading.RLock())
 
 
-#: One cuDNN graph, and which of its plans runs.
+#: One cuDNN graph, and the index of the plan that runs.
 _Built = tuple[lowering.Described, int]
 
 
 @dataclass
 class _Segment:
-    """One cuDNN graph, built: which plan of it runs and where its pointers come from."""
+    """One built cuDNN graph: which of its plans runs, and where its pointers come from."""
 
     described: lowering.Described
     index: int
@@ -75,11 +75,12 @@ class _Segment:
 
 
 class CudnnExecutable(Executable):
-    """A graph as cuDNN runs it.
+    """Runs a graph with cuDNN.
 
-    partition  False: the whole graph as one cuDNN graph; NotSupportedError with cuDNN's reason if it refuses.  True:
-               the largest pieces that cuDNN takes, one after another.
-    autotune   times every plan cuDNN proposes and keeps the fastest; otherwise the one its heuristics put first.
+    partition  False: the whole graph is one cuDNN graph; NotSupportedError with cuDNN's reason if it refuses.  True:
+               the largest pieces that cuDNN takes run one after another.
+    autotune   True times the plans that cuDNN proposes and keeps the fastest; False takes the first that builds, in the
+               order of cuDNN's heuristics.
 
     `plans` names what runs.  Needs a GPU, a driver and the packages of the extra ``cudnn``.
     """
@@ -120,14 +121,15 @@ class CudnnExecutable(Executable):
 
     @property
     def workspace_bytes(self) -> int:
-        """Intermediates between cuDNN's graphs, and the largest workspace one of them asks for."""
+        """Bytes of the intermediates between cuDNN's graphs, plus the largest workspace that one of them asks for."""
         return super().workspace_bytes + max((s.plan.workspace_bytes for s in self._segments), default=0)
 
     # ---- what cuDNN takes
 
     def _built(self, graph: Graph, options: Options, pieces: bool, autotune: bool) -> tuple[Partition, list[_Built]]:
-        """Returns the pieces and what runs each.  A piece of which no plan builds is taken apart: one more that is
-        refused.
+        """Returns the pieces and what runs each.
+
+        A piece none of whose plans builds counts as refused, and the graph is partitioned again.
         """
         backend = _Lowering(self)
         known: dict[tuple[Node, ...], _Built] = {}
@@ -174,10 +176,10 @@ class CudnnExecutable(Executable):
                 graph.build_operation_graph()
                 graph.create_execution_plans([modes.A, modes.FALLBACK])
                 if spec.multiplies_float32:
-                    # As float32, as everywhere in fusegraph, not as tf32.
+                    # float32 is multiplied as float32, as everywhere in fusegraph, not as tf32.
                     graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
                 graph.check_support()
-        except Exception as error:  # its kinds differ by version: cudnnGraphNotSupportedError, RuntimeError, ...
+        except Exception as error:  # the type differs by version: cudnnGraphNotSupportedError, RuntimeError, ...
             raise Declined(one_line(error)) from None
         return described
 
@@ -198,7 +200,7 @@ class CudnnExecutable(Executable):
         return _Segment(described, index, plan, uids, positions, _addresses(described))
 
     def _first(self, group: Group, described: lowering.Described) -> int:
-        """Returns the first plan, in the order of cuDNN's heuristics, that builds."""
+        """Returns the index of the first plan that builds, in the order of cuDNN's heuristics."""
         graph = described.pygraph
         reasons = []
         for index in range(graph.get_execution_plan_count()):
@@ -211,13 +213,13 @@ class CudnnExecutable(Executable):
         raise _nothing_works(group, reasons)
 
     def _autotuned(self, group: Group, described: lowering.Described) -> int:
-        """Returns the fastest plan on random data; plans that fail to build or run are passed over."""
+        """Returns the index of the fastest plan on random data; plans that fail to build or run are skipped."""
         graph = described.pygraph
         buffers = [random_array(t.shape, t.strides, t.dtype, self._ordinal) for t in described.uids]
         pointers = dict(zip(described.uids.values(), (b.pointer for b in buffers)))
         pointers |= _addresses(described)
         timer = ColdTimer(self._ordinal)
-        self._cudnn.set_stream(self._handle.value, 0)  # the timer's; the last call left its own
+        self._cudnn.set_stream(self._handle.value, 0)  # the timer's stream; the last call left its own set
         best, fastest, reasons = -1, float("inf"), []
         end = time.perf_counter() + _TUNING_SECONDS
         for index in range(graph.get_execution_plan_count()):
@@ -230,7 +232,7 @@ class CudnnExecutable(Executable):
                 def run(index: int = index, workspace: driver.DeviceBuffer = workspace) -> None:
                     graph.execute_plan_at_index(pointers, workspace.pointer, index, handle=self._handle.value)
 
-                run()  # the first run of a plan loads its kernels, which takes longer than they do
+                run()  # the first run of a plan loads its kernels, which takes longer than running them
                 if timer.once(run) > 3 * fastest:
                     continue
                 median = timer.median(run, repeats=_REPEATS, warmup=0)
@@ -269,7 +271,7 @@ class CudnnExecutable(Executable):
 
 
 class _Lowering:
-    """cuDNN as what groups are lowered to: takes a group if cuDNN makes plans for it.  Answers are remembered."""
+    """The backend that lowers groups to cuDNN: accepts a group if cuDNN makes plans for it.  Answers are remembered."""
 
     def __init__(self, executable: CudnnExecutable) -> None:
         self._executable = executable
@@ -283,7 +285,7 @@ class _Lowering:
             raise Declined(reason)
 
     def refuse(self, nodes: Sequence[Node], reason: str) -> None:
-        """Takes back a yes: no plan that cuDNN made for these nodes builds."""
+        """Withdraws an acceptance: no plan that cuDNN made for these nodes builds."""
         self._answers[frozenset(nodes)] = reason
 
     def _ask(self, view: GroupView, options: Options) -> str | None:
@@ -299,7 +301,7 @@ class _Lowering:
 
 
 def _addresses(described: lowering.Described) -> dict[int, int]:
-    """Returns where cuDNN reads the scalars, by uid: addresses on the host."""
+    """Returns the host addresses of the scalars that cuDNN reads, by uid."""
     return {uid: int(value.__array_interface__["data"][0]) for uid, value in described.scalars.items()}
 
 

@@ -1,6 +1,4 @@
-"""The environment variables that fusegraph reads, checked together: one that makes no sense is an error at once, and
-not only on the day that something needs it.
-"""
+"""Checks the environment variables that fusegraph reads together, so that an invalid one is an error at once."""
 
 from __future__ import annotations
 
@@ -10,10 +8,11 @@ from fusegraph.runtime.cache import environment_folder, environment_limit
 
 
 def check_environment() -> None:
-    """Raises FusegraphError, ToolchainError or CacheError, which name the variable, for one with a value that it cannot
-    have: ``FUSEGRAPH_AUTOTUNE``, ``FUSEGRAPH_CPU_THREADS``, ``FUSEGRAPH_CACHE_LIMIT``, ``FUSEGRAPH_CACHE_DIR``.
+    """Raises an error that names the variable if an environment variable has an invalid value.
 
-    A compiler (``FUSEGRAPH_CXX``, ``CXX``) is looked for where one is needed.
+    FusegraphError for ``FUSEGRAPH_AUTOTUNE``, ToolchainError for ``FUSEGRAPH_CPU_THREADS``, CacheError for
+    ``FUSEGRAPH_CACHE_LIMIT`` and ``FUSEGRAPH_CACHE_DIR``.  The compiler's variables (``FUSEGRAPH_CXX``, ``CXX``) are
+    checked only when a compiler is needed.
     """
     from_environment()
     host_compiler.host_threads()

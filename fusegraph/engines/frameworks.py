@@ -1,12 +1,12 @@
-"""Arrays of one framework, recognised and read all at once: the way of nearly every call.
+"""The fast path of a call: checks all arrays of one framework at once and reads their addresses.
 
-A `Reader` is made once for the arguments of a graph and a framework.  It knows arrays that are exactly as the graph
-declares them and gives their addresses; whatever else it is given (other types, other shapes, wrong dtypes) it leaves
-to the views and checks of `arguments`, which can say what is wrong.  Nothing is remembered of an array: torch tensors
-can change their shape, their memory and even their device in place.
+A `Reader` is made once for the arguments of a graph and a framework.  It returns the addresses of arrays that are
+exactly as the graph declares them.  Anything else (other types, other shapes, wrong dtypes) it leaves to the views and
+checks of `arguments`, which can say what is wrong.  Nothing is remembered about an array: torch tensors can change
+their shape, their memory and even their device in place.
 
-What a reader does with every array is written out, array after array, in a function made for their number: loops over
-arrays and what is expected of them take half of its time.
+A reader is a generated function with the code for each array written out: a loop over the arrays would take twice as
+long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusegraph.runtime.arrays import Device, DeviceArray, torch_dtype
 Reader = Callable[[Sequence[Any], int], tuple[int, ...] | None]
 _Check = Callable[..., bool]
 
-#: How often a reader may learn what its tensors look like to torch, see `_torch_reader`.
+#: How many guards a reader may make, see `_torch_reader`.
 _LESSONS = 16
 
 
@@ -33,17 +33,13 @@ _PACKAGES = ("torch", "cupy", "fusegraph", "jax", "jaxlib", "numpy")
 
 
 def framework_of(kind: type) -> str:
-    """Returns the package that a type of arrays is from, or the one that it is derived from: "torch", "cupy",
-    "fusegraph"...
-    """
+    """Returns the package that defines a type of arrays or one of its bases: "torch", "cupy", "fusegraph", ..."""
     roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((root for root in roots if root in _PACKAGES), roots[0])
 
 
 def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Reader:
-    """Returns the reader of a framework's arrays for these arguments; for most frameworks one that never recognises
-    any.
-    """
+    """Returns the reader of a framework's arrays for these arguments; for most frameworks one that accepts none."""
     if framework == "torch":
         return _torch_reader(sys.modules["torch"], arguments, device)
     if framework == "cupy" and device.is_cuda:
@@ -54,7 +50,7 @@ def reader(framework: str, arguments: Sequence[Argument], device: Device) -> Rea
 
 
 def address_of(framework: str) -> Callable[[Any], int]:
-    """Returns the function that gives the address of an array of torch, CuPy or fusegraph, whatever it looks like."""
+    """Returns the function that reads the address of an array of torch, CuPy or fusegraph."""
     if framework == "torch":
         address: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         return address
@@ -62,7 +58,7 @@ def address_of(framework: str) -> Callable[[Any], int]:
 
 
 def _cupy_address(array: Any) -> int:
-    # What CuPy has no dtype for is allocated as a DeviceArray.
+    # Outputs of dtypes that CuPy lacks are allocated as DeviceArrays.
     return int(array.pointer if type(array) is DeviceArray else array.data.ptr)
 
 
@@ -75,9 +71,10 @@ def _recognises_nothing(arrays: Sequence[Any], stream: int) -> None:
 
 
 def _unrolled(count: int, address: str, test: str = "", **names: Any) -> Reader:
-    """Returns the reader of ``count`` arrays whose addresses are ``address`` if ``test`` is true of each.
+    """Returns a reader of ``count`` arrays: it gives ``address`` of each array, or None unless ``test`` holds for all.
 
-    Both are expressions with {x} for an array and {i} for its number; ``names`` is what they mention.
+    Both are expressions with {x} for an array; ``test`` also has {i} for its number.  ``names`` are the values of the
+    names in them.
     """
     arrays = [f"x{i}" for i in range(count)]
     lines = ["def read(arrays, stream):"]
@@ -96,11 +93,11 @@ def _unrolled(count: int, address: str, test: str = "", **names: Any) -> Reader:
 
 
 def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> Reader:
-    """Reads tensors attribute by attribute at first; then torch's own guards, made from tensors that were right, say in
-    one call that the next ones look the same.
+    """Returns a reader that checks tensors by torch's own guards, and attribute by attribute where no guard fits yet.
 
-    A guard is narrower than it need be (a tensor that requires gradients is another to it), so a reader may make a new
-    one some times.  Tensors that require gradients are taken only while none are recorded, so theirs are two.
+    A guard is made from tensors that passed and accepts tensors that look the same, in one call.  Guards are stricter
+    than necessary, so a reader may make up to ``_LESSONS`` of them.  Tensors that require gradients have a guard of
+    their own: they are accepted only while gradients are not recorded.
     """
     kinds = (torch.Tensor, torch.nn.Parameter)
     place = torch.device("cuda", device.index) if device.is_cuda else torch.device("cpu")
@@ -110,7 +107,7 @@ def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> 
     is_recording, forward = torch.is_grad_enabled, torch.autograd.forward_ad
     check: _Check = _never
     check_of_leaves: _Check = _never
-    # To ask a guard about a nested tensor, which has no strides, ends the process.
+    # Asking a guard about a nested tensor, which has no strides, ends the process.
     addresses_of = _unrolled(len(expected), "{x}.data_ptr()", "not {x}.is_nested")
 
     def read(arrays: Sequence[Any], stream: int) -> tuple[int, ...] | None:
@@ -130,7 +127,7 @@ def _torch_reader(torch: Any, arguments: Sequence[Argument], device: Device) -> 
                 if x.is_neg() or not (x.stride() == strides or same_strides(shape, x.stride(), strides)):
                     return None
             leaves = any(x.requires_grad for x in arrays)
-        except (AttributeError, RuntimeError):  # no tensor, sparse, or without memory of its own
+        except (AttributeError, RuntimeError):  # not a tensor, sparse, or without memory of its own
             return None
         if leaves and recording:
             return None
@@ -152,10 +149,10 @@ def _never(*_: object) -> bool:
 
 @cache
 def _guards(torch: Any) -> Callable[..., Any] | None:
-    """Returns the class with which torch's compiler guards its code: whether tensors are of the same types, dtypes,
-    devices, shapes and strides, and in the same state otherwise, as those it was made from.
+    """Returns the class with which torch's compiler guards its code.
 
-    It is no public interface: None where this torch has it not, or it does not tell tensors apart as said.
+    A guard tells whether tensors have the types, dtypes, devices, shapes, strides and flags of those that it was made
+    from.  It is not a public interface: None if this torch lacks it, or if it fails a trial on tensors that differ.
     """
     try:
         guards: Callable[..., Any] = torch._C._dynamo.guards.TensorGuards
@@ -173,7 +170,7 @@ def _guards(torch: Any) -> Callable[..., Any] | None:
         ]
         if check(x, y) is True and not any(check(other, y) for other in others):
             return guards
-    except Exception:  # whatever another release makes of this
+    except Exception:  # other releases may fail in any way
         pass
     return None
 

@@ -1,20 +1,20 @@
-"""Results in the memory of an input: which kernels of a plan allow it.
+"""In-place results: which kernels of a plan may write a result into the memory of an input.
 
-A kernel whose result lies in the memory of an input overwrites it.  That changes nothing where all kernels that read
-the input come before it (one kernel begins when those before it have ended, see `codegen.kernel.in_sequence`), and
-where it reads each element in the thread that writes that element, before it does.  The second follows from how the
-families go through memory:
+Such a kernel overwrites the input.  This is safe under two conditions.  All other kernels that read the input come
+before it (one kernel begins when those before it have ended, see `codegen.kernel.in_sequence`).  And the kernel itself
+reads each element in the thread that writes that element, before the write.  The second condition follows from how the
+kernel families access memory:
 
-- *pointwise*: a thread, or the block of a tile between two barriers, reads all that it writes before it writes.
-- *rows*: the same threads have the same elements of a row in every loop over it.  An element that has been written may
-  not be read by a later loop, as where a row is read again from memory.  What there is once a row is read by all its
-  threads, but before the first reduction, and written by one of them, after a reduction that waited for all.
-- *contraction*: what the program on the results reads is read by the block that writes the same tile, element by
-  element.  The operands are read by many blocks.
+- *pointwise*: a thread (or the block of a tile, between two barriers) reads everything before it writes.
+- *rows*: the same threads have the same elements of a row in every loop over it.  A later loop may not read an element
+  that has been written, as happens where a row is read again from memory.  A value that exists once per row is read by
+  all threads of the row before the first reduction, and written by one of them after a reduction that waited for all.
+- *contraction*: the epilogue's inputs are read element by element, by the block that writes the same tile.  Operands A
+  and B are read by many blocks.
 
-Other families, and other coordinates than those that are written, are refused.  Such a kernel may not promise by
-``__restrict__`` that its pointers lead to different memory: `codegen.kernel.sharing` takes that back, so that the
-compiler neither moves a read behind a write nor reads by ``ld.global.nc``.
+Other families are refused, and so are reads at other coordinates than those written.  A kernel that works in place may
+not promise by ``__restrict__`` that its pointers lead to different memory: `codegen.kernel.sharing` removes that
+promise, so that the compiler neither moves a read behind a write nor reads by ``ld.global.nc``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from fusegraph.graph import Tensor
 from fusegraph.layout import same_strides
 from fusegraph.plan import Kernel, Plan
 
-#: (number of an input, number of the output that lies in its memory)
+#: Pairs (number of an input, number of the output that lies in its memory).
 Pairs = frozenset[tuple[int, int]]
 
 
 def refusal(plan: Plan, pairs: Pairs) -> str | None:
-    """Returns why outputs of a plan cannot lie in the memory of inputs of their shape, strides and dtype; None if
-    they can.
+    """Returns why these outputs of a plan cannot lie in the memory of these inputs; None if they can.
+
+    Each pair is known to have the same shape, strides and dtype.
     """
     for number, result in sorted(pairs):
         source, target = plan.simplified.inputs[number], plan.simplified.outputs[result]
@@ -57,7 +58,7 @@ def refusal(plan: Plan, pairs: Pairs) -> str | None:
 
 
 def shared(plan: Plan, pairs: Pairs) -> Plan:
-    """Returns the plan with kernels that know of outputs in the memory of inputs."""
+    """Returns the plan with kernels that allow these outputs in the memory of inputs."""
     every = [(plan.simplified.inputs[i], plan.simplified.outputs[o]) for i, o in pairs]
     names = {k.name for k in plan.kernels for i, o in every if {i, o} <= {t.base for t in k.arguments}}
     kernels = [replace(k, source=sharing(k.source)) if k.name in names else k for k in plan.kernels]
@@ -71,7 +72,7 @@ def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
         return f"({kernel.group.family}) reads {source.name!r} in other threads than write {target.name!r}"
     (space, first), program = spec.own_points, spec.program
     other = f"reads elements of {source.name!r} in other threads than write those of {target.name!r}"
-    # The operands of a program are a kernel's arguments in order; behind the loads come tables, read anywhere.
+    # The operands of a program are kernel arguments in order; after the loads come tables, which are read anywhere.
     reads = [(n - first, t) for n, t in enumerate(kernel.group.reads) if t.base is source]
     writes = [(n, t) for n, t in enumerate(kernel.group.writes) if t.base is target]
     for load, tensor in reads:
@@ -87,7 +88,7 @@ def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
 
 
 def _read_again(spec: RowsSpec, schedule: RowsSchedule, load: int, store: int) -> bool:
-    """Returns true if a loop over a row reads a load after an earlier one has written the store."""
+    """Tells whether a loop over a row reads ``load`` from memory after an earlier loop has written ``store``."""
     space = normalize(spec)
     if not space.varies(space.program.loads[load]):
         return False

@@ -1,4 +1,4 @@
-"""What the engines that run kernels share: variants by alignment and the workspace limit."""
+"""What engines that run generated kernels share: variants by alignment, and the workspace limit."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Built = TypeVar("Built")
 class KernelExecutable(Executable, Generic[Built]):
     """An Executable made of kernels.
 
-    Kernels are built for pointers aligned to 16 bytes; the first call with an array that is not builds a second variant
-    that reads and writes single elements of the arrays given.  ``choose`` decides on the schedules of the first
-    variant, ``choose_later`` on those of the second, for which a call waits.  The first call with outputs in the memory
-    of inputs (`fusegraph.engines.in_place`) builds another of either.
+    Kernels are built for pointers aligned to 16 bytes.  The first call with an array that is not so aligned builds a
+    second variant, which reads and writes the given arrays element by element.  ``choose`` decides on the schedules of
+    the first variant, ``choose_later`` on those of the second, while a call waits.  The first call with outputs in the
+    memory of inputs (`fusegraph.engines.in_place`) builds an in-place version of the variant that it needs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KernelExecutable(Executable, Generic[Built]):
     ) -> None:
         first = plan(graph, options, fusion=fusion, choose=choose)
         if workspace_limit is not None and first.memory.size > workspace_limit and options.workspace:
-            # Algorithms that need a workspace of their own have another that needs none.
+            # Algorithms that need a workspace of their own have alternatives that need none.
             options = replace(options, workspace=0)
             first = plan(graph, options, fusion=fusion, choose=choose)
         self._options, self._fusion, self._choose = options, fusion, choose_later
@@ -65,11 +65,11 @@ class KernelExecutable(Executable, Generic[Built]):
         raise NotImplementedError
 
     def _variant(self, addresses: Sequence[int], pairs: Pairs = NOTHING) -> Built:
-        """Returns the kernels for these pointers, built now if it is the first call that needs them."""
+        """Returns the kernels for these pointers, built now if no call has needed them before."""
         return self._variant_for(reduce(or_, addresses, 0), pairs)
 
     def _variant_for(self, bits: int, pairs: Pairs) -> Built:
-        """Returns the kernels for pointers that are ``bits`` when or-ed, and outputs in the memory of inputs."""
+        """Returns the kernels for pointers that, or-ed, are ``bits``, and for these outputs in the memory of inputs."""
         alignment = self._alignment(bits)
         found = self._built.get(alignment) if not pairs else self._built_in_place.get((alignment, pairs))
         return found if found is not None else self._build_variant(alignment, pairs)
@@ -89,7 +89,7 @@ class KernelExecutable(Executable, Generic[Built]):
             return self._built[alignment]
 
     def _planned(self, alignment: int) -> Plan:
-        """Returns the plan for pointers of an alignment; the lock is held."""
+        """Returns the plan for pointers of an alignment; the caller holds the lock."""
         if alignment not in self._plans:
             options = replace(self._options, alignment=alignment)
             self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)

@@ -1,5 +1,6 @@
-"""The reference engine: the op table's NumPy meaning, in float64, one node after another.  It is what the others must
-equal.
+"""The reference engine: evaluates the op table's NumPy definitions in float64, node by node.
+
+Other engines are checked against it.
 """
 
 from __future__ import annotations
@@ -22,23 +23,22 @@ from fusegraph.runtime.strides import numpy_over
 
 
 def apply(node: Node, operands: Sequence[Array]) -> Array:
-    """Returns the result of a node that has one, as `apply_all` gives it."""
+    """Returns the first result of a node, as `apply_all` gives it."""
     return apply_all(node, operands)[0]
 
 
 def apply_all(node: Node, operands: Sequence[Array]) -> tuple[Array, ...]:
-    """Returns a node's results as reference arrays (floats unrounded in float64), from reference arrays of its
-    operands.
-    """
+    """Returns a node's results from its operands, both as reference arrays (floats in float64, not rounded)."""
     types = tuple(t.type for t in node.inputs)
     real = node.output.graph.compute_dtype
     return ops.evaluate(node.op, types, node.attributes, [t.dtype for t in node.outputs], operands, real)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False) -> dict[Tensor, Array]:
-    """Returns the value of every tensor as a reference array, given the inputs as stored, by name.
+    """Returns the value of every tensor as a reference array; ``inputs`` are arrays in the tensors' dtypes, by name.
 
-    strict rounds every intermediate to its tensor's dtype; otherwise only explicit casts round.
+    ``strict`` rounds every intermediate to its tensor's dtype; otherwise only explicit casts round.  Raises
+    OutOfMemoryError if a tensor in float64 is larger than the host's memory.
     """
     values: dict[Tensor, Array] = {}
     for tensor in graph.tensors.values():
@@ -57,9 +57,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], *, strict: bool = False)
 
 
 class ReferenceExecutable(Executable):
-    """Evaluates a graph with the NumPy references of its ops, in float64, on the CPU: what the others are checked with.
+    """Evaluates a graph with the NumPy references of its ops, in float64, on the CPU.
 
-    Results are rounded to their dtypes; with ``strict`` so is every intermediate.
+    Results are rounded to their dtypes; with ``strict``, intermediates are too.
     """
 
     engine = "reference"
@@ -83,14 +83,14 @@ class ReferenceExecutable(Executable):
 
 
 def _bytes(tensor: Tensor, address: int) -> Array:
-    """Returns the memory of a tensor of packed elements."""
+    """Returns the memory of a tensor of packed elements as a uint8 array."""
     size = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
     array: Array = numpy_over(address, (size,), (1,), np.dtype(np.uint8), None)
     return array
 
 
 def _read(tensor: Tensor, address: int) -> Array:
-    """Returns the values of a tensor."""
+    """Returns the values of a tensor, one element each."""
     if not tensor.dtype.is_packed:
         return _array(tensor, address)
     return unpack(_bytes(tensor, address), tensor.dtype, tensor.shape, tensor.strides)

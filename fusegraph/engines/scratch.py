@@ -1,4 +1,4 @@
-"""Random device arrays for timing: made from a block of random values repeated on the device."""
+"""Random device arrays for timing: one block of random values, repeated on the device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from fusegraph.ops.convert import from_reference
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, cuda_device
 
-#: Random elements made on the host; larger arrays repeat them, which no kernel can tell.
+#: How many random elements are made on the host; larger arrays repeat them, which does not change the timing.
 BLOCK = 1 << 22
 
 
 def random_array(
     shape: Sequence[int], strides: Sequence[int], dtype: DType, device: int = 0, seed: int = 0
 ) -> DeviceArray:
-    """Returns an array on a device with these strides (elements) and random values: normal, small integers, coin
-    tosses.
+    """Returns a random array on a device; strides are in elements.
+
+    Floats are standard normal, integers are at most 9 in size, bools are true with probability 1/2.
     """
     count = max(extent(shape, strides), 1)
     block = _block(min(count, BLOCK), dtype, seed)

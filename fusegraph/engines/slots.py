@@ -1,4 +1,4 @@
-"""Which pointer goes where: the call's arrays, constants and the workspace, as the units of a plan take them."""
+"""Where the kernel arguments of a plan come from: the call's arrays, constants and the workspace."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fusegraph.plan import Plan
 
 
 class Slots:
-    """Where the pointers of a plan's units come from: the call's arrays, constants, or the workspace.
+    """Numbers the pointers that a plan's kernels take: into the call's arrays, constants, or the workspace.
 
-    A tensor that lies in the memory of another is a number of bytes after that one's first.
+    A tensor that lies in the memory of another (a view) is an offset in bytes from that one's first byte.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -28,24 +28,24 @@ class Slots:
         inside = [(t, start) for t in inner for start in starts[t]]
         places = [*((t, 0) for t in arrays), *views, *fixed, *inside]
         self._index = {place: k for k, place in enumerate(places)}
-        #: (number of an array of the call, bytes after its first) for the views of arrays
+        #: For each view of an array of the call: (number of the array, offset in bytes).
         self.views = [(arrays.index(t), start * t.dtype.itemsize) for t, start in views]
         self._fixed = [(self.constants.index(t), start * t.dtype.itemsize) for t, start in fixed]
-        #: where the intermediates, and views of them, lie in the workspace, in bytes
+        #: Offsets of the intermediates, and of views of them, in the workspace, in bytes.
         self.offsets = [plan.memory.offsets[t] + start * t.dtype.itemsize for t, start in inside]
 
     def positions(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """Returns positions of tensors in what `pointers` returns."""
+        """Returns the positions of tensors in the list that `pointers` returns."""
         return tuple(self._index[t.base, t.start] for t in tensors)
 
     def fixed(self, constants: Sequence[int]) -> list[int]:
-        """Returns the pointers into constants, given those of their first elements."""
+        """Returns the pointers into constants, given the addresses of the constants."""
         return [constants[k] + offset for k, offset in self._fixed]
 
     def pointers(
         self, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int], workspace: int
     ) -> list[int]:
-        """Returns every pointer of one call."""
+        """Returns every pointer of one call, given the addresses of its arrays, constants and workspace."""
         arrays = [*inputs, *outputs]
         views = [arrays[k] + offset for k, offset in self.views]
         return [*arrays, *views, *self.fixed(constants), *(workspace + offset for offset in self.offsets)]

@@ -1,1 +1,1 @@
-"""Front doors: other libraries' graphs and models, read into a `Graph` by its public builder."""
+"""Importers: read other libraries' graphs and models into a `Graph` through its public methods."""

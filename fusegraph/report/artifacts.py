@@ -1,7 +1,7 @@
-"""Output folders: each written whole under a temporary name and swapped into place, never over what is not ours.
+"""Output folders: each is written under a temporary name and swapped into place, and replaces only fusegraph's own.
 
-A folder of ours holds a ``manifest.json`` that lists the folder's files.  A folder without one, or with files that it
-does not list, is left alone with a FileError.
+A folder that fusegraph wrote holds a ``manifest.json`` that lists its files.  A folder without one, or with files that
+are not listed, is left alone, and FileError is raised.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _STALE_SECONDS = 3600.0
 
 
 def safe_name(text: str) -> str:
-    """Returns a file name that resembles a text: letters, digits, ``_ . + -``, no dot or dash in front, at most 100
-    bytes.
+    """Returns a file name that resembles a text: letters, digits and ``_ . + -``, at most 100 bytes.
+
+    It does not begin with a dot or dash, or end with a dot.
     """
     name = re.sub(r"[^\w.+-]+", "_", text).encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
     return name.lstrip(".-").rstrip(".") or "graph"
 
 
 class UniqueNames:
-    """File names no two of which are equal, upper and lower case alike: ``net``, ``net-2``, ``net-3``."""
+    """Makes file names that differ from each other even ignoring case: ``net``, ``net-2``, ``net-3``."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -62,9 +63,7 @@ class UniqueNames:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as JSON has it: tuples become lists, floats that are no finite numbers None, other objects
-    their text.
-    """
+    """Converts a value for JSON: tuples become lists, infinities and NaN None, other objects their text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -77,14 +76,12 @@ def plain(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Returns ``value`` as JSON text, indented, without the NaN and Infinity that JSON has not."""
+    """Returns ``value`` as indented JSON text; NaN and infinities, which JSON lacks, become null."""
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
 def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
-    """Returns path in the folder -> contents: each kernel's ``.cu``, and under ``include/`` the device headers they
-    include.
-    """
+    """Returns path in the folder -> contents: the kernels' ``.cu`` files, and device headers under ``include/``."""
     files: dict[str, bytes] = {}
     library: dict[str, str | None] = {}
     for source in sources:
@@ -98,7 +95,7 @@ def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
 
 
 def prepare_file(path: Path) -> Path:
-    """Makes the folder that a file goes to; returns the file's absolute path.  Raises FileError where it cannot be."""
+    """Makes the folder that a file goes to and returns the file's absolute path.  Raises FileError if that fails."""
     path = Path(os.path.abspath(path))
     if path.is_dir():
         raise FileError(f"{path} is a folder; give the name of a file")
@@ -107,7 +104,10 @@ def prepare_file(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a file under a hidden name beside it and renames it, so that a reader sees the old one or the new one."""
+    """Writes a file under a hidden name and renames it, so that a reader sees either the old or the new contents.
+
+    Raises FileError if it cannot be written.
+    """
     new = _sibling(path)
     with _named(path):
         try:
@@ -118,7 +118,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def prepare(out: Path) -> Path:
-    """Makes the folder that output folders go to; returns its absolute path.  Raises FileError where it cannot be."""
+    """Makes the folder that output folders go to and returns its absolute path.  Raises FileError if that fails."""
     out = Path(os.path.abspath(out))
     with _named(out):
         try:
@@ -132,7 +132,7 @@ def prepare(out: Path) -> Path:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raises FileError unless the folder is absent, empty, or holds exactly files that fusegraph wrote."""
+    """Raises FileError unless the folder is absent, empty, or holds only files that fusegraph wrote."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
@@ -159,10 +159,11 @@ def check_replaceable(folder: Path) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
-    """Writes a folder of files (path in the folder -> contents) and its manifest, in place of an older one of ours.
+    """Writes a folder of files (path in the folder -> contents) and its manifest, replacing an older one of fusegraph.
 
-    Everything is written to a hidden sibling first and swapped in by one rename, so that a reader, also after a kill,
-    sees the old folder or the new one.  Raises FileError where it cannot be written or the folder is not ours.
+    Everything is written to a hidden sibling folder first and swapped in by one rename, so that a reader sees either
+    the old or the new folder, even if the process is killed.  Raises FileError if it cannot be written, or if the
+    existing folder is not fusegraph's.
     """
     check_replaceable(folder)
     new = _sibling(folder)
@@ -183,7 +184,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str
 
 
 def _swap_in(new: Path, folder: Path) -> None:
-    """Renames new to folder; what was there before ends up under new's name or is removed."""
+    """Renames ``new`` to ``folder``; an older folder ends up under the name of ``new``, or is removed."""
     if not os.path.lexists(folder):
         os.rename(new, folder)
     elif not _exchange(new, folder):
@@ -198,7 +199,7 @@ def _swap_in(new: Path, folder: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swaps two paths in one step (Linux' renameat2); False where system or file system cannot."""
+    """Swaps two paths in one step (Linux' renameat2); returns False if system or file system cannot."""
     try:
         renameat2 = ctypes.CDLL(None).renameat2
     except (OSError, AttributeError):
@@ -215,7 +216,7 @@ def _sibling(folder: Path) -> Path:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Removes what writers of this folder left behind that were killed over an hour ago."""
+    """Removes hidden folders over an hour old that killed writers of this folder left behind."""
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{16}}\.partial")
     for entry in os.scandir(folder.parent):
         if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -226,7 +227,7 @@ def _remove_stale(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turns errors of the file system into a FileError that names the path."""
+    """Turns file system errors into a FileError that names the path."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
 """How far a correct kernel may be from the reference: a running error analysis along the graph.
 
 Every tensor gets a value (float64, `engines.reference`) and a bound on the absolute error of computing it in the
-compute type, rounding where the compiled graph rounds.  A pointwise node's bound is what its result moves by when its
-operands move by their bounds, plus the rounding of the node itself; where an operand may cross a discontinuity (floor,
-a comparison, a cast to an integer) the bound grows to the jump by itself.  Contractions use the classical bound of a
-sum of products (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).
+compute type, rounding where the compiled graph rounds.  A pointwise node's bound is how far its result moves when its
+operands move by their bounds, plus the rounding of the node itself.  If an operand may cross a discontinuity (floor, a
+comparison, a cast to an integer), this includes the jump.  Contractions use the classical bound of a sum of products
+(Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
 
-#: Relative error of the approximate instructions, used where everything is stored in 16 bits or fewer.
+#: Relative error of the approximate instructions, which are used if everything is stored in 16 bits or fewer.
 APPROXIMATE = 2.0**-15
-#: Relative error of a sum in float32 as tensor cores make it: they align the terms and cut off what lies below a few
-#: guard bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), which costs less
-#: than four times what rounding does.
+#: Relative error of a float32 sum in tensor cores: they align the terms and truncate below a few guard bits (Fasi,
+#: Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021), which loses less than four times as
+#: much as rounding.
 TENSOR_CORE_UNIT = 2.0**-22
-#: The same for products of fp8 where the tensor cores keep 14 bits of their sums, and how many products one instruction
-#: adds to a sum at once: each is cut off, as is the sum, to 14 bits from the first one of the largest.
+#: The same for fp8 products on tensor cores whose sums keep 14 bits, and how many products one instruction adds to a
+#: sum at once: these terms and the sum are truncated to 14 bits from the leading bit of the largest.
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
 #: Relative error of a float32 operand in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
@@ -44,13 +44,13 @@ TF32_UNIT = 2.0**-11
 class Rounding:
     """Where the compiled graph rounds.
 
-    materialized  names of tensors written to memory between kernels (rounded to their dtype).
+    materialized  names of tensors written to memory between kernels, which rounds them to their dtype.
     approximate   names of tensors computed with approximate instructions.
-    strict        every intermediate is rounded.
-    coarse        names of sums of fp8 products that may be made by tensor cores that keep 14 bits, and the most
-                  products that they add up before these sums are added up in float32; 0: all of them.
-    winograd      names of convolutions that are made by Winograd's algorithm, and the results a side of its tiles.
-    scaled        names of tensors that are rounded to their dtype before they are divided by what they add up to.
+    strict        whether every intermediate is rounded.
+    coarse        names of sums of fp8 products that tensor cores may keep to 14 bits -> the most products added up so
+                  before such partial sums are added up in float32 (0: all products).
+    winograd      names of convolutions by Winograd's algorithm -> the results along a side of its tiles.
+    scaled        names of tensors that are rounded to their dtype before they are divided by their sum.
     """
 
     materialized: frozenset[str] = frozenset()
@@ -62,11 +62,11 @@ class Rounding:
 
 
 def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> dict[Tensor, tuple[Array, Array]]:
-    """Returns (reference value, bound on the absolute error) of every tensor, from the inputs as stored, by name.
+    """Returns (reference value, bound on the absolute error) of every tensor; ``inputs`` are arrays as stored, by name.
 
-    The value of a composite, or of a function's call (`fusegraph.calls`), is its own NumPy meaning, which shares
-    nothing with the nodes that it is made of; the bound follows from these, whose names are those of
-    `passes.decompose`.  See `report.bounds_written`.
+    The value of a composite op, or of a function's call (`fusegraph.calls`), comes from its own NumPy definition, which
+    shares nothing with the nodes that it decomposes to.  The bound follows from these nodes, which have the names that
+    `passes.decompose` gives them.  See `report.bounds_written`.
     """
     rounding = replace(rounding, materialized=rounding.materialized - too_narrow(graph))
     written_out = decompose(graph)
@@ -74,7 +74,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     for node in written_out.graph.nodes:
         with np.errstate(all="ignore"):
             found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
-    counterpart = written_out.counterparts  # constants that add nothing have none
+    counterpart = written_out.counterparts  # constants without effect have none
     parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
     if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return parts
@@ -90,7 +90,7 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
-    """Returns constants and inputs, which are exact."""
+    """Returns the values and zero errors of constants and inputs, which are exact."""
     stored = {t: t.value for t in graph.tensors.values() if t.value is not None}
     stored |= {t: inputs[t.name] for t in graph.inputs}
     values = {t: to_reference(array, t.dtype) for t, array in stored.items()}
@@ -122,11 +122,11 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     if not tensor.dtype.is_float:
         return value, error
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
-    settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN whatever the rounding
+    settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN, whatever is rounded
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
     if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
-    elif node.op.role is Role.NARROW:  # from float64 to what is computed in float32
+    elif node.op.role is Role.NARROW:  # from float64 to a dtype that is computed in float32
         if compute_dtype(node.inputs[0].dtype, graph.compute_dtype) != compute:
             _, error = _rounded(value, error, compute, strict=False)
     elif node.op.ulps:
@@ -145,7 +145,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
 
 
 def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """Returns the magnitude of the terms of an op whose terms cancel."""
+    """Returns the magnitude of the terms of an op whose terms may cancel."""
     assert node.op.scale is not None
     scale = np.broadcast_to(node.op.scale(*(v for v, _ in operands), **node.attributes), node.output.shape)
     return np.where(np.isfinite(scale), scale, 0.0)
@@ -154,26 +154,27 @@ def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
 def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple[Array, Array]:
     """Returns the reference (itself rounded in strict mode) and how far from it a rounded value may be.
 
-    Rounding is monotonic, saturation and overflow included: it keeps values between their rounded limits.
+    Rounding is monotonic, even where it saturates or overflows: the result lies between the rounded limits.
     """
     center = round_to(value, dtype) if strict else value
     slack = _slack(value, error)
     ends = [distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
     rounded = np.where(np.isinf(error), np.inf, np.maximum(*ends))
-    # Without strict, consumers in the same kernel take the value before it was rounded.
+    # Unless strict, consumers in the same kernel take the value from before the rounding.
     return center, rounded if strict else np.maximum(rounded, error)
 
 
 def _slack(value: Array, error: Array) -> Array:
-    """Returns the bound, and the rounding of adding it to the value in float64."""
+    """Returns the bound, plus the rounding error of adding it to the value in float64."""
     return np.asarray(error + 2 * np.where(np.isfinite(value), np.abs(value), 0.0) * float64.unit_roundoff)
 
 
 def _contraction(
     graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], value: Array, *, coarse: int | None
 ) -> Array:
-    """Returns (K + 2) u sum |a||b|, plus what the operands' own errors and their rounding to tf32 bring, and what
-    tensor cores cut off of sums of fp8 products, of which at most ``coarse`` (0: all) follow one another.
+    """Returns the bound (K + 2) u sum |a||b|, plus the operands' own errors, which include their rounding to tf32.
+
+    If ``coarse`` is not None, tensor cores may truncate sums of at most so many fp8 products (0: all), which is added.
     """
     if not node.output.dtype.is_float:
         return np.full(value.shape, np.inf if any(e.any() for _, e in operands) else 0.0)
@@ -208,13 +209,13 @@ def _contraction(
 
 
 def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) -> Array:
-    """Returns the bound of a sum of products by Winograd's algorithm, in float32, plus what the operands' own errors
-    bring.
+    """Returns the bound for Winograd's algorithm in float32, plus the effect of the operands' own errors.
 
-    Every term of a result is rounded at most 10 times in the transform of the filter, the inexact coefficients
-    included, 8 times in that of the input, 10 times in that of the output, once as a product and once by each addition
-    over the channels (`codegen/device/winograd.cuh`): that many u times the same sum of the terms' magnitudes, which is
-    the algorithm with the magnitudes of its coefficients.  What may overflow or is not finite spoils its whole tile.
+    Every term of a result is rounded at most 10 times in the filter's transform (inexact coefficients included), 8
+    times in the input's, 10 times in the output's, once as a product, and once by each addition over the channels
+    (`codegen/device/winograd.cuh`).  The bound is that many u times the sum of the terms' magnitudes, which is the same
+    algorithm with the magnitudes of its coefficients.  A value that may overflow or is not finite spoils its whole
+    tile.
     """
     (x, ex), (taps, et) = ((np.asarray(v, np.float64), e) for v, e in operands)
     attributes, shape = {**node.attributes}, node.output.shape
@@ -224,9 +225,9 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
     terms = x.shape[1] + 29
     unit = terms * float32.unit_roundoff
     m = v @ u
-    spread = v.sum(axis=2, keepdims=True) + u.sum(axis=1, keepdims=True) + terms  # what underflow brings
+    spread = v.sum(axis=2, keepdims=True) + u.sum(axis=1, keepdims=True) + terms  # the effect of underflow
     error = winograd.output_transform(unit / (1 - unit) * m + 2 * tiny(float32) * spread, **of_output, magnitude=True)
-    # What lies between the steps of a transform is at most 32 times as large as the largest of its results.
+    # Intermediates of a transform are at most 32 times as large as its largest result.
     largest = float32.max / 32
     spoilt = ~(v < largest).all(axis=2, keepdims=True) | ~(u < largest).all(axis=1, keepdims=True) | ~(m < largest)
     everywhere = np.broadcast_to(spoilt.any(axis=0), m.shape).astype(np.float64)
@@ -239,8 +240,9 @@ def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) ->
 
 
 def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """Returns that of the sum or mean of the most elements that a window holds; maxima are exact, as is where they
-    are if nothing is known to move.
+    """Returns the bound of pooling: that of a sum or mean over the largest window, or the largest error in a window.
+
+    The latter is for maxima, which do not round.  Positions of maxima are exact if no operand has an error.
     """
     (x, e), attributes, combiner = operands[0], {**node.attributes}, node.op.combiner
     e = np.where(np.isnan(e), np.inf, np.broadcast_to(e, x.shape))
@@ -255,7 +257,7 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
 
     def folded(values: Array) -> Array:
         found = node.op.reference(values, *rest, **attributes)
-        return np.where(np.isnan(found), 0.0, found)  # a mean of no elements, NaN whatever the rounding
+        return np.where(np.isnan(found), 0.0, found)  # a mean of no elements is NaN, whatever is rounded
 
     assert node.op.windows is not None
     windows, _ = node.op.windows(tuple(t.type for t in node.inputs), attributes)
@@ -267,9 +269,7 @@ def _window(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -
 
 
 def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """Returns the bounds of the elements that the result has; a position that is not known for sure may bring any of
-    them.
-    """
+    """Returns the bounds of the elements that were moved to the result; infinite where a position is uncertain."""
     attributes = {**node.attributes}
     if node.op.role is Role.PAD:
         attributes["value"] = 0
@@ -286,8 +286,9 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
 
 
 def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
-    """Returns no element of sorted rows moves farther than the farthest of its row; positions are known if nothing
-    moves.
+    """Returns the bound of sorting: no element moves farther than the largest bound in its row.
+
+    Sorted positions are exact if no operand has an error.
     """
     x, e = operand
     e = np.broadcast_to(np.where(np.isnan(e), np.inf, e), x.shape)
@@ -296,9 +297,7 @@ def _sort(node: Node, operand: tuple[Array, Array]) -> Array:
 
 
 def _tf32_error(value: Array) -> Array:
-    """Returns how far an operand may be from its value in tf32: subnormal numbers may become 0, the largest ones
-    infinite.
-    """
+    """Returns how far tf32 may be from the operand: subnormal numbers may become 0, the largest ones infinite."""
     magnitude = np.where(np.isfinite(value), np.abs(value), 0.0)
     error = np.where(magnitude < tiny(float32), magnitude, magnitude * TF32_UNIT)
     return np.where(magnitude > float32.max * (1 - TF32_UNIT), np.inf, error)
@@ -307,9 +306,9 @@ def _tf32_error(value: Array) -> Array:
 def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Array) -> Array:
     """Returns how far the result moves when the operands move by their bounds.
 
-    The sum over operands of how far each moves it alone, either way or onto the place where a discontinuity is likely
-    (zero, or another operand), or what all of them do together at their ends (in comparisons at those places, too) if
-    that is more.
+    That is the sum over operands of how far each moves the result alone, when it moves to either end of its bound or to
+    where a discontinuity is likely (zero, or the value of another operand).  If it is more, it is how far all operands
+    together move the result at the ends of their bounds; for comparisons, also at the likely discontinuities.
     """
     values = [_known(v, e) for v, e in operands]
     inexact = [k for k, (_, e) in enumerate(operands) if e.any() and node.op.operands[k] not in node.op.shapes]
@@ -323,7 +322,7 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
     for k in inexact:
         total = total + np.maximum.reduce([moved_by({k: candidate}) for candidate in moves[k]])
     if len(inexact) > 1:
-        # What is continuous is farthest away at the ends; what is true or false may turn where all operands are 0.
+        # A continuous function moves farthest at the ends; a comparison may change where all operands are 0.
         most = 2 if node.output.dtype.is_float else None
         for ends in product(*(moves[k][:most] for k in inexact)):
             total = np.maximum(total, moved_by(dict(zip(inexact, ends))))
@@ -331,7 +330,7 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
         corners = [node.op.turns(*at) for at in product(*(moves.get(k, (v,)) for k, v in enumerate(values)))]
         spread = np.maximum.reduce(np.broadcast_arrays(*corners)) - np.minimum.reduce(np.broadcast_arrays(*corners))
         total = np.where(spread < 1, total, np.inf)
-    if inexact and node.op.role in (Role.EQ, Role.NE):  # it may turn wherever both may be, not at their ends alone
+    if inexact and node.op.role in (Role.EQ, Role.NE):  # may change wherever the operands' ranges meet
         spans = [moves[k][:2] if k in moves else (v, v) for k, v in enumerate(values)]
         meet = np.maximum(*(low for low, _ in spans)) <= np.minimum(*(high for _, high in spans))
         total = np.maximum(total, meet & np.logical_or(*(e > 0 for _, e in operands)))
@@ -344,7 +343,7 @@ def _propagated(node: Node, operands: Sequence[tuple[Array, Array]], value: Arra
 
 
 def _known(value: Array, error: Array) -> Array:
-    """Returns the values, 0 where nothing is known of one, not even that it is NaN."""
+    """Returns the values, with 0 in place of a NaN whose bound is infinite: it may be any number."""
     return np.where(np.isnan(value) & np.isinf(error), 0.0, value) if value.dtype.kind == "f" else value
 
 
@@ -355,11 +354,11 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         return [np.where(error > 0, ~v, v), v]
     targets = [np.zeros(())] + [x for k, x in enumerate(values) if k != position and x.dtype != np.bool_]
     if dtype.is_float:
-        known = np.where(np.isinf(error), 0.0, v)  # nothing is known of the others, not even that they are infinite
+        known = np.where(np.isinf(error), 0.0, v)  # values with an infinite bound may be any number
         low, high = known - error, known + error
     else:
         least, most = (np.array(n, v.dtype) for n in (dtype.min, dtype.max))
-        unsigned = f"u{v.dtype.itemsize}"  # in which the distances to both ends are what they are
+        unsigned = f"u{v.dtype.itemsize}"  # holds the distances to both ends without overflow
         step = np.minimum(error, min(2.0**40, 2.0**dtype.bits - 1)).astype(unsigned)
         low = np.where((v - least).view(unsigned) > step, (v.view(unsigned) - step).view(v.dtype), least)
         high = np.where((most - v).view(unsigned) > step, (v.view(unsigned) + step).view(v.dtype), most)
@@ -368,13 +367,13 @@ def _moved(values: Sequence[Array], position: int, error: Array, dtype: DType) -
         with np.errstate(all="ignore"):
             place = target.astype(np.float64) if dtype.is_float else np.nan_to_num(np.rint(target)).astype(np.int64)
         result.append(np.clip(place, low, high).astype(v.dtype))
-    if dtype.is_float and np.isinf(error).any():  # a value that nothing is known of may be NaN
+    if dtype.is_float and np.isinf(error).any():  # a value with an infinite bound may be NaN
         result.append(np.where(np.isinf(error), np.nan, v))
     return result
 
 
 def accepts(dtype: DType, actual: Array, value: Array, error: Array) -> Array:
-    """Returns where an output, as stored, is what a correct kernel may give for this reference value and bound.
+    """Returns a mask of the elements of an output that a correct kernel may give for this reference value and bound.
 
     Rounding is monotonic, so a correct result lies between the roundings of value - error and value + error.
     """

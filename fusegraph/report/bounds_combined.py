@@ -1,6 +1,6 @@
-"""How far kernels may be from the reference that combine elements: along axes (reductions, scans), or at places.
+"""Error bounds of ops that combine elements: along axes (reductions, scans), or at indexed places (scatter).
 
-See `report.bounds`, which asks here.
+`report.bounds` uses them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def tiny(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).tiny)
 
 
-#: (combiner, function of terms and their errors) -> what the function gives, combined as the terms are.
+#: (combiner, function of terms and their errors) -> the function's values, combined over the same elements as terms.
 Over = Callable[[Combiner, Callable[[Array, Array], Array]], Array]
-#: The largest and the least product of some of the terms that there may be on the way.
+#: Returns the largest and the smallest partial product that may occur.
 Runs = Callable[[], tuple[Array, Array]]
 
 
 def combined(
     combiner: Combiner, over: Over, count: int | Array, compute: DType, runs: Runs | None = None
 ) -> tuple[Array, Array]:
-    """Returns that of terms combined in any order, ``count`` at most, plus what the terms' own errors bring, and the
-    size of
-    the result.  Extremes are exact, and integers that are known.
+    """Returns (bound, magnitude of the result) of at most ``count`` terms combined in any order.
+
+    The bound includes the effect of the terms' own errors.  Minima, maxima and integers without errors are exact.
     """
-    # A term that nothing is known of may be NaN; one that is NaN decides.
+    # A term with an infinite bound may be NaN, and a NaN decides the result.
     moves = over(MAX, lambda _, e: np.where(np.isnan(e), np.inf, e))
     if not compute.is_float:
         return np.where(moves > 0, np.inf, 0.0), moves
@@ -69,8 +69,8 @@ def _product(over: Over, count: int | Array, compute: DType, moves: Array, runs:
         most = over(MUL, lambda x, e: np.maximum(_finite(x) + e, 1.0))
         least = over(MUL, lambda x, _: np.minimum(np.where(_finite(x) > 0, _finite(x), 1.0), 1.0))
     error = moved + (2 * count + 2) * compute.unit_roundoff * (total + moved)
-    # A partial product may overflow, or lose its digits, on the way to a result that is in range; if it is 0, infinity
-    # times it is NaN.
+    # A partial product may overflow or underflow although the result is in range; if it is 0, its product with an
+    # infinity is NaN.
     error = error + np.where(least < tiny(compute), (count + 1) * tiny(compute) * most, 0.0)
     infinite = over(MAX, lambda x, _: np.isinf(x).astype(np.float64)) > 0
     error = np.where(infinite & ((least < tiny(compute)) | (moves > 0)), np.inf, error)
@@ -78,17 +78,17 @@ def _product(over: Over, count: int | Array, compute: DType, moves: Array, runs:
 
 
 def _logarithm(over: Over, count: int | Array, compute: DType, moves: Array, _: Runs | None) -> tuple[Array, Array]:
-    # No operand moves the result by more than it moves itself; each step rounds numbers up to this size.
+    # The result moves by no more than an operand does; each step rounds numbers up to this size.
     size = over(MAX, lambda x, e: _finite(x) + e) + np.log(np.maximum(count, 1)) + 1
     return moves + 8 * count * compute.unit_roundoff * size, size
 
 
-#: Combiner that rounds -> (error, size of the result).
+#: Name of a combiner that rounds -> function that returns (error, magnitude of the result).
 ERRORS = {ADD.name: _sum, MUL.name: _product, LOGADDEXP.name: _logarithm}
 
 
 def reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Array) -> Array:
-    """Returns that of the mode of a reduction; extremes are exact."""
+    """Returns the bound of a reduction, by its mode; minima and maxima are exact."""
     x, e = operand
     mode, axes, keepdims = COMBINED[node.attributes["mode"]], node.attributes["axes"], node.attributes["keepdims"]
     if mode.before is not None:
@@ -107,7 +107,7 @@ def reduction(graph: Graph, node: Node, operand: tuple[Array, Array], value: Arr
 
 
 def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
-    """Returns that of every sum or product of its terms, in any order; extremes are exact."""
+    """Returns the bound of a scan: that of each of its sums or products in any order; minima and maxima are exact."""
     x, e = operand[0], np.broadcast_to(operand[1], operand[0].shape)
     axis, reverse, combiner = node.attributes["axis"], node.attributes["reverse"], node.op.combiner
     assert combiner is not None
@@ -116,7 +116,7 @@ def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
         return running(how, np.asarray(values, np.float64), axis, reverse)
 
     def runs() -> tuple[Array, Array]:
-        """Returns the products of neighbours: quotients of two of the products from the first on."""
+        """Returns the largest and smallest product of consecutive elements, as quotients of two prefix products."""
         finite = _finite(x)
         logs = along(ADD, np.log2(np.where(finite > 0, finite + e, 1.0)))
         rise, fall = logs - along(MIN, np.minimum(logs, 0.0)), logs - along(MAX, np.maximum(logs, 0.0))
@@ -127,9 +127,7 @@ def scan(graph: Graph, node: Node, operand: tuple[Array, Array]) -> Array:
 
 
 def scatter(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
-    """Returns that of what is put or combined at each place, in any order; where an index is not known for sure,
-    anything.
-    """
+    """Returns the bound of what is put or combined at each place in any order; infinite if an index is uncertain."""
     (x, ex), (index, ei), (updates, eu) = ((v, np.broadcast_to(e, v.shape)) for v, e in operands)
     attributes = {**node.attributes}
     reduction = attributes.pop("reduction")

@@ -1,6 +1,6 @@
-"""Bounds of what users write as one and what becomes several nodes: composites, and calls such as einsum.
+"""Bounds of what users write as one op but becomes several nodes: composites, and calls such as einsum.
 
-Their values are their own NumPy meaning; what the nodes' analysis (`report.bounds`) finds is the bound around these.
+Their values come from their own NumPy definition; their bounds come from the analysis of the nodes (`report.bounds`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fusegraph.engines.reference import apply_all
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Array, Kind
 
-#: Random draws of `_spread`, by how many roundings each operand moves in one, and how many times as far as results then
-#: move they may be off: n roundings in a row that all go one way are sqrt(n) times as far as those of a draw.
+#: `_spread`: the number of random draws, by how many roundings each operand moves in a draw, and by how much the
+#: results' movement is multiplied: n roundings that all go one way move sqrt(n) times as far as random ones.
 PROBES, ROUNDINGS, SPREAD = 2, 8.0, 16.0
 
 
 def too_narrow(graph: Graph) -> frozenset[str]:
-    """Returns the tensors within calls whose dtype is narrower than the result's: to round to it is wrong."""
+    """Returns the names of tensors within calls that are narrower than the result, and so may not be rounded."""
     return frozenset(
         t.name
         for result, call in graph.calls.items()
@@ -36,12 +36,12 @@ def meant(
     known: Mapping[Tensor, tuple[Array, Array]],
     parts: Mapping[Tensor, tuple[Array, Array]],
 ) -> dict[Tensor, tuple[Array, Array]]:
-    """Returns the results of a composite, or of a call that the node is the last of, and their bounds.
+    """Returns the results of a composite, or of a call whose last node is ``node``, with their bounds.
 
-    ``parts`` has values and bounds as they follow from the nodes that it is made of.  Those values may be off by what
-    the operands' and the result's rounding explains (`_spread`): roundings within are meant.  Where the nodes tell
-    nothing although the operands are so small that nothing need overflow, as of elements at computed places, that is
-    the bound, too; but not for products of many elements.
+    ``parts`` has the values and bounds that follow from the nodes that it is made of.  Those values may differ from the
+    definition by as much as rounding of operands and results explains (`_spread`), because the nodes round within.
+    `_spread` alone is the bound if the nodes give none (an infinite one, as for elements at computed places), unless
+    operands are so large that something may overflow or elements are multiplied and summed.
     """
     operands = call.operands if call is not None else node.inputs
 
@@ -79,8 +79,10 @@ def _spread(
     operands: Sequence[Tensor],
     known: Mapping[Tensor, tuple[Array, Array]],
 ) -> list[Array]:
-    """Returns how far results move, many times over, as operands of floats are rounded or move by their bounds: an
-    estimate, by a few random draws; infinite where one of these is not finite, or where an operand may be anything.
+    """Estimates generously how far results move when float operands are rounded or move by their bounds.
+
+    The estimate comes from a few random draws.  It is infinite where a draw turns a finite result into one that is not,
+    and everywhere if a bound of an operand is infinite.
     """
     rng = np.random.default_rng(0)
     moved = [np.zeros(np.shape(x)) for x in exact]
@@ -92,7 +94,7 @@ def _spread(
             if t.dtype.is_float:
                 rounded = ROUNDINGS * t.dtype.unit_roundoff * np.where(np.isfinite(value), np.abs(value), 0.0)
                 steps[t] = rng.choice([-1.0, 1.0], value.shape) * (rounded + np.where(np.isfinite(error), error, 0.0))
-        for way in (-1, 1):  # both, as one of them crosses a discontinuity
+        for way in (-1, 1):  # both, as perhaps only one of them crosses a discontinuity
             values = {t: known[t][0] + way * steps[t] if t in steps else known[t][0] for t in operands}
             moved = [np.maximum(m, distance(a, b)) for m, a, b in zip(moved, exact, results(values))]
     every = []
@@ -104,7 +106,7 @@ def _spread(
 
 
 def distance(a: Array, b: Array) -> Array:
-    """Returns |a - b|; infinite where only one is NaN or they are different infinities."""
+    """Returns |a - b| in float64; infinite where only one of them is NaN, or they are different infinities."""
     if a.dtype == np.bool_:
         return np.asarray(a != b, np.float64)
     x, y = a.astype(np.float64), b.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Checking: random inputs, a compiled graph against the reference, element by element within a proven bound."""
+"""Checks a compiled graph on random inputs against the reference, element by element within a proven bound."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
 from fusegraph.runtime.strides import empty_numpy
 
-#: `compare`'s slack for libraries.  The bounds are proven of our own formulas; others may lose all digits of an element
-#: close to 0 (x / 2 * (1 + erf(x / sqrt(2))) does for negative x) though they are right in units of the largest.
+#: `compare`'s slack for libraries.  The bounds are proven for fusegraph's own formulas.  Others may lose all digits of
+#: an element close to 0, as x / 2 * (1 + erf(x / sqrt(2))) does for negative x, though the error is small relative to
+#: the largest element.
 LIBRARY_SLACK = 2.0**-20
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output against the reference.
+    """One output compared with the reference.
 
-    max_abs_error  largest absolute difference of finite values.
-    rel_error      norm of the difference over norm of the reference, of finite values.
-    undecided      elements whose bound is infinite (overflow, a discontinuity that rounding may cross): anything
-                   passes there.
-    wrong          elements outside their bound; worst describes one of them.
+    max_abs_error  the largest absolute difference of finite values.
+    rel_error      the norm of the difference over the norm of the reference, for finite values.
+    undecided      how many elements have an infinite bound (overflow, a discontinuity that rounding may cross), so that
+                   any value passes.
+    wrong          how many elements are outside their bound; worst describes the first of them.
     """
 
     name: str
@@ -56,9 +57,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A graph on an engine against the reference; note says what else went wrong (results that depend on thread
-    order).
-    """
+    """A graph on an engine compared with the reference; note tells of results that depend on the order of threads."""
 
     graph: str
     engine: str
@@ -75,9 +74,11 @@ class CheckResult:
 
 
 def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[str, Array]:
-    """Returns arrays for a graph's inputs, by name, in their layouts: normal numbers, small integers, coin tosses.
+    """Returns arrays for a graph's inputs, by name, with the inputs' strides.
 
-    special is the share of float elements that are NaN, infinities, zeros of both signs and extremes instead.
+    Floats are standard normal, integers are at most 9 in size, bools are true with probability 1/2.  ``special`` is the
+    share of float elements that are replaced by NaN, infinities, zeros of both signs, +-1 and the dtype's extremes.
+    Raises OutOfMemoryError for an input larger than the host's memory.
     """
     rng = np.random.default_rng(seed)
     for t in graph.inputs:
@@ -102,9 +103,7 @@ def random_values(rng: np.random.Generator, tensor: Tensor, special: float = 0.0
 
 
 def laid_out(values: Array, tensor: Tensor) -> Array:
-    """Returns the values in memory with a tensor's strides (elements repeated along a stride of 0 take the first
-    value).
-    """
+    """Returns a copy of the values with a tensor's strides; elements that share memory (stride 0) have one value."""
     base = np.zeros(max(extent(tensor.shape, tensor.strides), 1), tensor.dtype.numpy)
     steps = tuple(s * tensor.dtype.itemsize for s in tensor.strides)
     array = np.ndarray(tensor.shape, tensor.dtype.numpy, base, strides=steps)
@@ -112,9 +111,9 @@ def laid_out(values: Array, tensor: Tensor) -> Array:
     return array
 
 
-#: Composites -> the operands of their products, of what they are made of, that cuDNN rounds as our kernels do.
+#: Composite -> those of its parts that are operands of products and that cuDNN rounds as fusegraph's kernels do.
 _OPERANDS = {"sdpa": ("rounded",), "sdpa_fp8": ("rounded",), "sdpa_backward": ("rounded", "rounded by products")}
-#: Composites -> the sums of fp8 products that they are made of.
+#: Composite -> those of its parts that are sums of fp8 products.
 _SUMS = {"sdpa_fp8": ("products", "attended")}
 
 
@@ -123,7 +122,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     plan = executable.plan
     if plan is None:
         return Rounding(strict=strict)
-    # A unit without a program of ours (cuDNN's) may use approximate instructions anywhere.
+    # A group without a program of fusegraph's (one that cuDNN runs) may use approximate instructions anywhere.
     kernels = [g for g in plan.partition.groups if g.family != "view"]
     programs = [(g, getattr(g.lowered.spec, "program", None)) for g in kernels]
     approximate = {
@@ -147,7 +146,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterparts.items()]
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
-        """Returns the graph's tensors of which what stands for them, or one of its copies, is among the chosen ones."""
+        """Returns the names of the graph's tensors whose counterpart in the plan, or a copy of it, is in ``chosen``."""
         return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
 
     constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
@@ -164,7 +163,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
 
 
 def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Iterator[str]:
-    """Yields the names of operands that attention among the nodes rounds, in kernels of ours and ``foreign`` ones."""
+    """Yields the names of operands that attention rounds: in ``nodes`` of generated kernels, and ``foreign`` ones."""
     found: list[str] = []
     for node in nodes:
         if node.kind is Kind.ATTENTION and node.attributes["rounded"]:
@@ -177,23 +176,23 @@ def _narrowed(plan: Plan, nodes: Iterable[Node], foreign: Iterable[Node]) -> Ite
 
 
 def _parts(plan: Plan, nodes: Iterable[Node], of: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yields the names of parts of composites."""
+    """Yields the names of those parts of composites that ``of`` lists by op name."""
     for node in nodes:
         for name in plan.namesakes.get(node.name, (node.name,)):
             yield from (f"{name} {part}" for part in of.get(node.op.name, ()))
 
 
 def _is_fp8(node: Node) -> bool:
-    """Returns true if a node sums up products of fp8."""
+    """Tells whether a node sums up products of fp8."""
     return node.kind is Kind.CONTRACTION and all(t.dtype.is_float and t.dtype.itemsize == 1 for t in node.inputs)
 
 
 def compare(
     graph: Graph, inputs: Mapping[str, Array], outputs: Mapping[str, Array], rounding: Rounding, *, slack: float = 0.0
 ) -> tuple[OutputCheck, ...]:
-    """Returns outputs, by name and as stored, against the reference.
+    """Compares outputs, by name and as stored, with the reference.
 
-    slack is how far an element of a float output may be beyond its bound, relative to the output's largest element.
+    ``slack`` is how far an element of a float output may be beyond its bound, relative to the output's largest element.
     """
     values = bounded(graph, inputs, rounding)
     return tuple(_compare(t, outputs[t.name], values[t][0], _widened(t, *values[t], slack)) for t in graph.outputs)
@@ -231,9 +230,7 @@ def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> Outpu
 
 
 def placed(array: Any, device: Device) -> Any:
-    """Returns an array on a device: as it is on the CPU; on a GPU a copy of NumPy arrays with their strides, gaps
-    included.
-    """
+    """Returns an array on a device.  A NumPy array is copied to a GPU with its strides, gaps included."""
     if not device.is_cuda:
         return array
     if not isinstance(array, np.ndarray) or any(s < 0 or s % array.itemsize for s in array.strides):
@@ -247,10 +244,10 @@ def placed(array: Any, device: Device) -> Any:
 
 
 def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns an Executable's outputs by name as NumPy arrays, its inputs copied to its device if need be.
+    """Runs an Executable and returns its outputs by name as NumPy arrays; inputs are copied to its device if necessary.
 
-    On the cpu engine outputs are given memory that holds none of the results of an earlier run: bytes of 0xff, NaN in
-    every float dtype.
+    On the cpu engine the outputs' memory is filled with 0xff (NaN in every float dtype) beforehand, so that it cannot
+    hold the results of an earlier run.
     """
     arrays = {t.name: placed(as_bytes(t, inputs[t.name]), executable.device) for t in executable.graph.inputs}
     out = [_untouched(t) for t in executable.graph.outputs] if executable.engine == "cpu" else None
@@ -260,7 +257,7 @@ def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def _untouched(tensor: Tensor) -> Array:
-    """Returns an array for an output, every element all ones."""
+    """Returns an array for an output in which all bits of every element are set."""
     if tensor.dtype.is_packed:
         return np.full(tensor.dtype.nbytes(extent(tensor.shape, tensor.strides)), 0xFF, np.uint8)
     array = empty_numpy(tensor.shape, tensor.strides, tensor.dtype.numpy)
@@ -276,10 +273,11 @@ def check_executable(
     seed: int = 0,
     strict: bool = False,
 ) -> CheckResult:
-    """Returns an Executable against the reference on inputs, by name (default: random ones).
+    """Checks an Executable against the reference on inputs, by name (default: random ones).
 
-    outputs, by name, are what a call on these inputs gave, if there was one; it is then not made again.  On the cpu
-    engine the kernels run twice (a given call counts), their threads in opposite orders, and must give the same bits.
+    ``outputs``, by name, are the results of an earlier call on these inputs, which is then not repeated.  On the cpu
+    engine the kernels run twice (the earlier call counts), their threads in opposite orders, and must give the same
+    bits.  Raises ArgumentError for outputs without inputs.
     """
     graph = executable.graph
     if outputs is not None and inputs is None:
@@ -312,7 +310,7 @@ def check(
 ) -> CheckResult:
     """Compiles a graph, runs it on inputs (default: random ones) and compares it with the reference.
 
-    options are those of `fusegraph.compile`.  The result's `ok` says whether every element is within its bound.
+    ``options`` are those of `fusegraph.compile`.  The result's `ok` tells whether every element is within its bound.
     """
     executable = compile_graph(graph, engine, **options)
     return check_executable(executable, inputs, seed=seed, strict=bool(options.get("strict")))

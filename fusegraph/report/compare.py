@@ -1,4 +1,4 @@
-"""One graph on several engines: the same inputs, every result against the reference and against the others, times."""
+"""Runs one graph on several engines with the same inputs; compares results with the reference and each other; times."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from fusegraph.runtime.timing import ColdTimer
 
 #: What can be compared: every engine, and torch op by op.
 ENGINES = ("cuda", "cudnn", "torch", "cpu", "reference")
-#: Libraries: what goes wrong in them is their refusal, not a defect of ours.
+#: Libraries: an error while they build counts as their refusal, not as a defect of fusegraph.
 LIBRARIES = ("cudnn", "torch")
-#: An engine that raises one of these while it builds is not for this graph or this machine.
+#: An engine that raises one of these while it builds does not support this graph or this machine.
 REFUSALS = (NotSupportedError, ToolchainError, DeviceError, WorkspaceError)
 
 REPEATS = 15
@@ -46,16 +46,16 @@ _CPU_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One engine on a graph.
+    """One engine's result for a graph.
 
-    status           "ran"; "refused" (the graph is not for it, or it is not available here); "failed" (an error in
-                     building or running what it had accepted).  reason says why where it did not run.
+    status           "ran"; "refused" (the engine does not support the graph, or is not available here); "failed" (an
+                     error in building or running).  reason says why it did not run.
     ok               whether every output is right; None if refused, False if failed.
-    us, timing       microseconds of a call, and how they were measured.
-    build_s          seconds until it could be called, nothing taken from the disk cache.
-    kernels          names of what runs: our kernels, cuDNN's plans, torch's calls.
-    workspace_bytes  memory for intermediates; None where the engine does not say.
-    outputs          each against the reference.  note: what else is wrong.
+    us, timing       the microseconds of a call, and how they were measured.
+    build_s          the seconds of building, with nothing taken from the disk cache.
+    kernels          names of what runs: fusegraph's kernels, cuDNN's plans, torch's calls.
+    workspace_bytes  memory for intermediates; None if the engine does not report it.
+    outputs          each output compared with the reference.  note: what else is wrong.
     """
 
     engine: str
@@ -73,8 +73,11 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class Difference:
-    """An output of two engines: largest absolute difference of finite elements, norm of the difference over the larger
-    norm, and how many elements are not equal (NaN equals NaN).
+    """How one output of two engines differs.
+
+    max_abs  the largest absolute difference of finite elements.
+    rel      the norm of the difference over the larger of both norms.
+    unequal  how many elements are not equal (NaN equals NaN).
     """
 
     output: str
@@ -86,7 +89,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A graph on several engines.  ok: None if none ran or failed, else whether all those did right."""
+    """A graph on several engines.  ok is None if all refused, else whether all others ran and gave right results."""
 
     graph: str
     seed: int
@@ -120,9 +123,9 @@ def compare_engines(
 ) -> Comparison:
     """Runs a graph on engines (names of `ENGINES`) on the same random inputs.
 
-    partition is the cudnn engine's, autotune of the cuda and cudnn engines (`fusegraph.compile`; without it schedules
-    that are remembered are used); repeats the timed runs on a GPU; progress is told each engine's name.
-    Raises GraphError for a graph that no engine can take.
+    ``partition`` (for cudnn) and ``autotune`` (for cuda and cudnn) are options of `fusegraph.compile`; without
+    autotune, remembered schedules are used.  ``repeats`` is the number of timed runs on a GPU.  ``progress`` is called
+    with each engine's name.  Raises GraphError for a graph without outputs or one that no engine can run.
     """
     if not graph.outputs:
         raise GraphError(f"graph {graph.name!r} has no outputs; mark its results with graph.output(tensor)")
@@ -146,7 +149,7 @@ def compare_engines(
 
 @dataclass(frozen=True)
 class _Built:
-    """What an engine made of the graph: functions that run it, check a result and time it, and what it says."""
+    """A graph built for an engine: functions that run it, check its results and time it; its kernels and workspace."""
 
     run: Callable[[], dict[str, Array]]
     check: Callable[[dict[str, Array]], CheckResult]
@@ -158,7 +161,7 @@ class _Built:
 def _on(
     engine: str, graph: Graph, inputs: Mapping[str, Array], options: _Options
 ) -> tuple[EngineResult, dict[str, Array] | None]:
-    """Returns the row of an engine, and its outputs if it ran."""
+    """Builds, runs, times and checks the graph on one engine; returns its result, and its outputs if it ran."""
     with contextlib.ExitStack() as stack:
         try:
             began = time.perf_counter()
@@ -175,7 +178,7 @@ def _on(
             outputs = built.run()
             us, timing = built.time()
         except Exception as error:
-            # torch accepts a graph by running it; too large for this machine is nobody's mistake.
+            # Only running a graph shows whether torch accepts it; lack of memory is not a failure of the engine.
             return _failed(engine, error, refused=engine == "torch" or _out_of_memory(error)), None
         checked = built.check(outputs)
     return (
@@ -227,7 +230,7 @@ def _engine(
 
 
 def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> tuple[float, str]:
-    """Returns microseconds of a call whose arrays are in place already, outputs included."""
+    """Returns the microseconds of a call whose arrays, outputs included, exist already, and how they were measured."""
     device = executable.device
     arrays = [placed(inputs[t.name], device) for t in executable.graph.inputs]
     if device.is_cuda:
@@ -258,7 +261,7 @@ def _torch(
 
 
 def _best_of(call: Callable[[], object]) -> tuple[float, str]:
-    """Returns microseconds of the fastest of a few calls, fewer if they take seconds."""
+    """Returns the microseconds of the fastest of a few calls (fewer if they take seconds), and how it was measured."""
     times: list[float] = []
     while len(times) < _CPU_RUNS and sum(times) < _CPU_SECONDS:
         began = time.perf_counter()
@@ -294,7 +297,7 @@ def _difference(
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:
-    """Returns a comparison as plain data, ready for JSON; see `fusegraph.cli.compare` for its keys."""
+    """Converts a comparison to plain data for JSON; `fusegraph.cli.compare` documents its keys."""
     return {
         "name": comparison.graph,
         "seed": comparison.seed,

@@ -1,4 +1,4 @@
-"""What this machine has of what fusegraph can use, and what to install where something is missing."""
+"""Finds out what this machine has that fusegraph can use, and what to install if something is missing."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _GET_COMPILER = "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora),
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing fusegraph can use.
+    """One thing that fusegraph can use.
 
-    name     what it is.  found: whether it is there and works.  version, path: empty where unknown.
-    detail   what else there is to say; why it is missing.
-    needed   what fusegraph uses it for.  install: what to do where it is missing, else empty.
+    name     what it is.  found: whether it is there and works.  version, path: empty if unknown.
+    detail   further information, or why it is missing.
+    needed   what fusegraph uses it for.  install: what to do if it is missing, else empty.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings; compiles, runs_on_gpu, runs_on_cpu say what they amount to."""
+    """All findings, and the conclusions from them: compiles, runs_on_gpu, runs_on_cpu, ok."""
 
     findings: tuple[Finding, ...]
 
@@ -63,7 +63,7 @@ class Diagnosis:
 
     @property
     def compiles(self) -> bool:
-        """Cubins can be made."""
+        """Whether cubins can be compiled."""
         return self._found("NVRTC")
 
     @property
@@ -72,22 +72,22 @@ class Diagnosis:
 
     @property
     def runs_on_cpu(self) -> bool:
-        """The emitted CUDA C can be run on this machine's CPU."""
+        """Whether the emitted CUDA C can be run on this machine's CPU."""
         return self._found("C++ compiler")
 
     @property
     def ok(self) -> bool:
-        """Something works: kernels can be compiled, or run on the CPU."""
+        """Whether kernels can be compiled, or run on the CPU."""
         return self.compiles or self.runs_on_cpu
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, ready for JSON."""
+        """Converts the diagnosis to plain data for JSON."""
         verdicts = {name: getattr(self, name) for name in ("ok", "compiles", "runs_on_gpu", "runs_on_cpu")}
         return {**verdicts, "findings": [asdict(f) for f in self.findings]}
 
 
 def diagnose() -> Diagnosis:
-    """Looks at everything.  What fails is a finding; nothing is raised."""
+    """Probes everything.  A failure becomes a finding; nothing is raised."""
     probes: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("Python", _python),
         ("cuda-bindings", partial(_distribution, "cuda-bindings", "cuda-bindings", _FOR_BINDINGS, _PIP_NVRTC)),
@@ -159,7 +159,7 @@ def _compiler() -> list[Finding]:
 
 
 def _cudnn_library() -> list[Finding]:
-    """Returns the library of the PyPI package, else one that the system's loader finds."""
+    """Finds the library in its Python package, else by the system's loader."""
     name, needed = "cuDNN library", _FOR_CUDNN
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         package = importlib.metadata.distribution("nvidia-cudnn-cu13")
@@ -174,7 +174,7 @@ def _cudnn_library() -> list[Finding]:
 
 
 def _distribution(name: str, package: str, needed: str, install: str) -> list[Finding]:
-    """Returns an installed Python distribution."""
+    """Finds an installed Python distribution."""
     try:
         found = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""A graph op by op with torch, as a torch user would run it: what fusion is compared with.
+"""Runs a graph op by op with torch, as a torch user would, for comparison with fused kernels.
 
-Only ops that are one torch function, or a line of them, are here; a graph with another op is refused with its name.
-Arithmetic that torch would do in a 16-bit float only because it is written as several functions is done in float32, as
-inside torch's own functions.  Products of float32 are of float32, not tf32, unless all of them may be.
+It supports only ops that are one torch function or a short sequence of them; a graph with another op is refused with
+its name.  An op that takes several torch functions is computed in float32 instead of 16-bit floats, as torch's own
+functions do inside.  Products of float32 are not computed in tf32, unless the graph allows it for all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fusegraph.report.eager_pooling import POOLING_COMPOSITES, pooling, response
 from fusegraph.report.eager_reductions import REDUCTIONS
 from fusegraph.runtime.arrays import torch_dtype
 
-#: Names, as torch has them too, of the dtypes that it computes in.
+#: Names, the same in torch, of the dtypes in which torch computes.
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
-#: Operands of norms that torch wants in the type in which it computes, whatever the others are.
+#: Operands of norms that torch takes in the type in which it computes, whatever the dtypes of the others.
 STATISTICS = frozenset({"mean", "inv_variance", "in_running_mean", "in_running_var"})
 
 
 def load_torch() -> Any:
-    """Returns the module ``torch``.  Raises ToolchainError where it cannot be imported."""
+    """Returns the module ``torch``.  Raises ToolchainError if it cannot be imported."""
     try:
         import torch
     except Exception as error:  # a broken installation raises OSError and others
@@ -42,7 +42,7 @@ def load_torch() -> Any:
 
 
 def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Returns op name -> torch function of its operands, with its attributes as keywords."""
+    """Returns op name -> torch function, for pointwise ops; it takes operands, and attributes as keywords."""
     f = torch.nn.functional
 
     def gen_index(x: Any, axis: int) -> Any:
@@ -70,9 +70,7 @@ def pointwise(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def composed(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Returns the same for ops written as several torch functions, or that torch itself computes in steps on the
-    CPU.
-    """
+    """Returns the same for ops that take several torch functions, or that torch computes in steps on the CPU."""
 
     def relu(x: Any, negative_slope: float, lower_clip: float, upper_clip: float | None) -> Any:
         if negative_slope == 0:
@@ -104,7 +102,7 @@ def composed(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def composites(torch: Any) -> dict[str, Callable[..., Any]]:
-    """Returns the same for the ops that are made of others."""
+    """Returns the same for composite ops."""
     f = torch.nn.functional
     every = [True, True, True]
 
@@ -120,7 +118,7 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
         return y, torch.rsqrt((x.float() ** 2).mean(dim=axes, keepdim=True) + epsilon)
 
     def batchnorm(x: Any, scale: Any, bias: Any, *running: Any, epsilon: float, momentum: float) -> Any:
-        moved = [r.clone() for r in running]  # torch writes over them
+        moved = [r.clone() for r in running]  # torch overwrites them
         old = [r.reshape(-1) for r in moved] or [None, None]
         weights = (scale.reshape(-1), bias.reshape(-1))
         y, *statistics = torch.native_batch_norm(x, *weights, *old, True, momentum, epsilon)
@@ -160,7 +158,7 @@ def composites(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _known_to_torch(dtype: DType) -> np.dtype[Any]:
-    """Returns NumPy's type of as many bits through which values of a dtype pass to and from torch."""
+    """Returns the NumPy type, of the same size, in which values of a dtype are passed to and from torch."""
     return np.dtype(np.int16) if dtype == bfloat16 else dtype.numpy
 
 
@@ -169,7 +167,7 @@ def _weights(node: Node) -> list[Tensor]:
 
 
 def _check_last(node: Node) -> None:
-    """Raises NotSupportedError unless a norm is along the last dimensions, with weights of their shape, as torch's."""
+    """Raises NotSupportedError unless a norm is over the last dimensions, with weights of their shape, as in torch."""
     x, axes = node.outputs[0], node.attributes["axes"]
     first = x.rank - len(axes)
     if axes != tuple(range(first, x.rank)) or not axes or any(w.shape != x.shape[first:] for w in _weights(node)):
@@ -180,7 +178,7 @@ def _check_last(node: Node) -> None:
 
 
 def _check_channels(node: Node) -> None:
-    """Raises NotSupportedError unless a batchnorm has one weight a channel, as torch's."""
+    """Raises NotSupportedError unless a batchnorm has one weight per channel, as in torch."""
     channels = (node.outputs[0].shape[1], *(1 for _ in node.outputs[0].shape[2:]))
     for weight in _weights(node):
         if weight.shape not in (channels, (1, *channels)):
@@ -190,14 +188,14 @@ def _check_channels(node: Node) -> None:
             )
 
 
-#: What torch's function of an op does not do is refused.
+#: Op name -> check that refuses nodes that torch's function for the op does not support.
 _CHECKS = dict.fromkeys(("layernorm", "rmsnorm", "layernorm_backward"), _check_last) | dict.fromkeys(
     ("batchnorm", "batchnorm_backward", "groupnorm"), _check_channels
 )
 
 
 def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
-    """Returns op name -> the torch function of a node of movement."""
+    """Returns op name -> function that makes the torch function of a movement node."""
     f = torch.nn.functional
 
     def sliced(node: Node) -> Callable[..., Any]:
@@ -246,10 +244,10 @@ def movement(torch: Any) -> dict[str, Callable[[Node], Callable[..., Any]]]:
 
 
 class Eager:
-    """A graph as calls of torch, on torch's GPU if it has one, else on the CPU.
+    """A graph as a sequence of torch calls, on torch's GPU if it has one, else on the CPU.
 
-    Call it with tensors (`tensors` makes them) in the order of the graph's inputs; returns a tensor an output.  Raises
-    ToolchainError without torch, NotSupportedError where an op or dtype is not one of torch's.
+    Call it with tensors (`tensors` makes them) in the order of the graph's inputs; it returns a tuple of one tensor per
+    output.  Raises ToolchainError without torch, NotSupportedError if torch does not support an op or dtype.
     """
 
     def __init__(self, graph: Graph, device: int = 0) -> None:
@@ -278,7 +276,7 @@ class Eager:
 
     @property
     def rounding(self) -> Rounding:
-        """Every op rounds to its tensor's dtype, and is computed by instructions we know nothing of."""
+        """Where torch rounds: every op rounds to its tensor's dtype, and may use approximate instructions."""
         return Rounding(approximate=frozenset(n.name for n in self.graph.nodes), strict=True)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -289,16 +287,16 @@ class Eager:
         return tuple(values[t] for t in self.graph.outputs)
 
     def tensor(self, array: Array, dtype: DType) -> Any:
-        """Returns a NumPy array as a tensor on the device, its order in memory kept."""
+        """Returns a NumPy array as a tensor on the device, with the same order of elements in memory."""
         tensor = self._torch.from_numpy(np.array(array, order="K").view(_known_to_torch(dtype)))
         return tensor.view(torch_dtype(self._torch, dtype)).to(self.device)
 
     def tensors(self, inputs: Mapping[str, Array]) -> list[Any]:
-        """Returns the graph's inputs, by name, as tensors in order."""
+        """Converts the graph's inputs, given by name, to tensors in the graph's order."""
         return [self.tensor(inputs[t.name], t.dtype) for t in self.graph.inputs]
 
     def arrays(self, results: Sequence[Any]) -> dict[str, Array]:
-        """Returns the outputs as NumPy arrays by name."""
+        """Converts the outputs to NumPy arrays by name."""
         arrays = {}
         for tensor, result in zip(self.graph.outputs, results):
             bits = result.cpu().contiguous().view(getattr(self._torch, _known_to_torch(tensor.dtype).name))
@@ -328,10 +326,10 @@ class Eager:
         if mixed or (promoted.is_float and several is not None):
             promoted = compute_dtype(promoted, real)
         wanted = [d if d.is_bool else promoted for d in node.op.operand_dtypes(types)]
-        if node.kind is Kind.COMPOSITE and self.is_cuda:  # torch's own statistics are wider than what they are of
+        if node.kind is Kind.COMPOSITE and self.is_cuda:  # torch's statistics are wider than its other operands
             narrow = [t.dtype for k, t in zip(node.op.operands, types) if k not in STATISTICS]
             wanted = [t.dtype if k in STATISTICS else reduce(promote, narrow) for k, t in zip(node.op.operands, types)]
-        elif node.kind is Kind.COMPOSITE:  # as wide as the widest result, or torch would round that
+        elif node.kind is Kind.COMPOSITE:  # as wide as the widest result, which torch would round otherwise
             wanted = [reduce(promote, (t.dtype for t in node.outputs), promoted)] * len(types)
         kinds = [torch_dtype(self._torch, d) for d in wanted]
         results = [self._dtypes[t.dtype] for t in node.outputs]
@@ -346,7 +344,7 @@ class Eager:
         promoted = node.op.promoted(tuple(t.type for t in node.inputs))
         if not promoted.is_float:
             raise NotSupportedError(f"torch has no {node.op.name} of {promoted} ({node.name!r})")
-        # A result wider than the operands: torch would round it to their dtype first.
+        # If the result is wider than the operands, widen these: torch would round the result to their dtype first.
         wider = node.output.dtype if node.output.dtype.unit_roundoff < promoted.unit_roundoff else promoted
         kind, result = torch_dtype(self._torch, wider), self._dtypes[node.output.dtype]
         function = self._torch.matmul if node.op.role is Role.MATMUL else self._convolution(node)
@@ -377,7 +375,7 @@ class Eager:
         return run
 
     def _sort(self, node: Node) -> Callable[..., Any]:
-        """Returns the sorted elements, or where they come from.  (Of those that are equal torch's topk takes any.)"""
+        """Makes the function that gives sorted elements or their positions.  (torch's topk takes any of equal ones.)"""
         axis, descending, keep = order_of(node.inputs[0].type, node.attributes)
         part, result = int(node.attributes.get("dtype") is not None), self._dtypes[node.output.dtype]
 
@@ -406,7 +404,7 @@ class Eager:
         if node.op.role is Role.WGRAD:
             of_filter = getattr(gradients, f"conv{rank}d_weight")
             return lambda x, loss: turned(of_filter(padded(x), node.output.shape, loss, *how))
-        # Of other padding the gradient of the padded input, and of that the part inside.
+        # For uneven padding: the gradient of the padded input, of which the inner part is returned.
         ends = ((0, 0),) * rank if even else pads
         sizes = [size + before + after for size, (before, after) in zip(at["size"], ends)]
         shape = (*node.output.shape[:2], *sizes)
@@ -415,17 +413,17 @@ class Eager:
         return lambda loss, w: of_input(shape, turned(w), loss, *how)[inside]
 
     def _cast(self, x: Any, target: DType) -> Any:
-        """Returns floats to integers truncate and saturate, NaN gives 0, as a cast of the op table does."""
+        """Casts as the op table does: floats become integers by truncation and saturation, NaN becomes 0."""
         if target.is_int and x.is_floating_point():
             x = x.nan_to_num(nan=0.0).clamp(float(target.min), float(target.max))
         return x.to(self._dtypes[target])
 
     @contextlib.contextmanager
     def exact(self) -> Iterator[None]:
-        """Within it torch's products of float32 are of float32 and summed in it, as those of the other engines; or of
-        tf32 if all of the graph's may be.
+        """Makes torch compute products of float32 in float32, as the other engines do, or in tf32 if all may be.
 
-        The settings are torch's, of the whole process; they are put back afterwards.
+        Sums of 16-bit products are also kept in float32.  These are settings of the whole process; they are restored
+        afterwards.
         """
         every = [n for n in self.graph.nodes if n.kind is Kind.CONTRACTION]
         products = [n for n in every if n.op.promoted(tuple(t.type for t in n.inputs)) == float32]

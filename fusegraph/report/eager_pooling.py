@@ -1,4 +1,4 @@
-"""Pooling as a torch user would run it."""
+"""Pooling as torch computes it; see `report.eager`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.graph import Node
 from fusegraph.ops.evaluate import compute_dtype
 
-#: Ops made of pooling, or of a reduction, that torch has as one or two.
+#: Composite ops, made of pooling or a reduction, that are one or two functions in torch.
 POOLING_COMPOSITES = ("max_pool_backward", "adaptive_max_pool_backward", "global_max_pool", "global_avg_pool")
 
 
 def response_norm(torch: Any, node: Node) -> Callable[..., Any]:
-    """Returns the normalization of a window of channels."""
+    """Returns the torch function that normalizes over a window of channels.
+
+    Raises NotSupportedError for any axis but 1.
+    """
     at, x, result = node.attributes, node.inputs[0], getattr(torch, node.output.dtype.name)
     if at["axis"] != 1:
         raise NotSupportedError(f"torch normalizes along the channels; {node.op.name} {node.name!r} does not")
@@ -25,7 +28,10 @@ def response_norm(torch: Any, node: Node) -> Callable[..., Any]:
 
 
 def pooling(torch: Any, node: Node) -> Callable[..., Any]:
-    """Returns pooling over the spatial axes, by torch's functions; gradients of two-dimensional windows alone."""
+    """Returns the torch function that pools over the spatial axes; gradients only for two-dimensional windows.
+
+    Raises NotSupportedError for pooling that torch lacks.
+    """
     f, at = torch.nn.functional, node.attributes
     name, x, result = node.op.name, node.inputs[0], getattr(torch, node.output.dtype.name)
     axes = at["axes"]

@@ -1,4 +1,4 @@
-"""Reductions as torch makes them; see `report.eager`."""
+"""Reductions as torch computes them; see `report.eager`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _product(x: Any, wide: Any, dim: tuple[int, ...], keepdim: bool) -> Any:
     return x
 
 
-#: mode of a reduction -> (torch, x, dtype in which it is combined, dim, keepdim, ...) -> the result.
+#: Mode of a reduction -> function (torch, x, dtype in which to accumulate, dim, keepdim, ...) -> result.
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "add": lambda torch, x, wide, **how: x.sum(dtype=wide, **how),
     "mul": lambda torch, x, wide, **how: _product(x.to(wide), wide, **how),

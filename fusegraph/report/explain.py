@@ -1,4 +1,4 @@
-"""What a plan does: every kernel, what it reads, writes and saves, every fusion made or declined with its reason."""
+"""Explains a plan: every kernel, what it reads, writes and saves, and every fusion made or declined with its reason."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
 
-#: Names of nodes listed in a row before the text form says how many more there are.
+#: How many names the text form lists in a row before it says how many more there are.
 MOST_LISTED = 24
 
 
 def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
-    """Returns a plan as plain data; `fusegraph.report.artifacts.json_text` writes it.  ``target`` is what the
-    plan's schedules were chosen for.
+    """Returns a plan as plain data for `fusegraph.report.artifacts.json_text`.
+
+    ``target`` is the target that the plan's schedules were chosen for.
 
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
     simplified_away        nodes of the graph as built that need no computation any more.
     kernels                as `describe_kernel`, in the order in which they run.
-    views                  ``name, op, of``: results of movement that need no kernel, and whose elements they are.
-    kernels_unfused        kernels that one a node of the graph as built would make.
-    bytes_unfused          bytes those would move through device memory; ``bytes_moved`` what the kernels move.
+    views                  ``name, op, of``: results of movement that need no kernel, and the tensors they are views of.
+    kernels_unfused        how many kernels there would be with one for each node of the graph as built.
+    bytes_unfused          bytes that those would move through device memory; ``bytes_moved``: what the kernels move.
     decisions              as `describe_decision`, for every edge and every pair of siblings.
-    algorithms             what does each convolution: node, algorithm, reason.
-    workspace_bytes        device memory for intermediates; ``workspace`` maps each to ``offset`` and ``bytes``.
+    algorithms             for each convolution: node, algorithm, reason.
+    workspace_bytes        device memory for intermediates; ``workspace`` maps each of them to ``offset`` and ``bytes``.
     """
     kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
     kept = {node.name for node in plan.simplified.nodes}
@@ -57,7 +58,7 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
 
 
 def _parts(plan: Plan, name: str) -> str:
-    """Returns that a convolution is summed up in parts, if it is: its node adds them up."""
+    """Returns " in N parts" for a convolution that is computed in parts, which its node adds up; else nothing."""
     output = plan.simplified.tensors.get(name)
     total = plan.simplified.producer(output) if output is not None else None
     before = plan.simplified.producer(total.inputs[0]) if total is not None else None
@@ -65,10 +66,14 @@ def _parts(plan: Plan, name: str) -> str:
 
 
 def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | None = None) -> dict[str, Any]:
-    """Returns a graph: ``name``; ``inputs[]``, ``outputs[]`` with ``name, shape, strides`` (elements) ``, dtype``;
-    ``nodes[]`` with ``name, op, inputs, attributes, shape, dtype``, and ``kernel, kernel_name``: the ``number`` and
-    ``name`` of the
-    kernel that computes it, None for a view.  ``kernel_of`` has these two for the nodes that have a kernel.
+    """Returns a graph as plain data.
+
+    name             the graph's name.
+    inputs, outputs  each with ``name``, ``shape``, ``strides`` (in elements) and ``dtype``.
+    nodes            each with ``name``, ``op``, ``inputs``, ``attributes``, ``shape``, ``dtype``, and the number and
+                     name of the kernel that computes it: ``kernel`` and ``kernel_name``, both None for a view.
+
+    ``kernel_of`` maps the nodes that have a kernel to its number and name.
     """
     kernels = kernel_of or {}
     return {
@@ -80,10 +85,16 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
 
 
 def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> dict[str, Any]:
-    """Returns a kernel: ``number`` among those of its graph, from 1 in the order in which they run; ``name`` of its
-    code, which others may share; ``family, nodes[], reads[], writes[]`` (``name, bytes``), ``bytes_saved`` against
-    one kernel a node, ``grid, block, dynamic_shared_bytes``, ``schedule`` (``type`` and its sizes), ``chosen_by``
-    (why this one), ``declined_forms``: why it has none of the faster forms, by their names.
+    """Returns a kernel as plain data.
+
+    number           its number in the graph's order of execution, from 1.
+    name             the name of its code, which kernels may share.
+    family, nodes    its kernel family, and the names of its nodes.
+    reads, writes    its tensors, each with ``name`` and ``bytes``.
+    bytes_saved      the traffic saved against one kernel per node.
+    grid, block, dynamic_shared_bytes  how it is launched.
+    schedule         ``type`` and sizes of its schedule; ``chosen_by``: why this one.
+    declined_forms   the faster forms that it does not have, by name, each with the reason.
     """
     group, source = kernel.group, kernel.source
     return {
@@ -104,7 +115,7 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
 
 
 def describe_decision(decision: Decision) -> dict[str, Any]:
-    """Returns a decision: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
+    """Returns a decision as plain data: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
     return asdict(decision)
 
 
@@ -131,7 +142,7 @@ def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:
 
 
 def traffic(plan: Plan) -> int:
-    """Returns bytes of device memory that a plan's kernels read and write."""
+    """Returns how many bytes of device memory a plan's kernels read and write."""
     return sum(t.nbytes for kernel in plan.kernels for t in kernel.arguments)
 
 
@@ -143,7 +154,7 @@ def _unfused_bytes(graph: Graph) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """Returns bytes for a reader: ``"512 B"``, ``"12.6 MB"`` (powers of 1000)."""
+    """Formats a number of bytes: ``"512 B"``, ``"12.6 MB"`` (powers of 1000)."""
     value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
     while abs(value) >= 999.95 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -151,12 +162,12 @@ def size_text(nbytes: int) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Returns ``"1 kernel"``, ``"2 kernels"``."""
+    """Returns a count with its noun: ``"1 kernel"``, ``"2 kernels"``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
-    """Returns what `describe` returns as text, in lines of at most ``width`` columns (a longer name keeps its line)."""
+    """Formats the result of `describe` as text in lines of at most ``width`` columns (longer names are not broken)."""
     lines = [f"graph {facts['name']}", ""]
     kernels = facts["kernels"]
     before, after = facts["bytes_unfused"], facts["bytes_moved"]
@@ -206,7 +217,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
 
 
 def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """Returns the convolutions that an algorithm does for one reason."""
+    """Groups convolutions: (algorithm, reason) -> names of the nodes."""
     result: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
         result.setdefault((choice["algorithm"], choice["reason"]), []).append(choice["node"])
@@ -214,17 +225,17 @@ def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str],
 
 
 def _saved(nbytes: int) -> str:
-    """Returns bytes saved, or moved in exchange for fewer products (Winograd's)."""
+    """Formats the bytes saved, or moved in addition if negative, as by Winograd's algorithm for fewer products."""
     return f"{size_text(abs(nbytes))} {'saved' if nbytes >= 0 else 'more'}"
 
 
 def _by_reason(declined: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the forms that are declined for a reason, by reason."""
+    """Groups declined forms: reason -> names of the forms."""
     return {reason: [f for f, why in declined.items() if why == reason] for reason in declined.values()}
 
 
 def decision_lines(decision: Mapping[str, Any], width: int) -> list[str]:
-    """Returns what `describe_decision` returns as lines."""
+    """Formats the result of `describe_decision` as lines of at most ``width`` columns."""
     sign = "->" if decision["shared_input"] is None else "beside"
     saved = f" [{size_text(decision['bytes_saved'])}]" if decision["bytes_saved"] else ""
     head = f"{decision['producer']} {sign} {decision['consumer']}{saved}"
@@ -236,8 +247,10 @@ def _tensors(tensors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def wrapped(text: str, width: int, indent: str, further: str | None = None) -> list[str]:
-    """Returns lines of at most ``width`` columns, the first after ``indent``, the others after ``further`` (default:
-    the same); a long word keeps a line of its own."""
+    """Wraps text into lines of at most ``width`` columns.
+
+    The first line begins with ``indent``, the others with ``further`` (default: the same).  Long words are not broken.
+    """
     return textwrap.wrap(
         text,
         width,

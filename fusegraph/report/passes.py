@@ -1,4 +1,4 @@
-"""What each pass made of a graph: ``fusegraph explain --passes`` and ``--dump``."""
+"""Shows what each pass did to a graph: ``fusegraph explain --passes`` and ``--dump``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fusegraph.report.explain import MOST_LISTED, count_text, decision_lines, de
 def describe_steps(plan: Plan) -> list[dict[str, Any]]:
     """Returns the passes that ran on a plan's graph, in order, as plain data.
 
-    name, summary  the pass, and what it does.
-    nodes          how many there are behind it.
-    removed, added  nodes that only the graph before it has, and only the one behind it, as text.
-    decisions      as `describe_decision`: what was rewritten, what was not, and why.
+    name, summary   the pass, and what it does.
+    nodes           how many nodes there are after it.
+    removed, added  nodes that only the graph before it has, and only the one after it, as text.
+    decisions       as `describe_decision`: what was rewritten, what was not, and why.
     """
     return [_step(step) for step in plan.steps]
 
@@ -56,7 +56,7 @@ def graph_text(graph: Graph) -> str:
 
 
 def dump_files(plan: Plan) -> dict[str, bytes]:
-    """Returns the files of ``--dump``: the graph as built, and after each pass, by name."""
+    """Returns the files of ``--dump``, by name: the graph as built, and after each pass."""
     graphs = {"as built": plan.graph, **{step.name: step.rewritten.graph for step in plan.steps}}
     return {
         f"{number:02}-{name.replace(' ', '-').replace(chr(39), '')}.txt": graph_text(graph).encode()
@@ -65,8 +65,9 @@ def dump_files(plan: Plan) -> dict[str, bytes]:
 
 
 def steps_text(name: str, steps: Sequence[Mapping[str, Any]], width: int = 80) -> str:
-    """Returns what `describe_steps` returns as text, in lines of at most ``width`` columns; passes that changed and
-    decided nothing are named at the end.
+    """Formats the result of `describe_steps` as text in lines of at most ``width`` columns.
+
+    Passes that changed and decided nothing are named at the end.
     """
     lines, idle = [f"graph {name}"], []
     for step in steps:

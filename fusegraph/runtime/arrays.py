@@ -1,6 +1,6 @@
-"""The arrays a graph is run on: those of any framework, seen without copying, and new ones in the caller's framework.
+"""The arrays a graph runs on: any framework's, read without copying, and new ones in the caller's framework.
 
-``view`` (see ``views``) reads what the caller gives; ``allocator`` makes what it gets back.
+``view`` (see ``views``) reads what the caller gives; ``allocator`` makes what the caller gets back.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def allocator(
     *,
     stream: int = 0,
 ) -> Callable[[], Any]:
-    """Returns a function that makes an array, contents undefined, each time it is called: torch and CuPy arrays for
-    those frameworks, else (also for a dtype that CuPy has not) NumPy on the CPU and DeviceArray on a GPU.
+    """Returns a function that makes a new array, with undefined contents, at each call.
 
-    ``strides`` in elements, 0 or more.  ``stream`` is the stream that will write it, for DeviceArray; torch and CuPy
-    give memory that is theirs to reuse in the order of their own current stream.
+    It is a torch or CuPy array for those frameworks.  For others, and for dtypes that CuPy lacks, it is a NumPy array
+    on the CPU and a DeviceArray on a GPU.  ``strides`` are in elements, 0 or more.  ``stream`` is the stream that will
+    write a DeviceArray; torch and CuPy reuse memory in the order of their own current stream.
     """
     if framework == "torch":
         torch = sys.modules["torch"]
@@ -74,10 +74,10 @@ def allocator(
 
 
 def hand_over(array: Any, framework: str) -> Any:
-    """Returns ``array``, made by an ``allocator`` and now written or queued to be, as the caller's framework has it.
+    """Returns ``array``, made by an ``allocator`` and written (or about to be, on its stream), as the caller's type.
 
-    Only JAX needs this: its arrays are complete when made, so one cannot be made first and written later.  A JAX array
-    takes over the memory of a DeviceArray and waits for its ``stream``; a layout or dtype that JAX refuses stays a
+    Only JAX needs this: its arrays are immutable and cannot be written after they are made.  A JAX array takes over the
+    memory of a DeviceArray and waits for its ``stream``.  An array of a layout or dtype that JAX refuses stays a
     DeviceArray.
     """
     if framework != "jax":
@@ -98,12 +98,12 @@ def _empty_cupy(cupy: Any, shape: tuple[int, ...], strides: tuple[int, ...], dty
 
 
 def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
-    """Returns ``x`` (anything ``view`` takes) as a DeviceArray on ``device``: shared if it is there already, else a
-    copy.
+    """Returns ``x`` (anything ``view`` takes) as a DeviceArray on ``device``: shared if it is there, else a copy.
 
-    ``stream``, one of ``device``, is the stream that will use it.  A copy keeps the strides if they leave no gaps, and
-    is in C order otherwise; from another GPU it is made by way of the host, after what the array's framework has queued
-    there.  Elements of fewer than 8 bits, of which NumPy has one a byte, become packed bytes in C order.
+    ``stream``, a stream of ``device``, is the one that will use it.  A copy keeps the strides if they leave no gaps,
+    and is in C order otherwise.  A copy from another GPU goes through the host, after the work that the array's
+    framework has queued there.  Elements of fewer than 8 bits, which NumPy stores one per byte, become packed bytes in
+    C order.
     """
     seen = view(x, name="x", stream=stream)
     if seen.dtype.is_packed:
@@ -112,7 +112,7 @@ def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
         if isinstance(x, DeviceArray):
             return x
         return DeviceArray(seen.pointer, seen.shape, seen.strides, seen.dtype, seen.device, seen.owner, stream)
-    # A stream of this device says nothing of the work on another one: the array is looked at anew.
+    # ``stream`` does not order work on another device, so the array is read again with that device's own stream.
     host = to_numpy(x, stream=current_stream(seen.framework, seen.device)) if seen.device.is_cuda else to_numpy(seen)
     strides = seen.strides
     if span(seen.shape, strides) != host.size:
@@ -123,8 +123,10 @@ def to_device(x: Any, device: int = 0, *, stream: int = 0) -> DeviceArray:
 
 
 def to_numpy(x: Any, *, stream: int = 0) -> NDArray:
-    """Returns ``x`` (an ArrayView, or anything ``view`` takes) as a NumPy array: shared on the CPU, copied from a
-    GPU after what ``stream`` holds."""
+    """Returns ``x`` (an ArrayView, or anything ``view`` takes) as a NumPy array.
+
+    Memory on the CPU is shared; memory on a GPU is copied, after the work queued on ``stream``.
+    """
     seen = x if isinstance(x, ArrayView) else view(x, name="x", stream=stream)
     if seen.device == CPU:
         array = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype.numpy, seen.owner)

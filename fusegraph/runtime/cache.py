@@ -1,8 +1,8 @@
-"""The on-disk cache: bytes under a digest, safe to share among processes, never a reason for a compilation to fail.
+"""The on-disk cache: bytes stored under a digest, safe to share among processes; its failures never fail a compilation.
 
 An entry is one file: a magic number, the payload's length, a checksum over key and payload, the payload.  Writers fill
 a temporary file in the same folder and rename it, so a reader sees an old entry, a new entry or none.  Nothing is
-flushed to the device: what a power cut leaves behind fails its checksum and counts as absent.  Two processes that miss
+flushed to disk: an entry damaged by a power cut fails its checksum and counts as absent.  Two processes that miss
 the same key both build it; the later rename wins, and both hold the right bytes.
 """
 
@@ -29,8 +29,8 @@ from fusegraph.errors import CacheError, shown
 DEFAULT_LIMIT_BYTES = 512 * 10**6
 MEMO_LIMIT_BYTES = 32 * 10**6
 
-#: What opening says of something that is no entry, though it has the name of one: loops of links, sockets, what may not
-#: be read.  The next entry takes its place.
+#: Errors of opening something that is not an entry but has the name of one: a loop of links, a socket, an unreadable
+#: file.  It counts as absent, and the next entry of that name replaces it.
 _NO_ENTRY = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM})
 
 _MAGIC = b"FGCACHE1"
@@ -54,7 +54,7 @@ _warned = False
 
 
 def digest(*parts: str | bytes) -> str:
-    """Returns a key of the parts: 64 hex digits.
+    """Returns the key made of the parts: 64 hex digits.
 
     Each part is hashed behind its length, so that ``("ab", "c")`` and ``("a", "bc")`` differ.
     """
@@ -67,8 +67,9 @@ def digest(*parts: str | bytes) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Returns bytes meant by ``"1000000"``, ``"512MB"`` (10**6) or ``"0.5 GiB"`` (2**30).  Raises ValueError for
-    other text.
+    """Parses a number of bytes: ``"1000000"``, ``"512MB"`` (MB: 10**6), ``"0.5 GiB"`` (GiB: 2**30).
+
+    Raises ValueError for other text.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     unit = _UNITS.get(match[2].lower()) if match else None
@@ -81,22 +82,20 @@ def parse_bytes(text: str) -> int:
 
 @functools.cache
 def default_cache() -> DiskCache:
-    """Returns the process's cache, in the folder and within the limit that the environment names when it is first
-    asked for.
-    """
+    """Returns the process's cache.  The first call takes its folder and limit from the environment."""
     return DiskCache()
 
 
 class DiskCache:
-    """Bytes by key in a folder of at most ``limit_bytes``; what was used least recently goes first.
+    """Bytes by key in a folder of at most ``limit_bytes``; the least recently used entries are evicted first.
 
     ``folder`` defaults to ``$FUSEGRAPH_CACHE_DIR``, else ``$XDG_CACHE_HOME/fusegraph``, else ``~/.cache/fusegraph``;
-    ``limit_bytes`` to ``$FUSEGRAPH_CACHE_LIMIT``, else 512 MB; 0 keeps nothing on disk.  Several processes may pass the
-    limit by what they write between two looks at the folder, a thirty-second of it each.  The most recent entries are
-    also kept in memory.  Instances may be shared by threads.
+    ``limit_bytes`` to ``$FUSEGRAPH_CACHE_LIMIT``, else 512 MB; 0 keeps nothing on disk.  Each process checks the
+    folder's size only after writing 1/32 of the limit, so the total may exceed the limit by that much per process.  The
+    most recent entries are also kept in memory.  Instances may be shared by threads.
 
-    A folder that cannot be used is warned about once a process; the cache then works in memory alone.  Raises
-    CacheError where ``folder`` is given and is a file, and where the limit is negative or unreadable.
+    A folder that cannot be used causes one warning per process; the cache then works in memory alone.  Raises
+    CacheError if ``folder`` is not a path or is a file, and if the limit is negative or not a number of bytes.
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
@@ -122,7 +121,7 @@ class DiskCache:
     def get(self, key: str) -> bytes | None:
         """Returns the bytes stored under ``key``, or None; a damaged entry counts as absent.
 
-        Raises ValueError where ``key`` is not 16 to 128 lower-case hex digits, as ``digest`` makes them.
+        Raises ValueError if ``key`` is not 16 to 128 lower-case hex digits, as ``digest`` makes them.
         """
         path = self._path(key)
         with self._lock:
@@ -137,7 +136,7 @@ class DiskCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store ``data`` under ``key`` in place of what was there; evict what no longer fits, never ``key`` itself."""
+        """Stores ``data`` under ``key``, replacing what was there; evicts other entries that no longer fit."""
         path = self._path(key)
         self._remember(key, data)
         if path is None or not self._writable or self.limit_bytes == 0:
@@ -149,17 +148,16 @@ class DiskCache:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._write(key, path, data)
             self._evict_if_due(keep=path, written=len(data) + _HEADER.size)
-        except IsADirectoryError:  # in the place of this entry: the others are as good as before
+        except IsADirectoryError:  # a folder has this entry's name; other entries are not affected
             return
         except OSError as error:
             self._writable = False
             _warn_unusable(path.parent, error)
 
     def get_or_build(self, key: str, build: Callable[[], bytes]) -> tuple[bytes, bool]:
-        """Returns the bytes of ``key``, made by ``build()`` and stored where they are missing, and whether they were
-        cached.
+        """Returns the bytes of ``key`` and whether they were cached; if not, ``build()`` makes them to be stored.
 
-        What ``build`` raises passes through, and nothing is stored.
+        Exceptions of ``build`` pass through, and nothing is stored.
         """
         data = self.get(key)
         if data is not None:
@@ -169,7 +167,7 @@ class DiskCache:
         return data, False
 
     def clear(self) -> None:
-        """Remove every entry and every temporary file.  Other files in the folder stay."""
+        """Removes every entry and every temporary file.  Other files in the folder stay."""
         with self._lock:
             self._memo.clear()
             self._memo_bytes = 0
@@ -179,7 +177,7 @@ class DiskCache:
                 _unlink(entry)
 
     def size(self) -> int:
-        """Returns bytes of all entries on disk."""
+        """Returns the total size of all entries on disk, in bytes."""
         return sum(status.st_size for entry in self._scan() if (status := _entry_status(entry)) is not None)
 
     def _path(self, key: str) -> Path | None:
@@ -189,7 +187,7 @@ class DiskCache:
 
     def _read(self, key: str, path: Path) -> bytes | None:
         try:
-            # Whatever is in the entry's place: opening a FIFO does not wait for a writer, nor a device for its line.
+            # Anything may have the entry's name: with these flags opening a FIFO or a terminal device does not block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -208,7 +206,7 @@ class DiskCache:
                     return None
                 magic, length, checksum = _HEADER.unpack(head)
                 if magic != _MAGIC or length != status.st_size - _HEADER.size:
-                    return None  # before it is read: it may be as long as it likes
+                    return None  # checked before the payload is read, which may be of any length
                 data = file.read()
                 if time.time() - status.st_mtime > _TOUCH_SECONDS:
                     with contextlib.suppress(OSError):  # recency is a hint: a read-only folder still serves hits
@@ -239,7 +237,7 @@ class DiskCache:
                 self._memo_bytes -= len(self._memo.popitem(last=False)[1])
 
     def _evict_if_due(self, keep: Path, written: int) -> None:
-        """Look at the whole folder only once in a while: a scan costs a stat for every entry."""
+        """Evicts old entries, once enough was written since the last scan: a scan costs a stat for every entry."""
         with self._lock:
             if self._unseen_bytes is not None:
                 self._unseen_bytes += written
@@ -255,7 +253,7 @@ class DiskCache:
         total = sum(size for _, size, _ in entries)
         if total <= self.limit_bytes:
             return
-        # Going somewhat below the limit leaves room for the next entries, which then cost no eviction.
+        # Evicting to somewhat below the limit leaves room for the next entries.
         for _, size, entry in sorted(entries, key=lambda item: (item[0], item[2].name)):
             if total <= self.limit_bytes * _EVICT_TO:
                 break
@@ -280,9 +278,7 @@ def _checksum(key: str, data: bytes) -> bytes:
 
 
 def _entry_status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Returns size and times of an entry's file; None for other files, and where another process removed it
-    meanwhile.
-    """
+    """Returns the status of an entry's file; None for other files, and for one that another process has removed."""
     if not _ENTRY_NAME.fullmatch(entry.name):
         return None
     try:
@@ -292,7 +288,7 @@ def _entry_status(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _unlink_if_stale(entry: os.DirEntry[str]) -> None:
-    """Remove a temporary file so old that its writer must have been killed."""
+    """Removes a temporary file if it is so old that its writer must have been killed."""
     with contextlib.suppress(OSError):
         if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
             os.unlink(entry.path)
@@ -314,7 +310,10 @@ def environment_limit() -> int:
 
 
 def environment_folder() -> Path | None:
-    """Returns the folder the environment names; None, with a warning, where there is no home directory to put it in."""
+    """Returns the cache folder by the environment; None, with a warning, if it needs a home directory and has none.
+
+    Raises CacheError if ``FUSEGRAPH_CACHE_DIR`` names the home directory of an unknown user.
+    """
     if named := os.environ.get("FUSEGRAPH_CACHE_DIR"):
         path = os.path.expanduser(named)
         if path.startswith("~"):

@@ -26,5 +26,5 @@ CPU = Device("cpu", 0)
 
 @cache
 def cuda_device(index: int) -> Device:
-    """Returns the Device of CUDA ordinal ``index``; the same object every time."""
+    """Returns the Device of CUDA ordinal ``index``, the same object at every call."""
     return Device("cuda", index)

@@ -12,11 +12,11 @@ from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, 
 
 
 class DeviceArray:
-    """An n-d array in device memory: ``shape``, ``strides`` (in elements), ``dtype``, ``device``, ``pointer``.
+    """An n-dimensional array in device memory: ``shape``, ``strides`` (elements), ``dtype``, ``device``, ``pointer``.
 
-    ``stream`` is the stream whose queued work completes the contents; whoever takes the array over through DLPack or
-    ``__cuda_array_interface__`` waits for it.  It must exist for as long as the array is handed around.  ``owner``
-    keeps the memory alive.
+    ``stream`` is the stream whose queued work completes the contents; consumers of the array through DLPack or
+    ``__cuda_array_interface__`` wait for it.  The stream must exist as long as the array is in use.  ``owner`` keeps
+    the memory alive.
     """
 
     __slots__ = ("__weakref__", "device", "dtype", "owner", "pointer", "shape", "stream", "strides")
@@ -44,8 +44,9 @@ class DeviceArray:
         device: int = 0,
         stream: int = 0,
     ) -> Self:
-        """Returns an array in new memory, contents undefined; ``strides`` (in elements, 0 or more) default to C
-        order.
+        """Returns an array in new memory with undefined contents.
+
+        ``strides`` (in elements, 0 or more) default to C order.  Raises DeviceError if the memory does not suffice.
         """
         dtype = as_dtype(dtype)
         strides = contiguous_strides(shape) if strides is None else strides
@@ -63,7 +64,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, without gaps between them."""
+        """Number of bytes of the elements, without the gaps between them."""
         return self.size * self.dtype.itemsize
 
     def to_numpy(self) -> NDArray:
@@ -78,7 +79,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3.  AttributeError for bfloat16 and 8-bit floats, so that consumers turn to DLPack."""
+        """The interface, version 3.  Raises AttributeError for bfloat16 and 8-bit floats: consumers then try DLPack."""
         if self.dtype.numpy.isbuiltin != 1:
             raise AttributeError(f"__cuda_array_interface__ cannot express {self.dtype}; use DLPack")
         return {
@@ -101,10 +102,11 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Returns a DLPack capsule.  Orders the consumer's ``stream`` (None, 1: legacy default; -1: do not) after ours.
+        """Returns a DLPack capsule, after making the consumer's stream wait for this array's.
 
-        A copy is made only to reach the CPU (``dl_device`` (1, 0)) or where ``copy`` is True.  Raises BufferError for
-        another device, or for the CPU with ``copy`` False.
+        ``stream`` is the consumer's: None or 1 is the legacy default stream, with -1 nothing waits.  A copy is made
+        only to reach the CPU (``dl_device`` (1, 0)) or if ``copy`` is True.  Raises BufferError for another device, and
+        for the CPU with ``copy`` False.
         """
         versioned = max_version is not None and max_version[0] >= 1
         target = self.__dlpack_device__() if dl_device is None else (int(dl_device[0]), int(dl_device[1]))

@@ -1,4 +1,4 @@
-"""DLPack, in both directions, through ctypes: the protocol by which frameworks hand arrays over without copying.
+"""DLPack, the protocol by which frameworks share arrays without copying: export and import, through ctypes.
 
 Source: https://dmlc.github.io/dlpack (version 1.1).  A producer gives a PyCapsule around a DLManagedTensor (before 1.0)
 or a DLManagedTensorVersioned; the consumer takes the struct over by renaming the capsule and calls ``deleter`` when it
@@ -21,7 +21,7 @@ VERSION = (1, 1)  # the first with 8-bit floats
 K_CPU, K_CUDA, K_CUDA_HOST, K_CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY = 1
 
-# Type codes of DLDataType: those of NumPy's kinds of dtypes, and of the dtypes that have one of their own.
+# Type codes of DLDataType: by NumPy's kind of dtype, and for the dtypes that have a code of their own.
 _OF_KINDS = {"i": 0, "u": 1, "f": 2}
 _OWN = {"bfloat16": 4, "bool": 6, "float8_e4m3": 10, "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13}
 #: dtype -> (type code, bits)
@@ -72,7 +72,7 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _struct_of(capsule: Any) -> Any:
-    """Returns the struct in an unused capsule.  Raises ValueError if it is none."""
+    """Returns the struct in an unused capsule.  Raises ValueError for anything else."""
     if _capsule_is_valid(capsule, _NAME_VERSIONED):
         return _ManagedVersioned.from_address(_capsule_pointer(capsule, _NAME_VERSIONED))
     if _capsule_is_valid(capsule, _NAME):
@@ -94,14 +94,14 @@ def export(
     versioned: bool,
     readonly: bool = False,
 ) -> Any:
-    """Returns a DLPack capsule for the array (strides in elements); ``owner`` lives until the consumer calls the
-    deleter.
+    """Returns a DLPack capsule for the array (strides in elements).
 
-    Where NumPy is older than 2.1 the capsule is never ``versioned``, which consumers must expect anyway.
+    ``owner`` lives until the consumer calls the deleter.  With NumPy older than 2.1 the capsule is never ``versioned``,
+    which consumers must expect anyway.
     """
-    # A deleter written in Python cannot be right: consumers call it without the GIL, with an exception set, or after
-    # the interpreter's end.  NumPy's is native and minds all three.  So NumPy exports an array of unsigned integers of
-    # our shape at our address, without looking at what is there, and then the type and the device are put right.
+    # A deleter written in Python cannot be correct: consumers call it without the GIL, with an exception set, or after
+    # the interpreter's end.  NumPy's deleter is native and handles all three.  So NumPy exports an array of unsigned
+    # integers of this shape at this address, without reading the memory, and the type and device are corrected here.
     integers = np.dtype(f"u{dtype.itemsize}")
     array: Any = numpy_over(pointer, shape, strides, integers, owner)
     try:
@@ -122,9 +122,9 @@ def export(
 
 
 class Imported(NamedTuple):
-    """What a capsule described: ``strides`` in elements, ``code`` and ``bits`` as in DLDataType (see DTYPES).
+    """The array that a capsule described: ``strides`` in elements, ``code`` and ``bits`` as in DLDataType (see DTYPES).
 
-    ``device`` is None for a device type other than CPU and CUDA.  The memory lives as long as ``owner``.
+    ``device`` is None for device types other than CPU and CUDA.  The memory lives as long as ``owner``.
     """
 
     pointer: int
@@ -151,8 +151,10 @@ class _Owner:
 
 
 def consume(capsule: Any) -> Imported:
-    """Take over a DLPack capsule.  Raises ValueError if it is none, was consumed already, or is of a major version
-    other than 1."""
+    """Takes over a DLPack capsule.
+
+    Raises ValueError if it is not a capsule, was consumed already, or is versioned with a major version other than 1.
+    """
     managed = _struct_of(capsule)
     readonly = False
     if isinstance(managed, _ManagedVersioned):
@@ -182,9 +184,7 @@ def consume(capsule: Any) -> Imported:
 
 
 def device_of(device_type: int, device_id: int) -> Device | None:
-    """Returns the Device of a DLDevice (page-locked host memory is the CPU's); None for types other than CPU and
-    CUDA.
-    """
+    """Returns the Device of a DLDevice; None for types other than CPU and CUDA.  Page-locked host memory is CPU."""
     if device_type in (K_CPU, K_CUDA_HOST):
         return CPU
     return cuda_device(int(device_id)) if device_type in (K_CUDA, K_CUDA_MANAGED) else None

@@ -1,8 +1,8 @@
 """The CUDA driver, as far as fusegraph needs it: devices, contexts, memory, streams and events.
 
 Everything goes through ``cuda.bindings.driver``, which is imported at the first use, so that a machine without a GPU
-can do all the rest.  Streams are plain integers (``CUstream`` handles; 0 is the legacy default stream), device memory
-is plain integer addresses.  Every result code is checked; a failure is a DeviceError that names what was attempted,
+can do all the rest.  Streams are plain integers (``CUstream`` handles; 0 is the legacy default stream), and so are
+addresses of device memory.  Every result code is checked; a failure is a DeviceError that names what was attempted,
 the call, and the driver's own name and description of the code.
 
 Functions that need a context use the primary context of the device, the one that torch, CuPy, JAX and the CUDA runtime
@@ -46,16 +46,14 @@ _HINTS = {
 
 _lock = threading.Lock()
 _cuda: Any = None  # cuda.bindings.driver, once cuInit has succeeded
-_reason: str | None = None  # why there is none
+_reason: str | None = None  # why it is not available
 
 
 # --- loading -------------------------------------------------------------------------------------------------------
 
 
 def bindings() -> Any:
-    """Returns the module ``cuda.bindings.driver`` with CUDA initialised.  Raises DeviceError saying why there is
-    none.
-    """
+    """Returns the module ``cuda.bindings.driver`` with CUDA initialized.  Raises DeviceError that says why it fails."""
     if _cuda is not None:
         return _cuda
     reason = unavailable_reason()
@@ -65,14 +63,12 @@ def bindings() -> Any:
 
 
 def available() -> bool:
-    """Returns True if a CUDA driver and at least one GPU can be used."""
+    """Tells whether a CUDA driver and at least one GPU can be used."""
     return _cuda is not None or unavailable_reason() is None
 
 
 def unavailable_reason() -> str | None:
-    """Returns None if CUDA can be used; else one sentence: what is missing and what to do.  Found out once a
-    process.
-    """
+    """Returns None if CUDA can be used, else a sentence on what is missing and what to do; found once per process."""
     global _cuda, _reason
     with _lock:
         if _cuda is None and _reason is None:
@@ -85,7 +81,7 @@ def unavailable_reason() -> str | None:
 
 
 def _load() -> Any:
-    """Returns cuda.bindings.driver after a successful cuInit, or a sentence that says what failed."""
+    """Returns cuda.bindings.driver after a successful cuInit, else a sentence that says what failed."""
     try:
         from cuda.bindings import driver
     except Exception as error:  # an extension module can fail to load in more ways than ImportError
@@ -113,9 +109,7 @@ def _name_of(cuda: Any, code: Any) -> tuple[str, str]:
 
 
 def error(call: str, code: Any, doing: str) -> DeviceError:
-    """Returns the DeviceError for result ``code`` of the driver function ``call`` while ``doing`` ("allocate 5
-    bytes").
-    """
+    """Returns the DeviceError for result ``code`` of driver function ``call``, while ``doing`` ("allocate 5 bytes")."""
     name, text = _name_of(bindings(), code)
     hint = _HINTS.get(name, "")
     if name in _STICKY:
@@ -124,9 +118,9 @@ def error(call: str, code: Any, doing: str) -> DeviceError:
 
 
 def call(function: str, *arguments: Any, doing: str) -> Any:
-    """Call a driver function; its values without the result code (None, one value, or a tuple).
+    """Calls a driver function and returns its values without the result code (None, one value, or a tuple).
 
-    ``doing`` is what errors say could not be done.  Raises DeviceError for any other result than success.
+    ``doing`` is what error messages say could not be done.  Raises DeviceError for any result but success.
     """
     cuda = bindings()
     try:
@@ -148,8 +142,9 @@ def call(function: str, *arguments: Any, doing: str) -> Any:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the compiler and the cost model want to know of a GPU.  Sizes in bytes, ``clock`` in cycles and
-    ``memory_rate`` in bytes of a microsecond.
+    """What the compiler and the cost model need to know about a GPU.
+
+    Sizes are in bytes, ``clock`` in cycles per microsecond, ``memory_rate`` in bytes per microsecond.
     """
 
     ordinal: int
@@ -167,7 +162,7 @@ class DeviceProperties:
 
     @property
     def target(self) -> Target:
-        """What kernels for it are planned for.  Raises DeviceError where they run on no such device."""
+        """The target that kernels for this GPU are planned for.  Raises DeviceError for an unsupported GPU."""
         try:
             return of_device(
                 self.name, self.compute_capability, self.sm_count, self.l2_bytes, self.clock, self.memory_rate
@@ -188,13 +183,13 @@ def driver_version() -> tuple[int, int]:
 
 
 def device_count() -> int:
-    """Returns GPUs this process can use; 0 where there is no driver."""
+    """Returns the number of GPUs that this process can use; 0 without a driver."""
     return int(call("cuDeviceGetCount", doing="count the GPUs")) if available() else 0
 
 
 @cache
 def properties(device: int = 0) -> DeviceProperties:
-    """Returns properties of the GPU with ordinal ``device``; needs no context."""
+    """Returns the properties of the GPU with ordinal ``device``; needs no context."""
     handle = _handle(device)
     attributes = bindings().CUdevice_attribute
 
@@ -257,10 +252,11 @@ def primary_context(device: int = 0) -> Context:
 
 
 def enter(device: int) -> bool:
-    """Make the primary context of ``device`` current; True if the caller must ``leave()`` when done.
+    """Makes the primary context of ``device`` current; returns True if the caller must ``leave()`` when done.
 
-    Does nothing if it is current.  A thread without a context keeps that of device 0, which is what the CUDA runtime
-    would give it; any other context is pushed, because the runtime's current device (and so torch's) follows it.
+    Does nothing if it is current already.  A thread without a context keeps that of device 0, which the CUDA runtime
+    would give it too.  Any other context is pushed and popped, because the runtime's current device (and so torch's)
+    follows the context.
     """
     context = _contexts.get(device) or primary_context(device)
     code, current = _cuda.cuCtxGetCurrent()
@@ -277,12 +273,12 @@ def enter(device: int) -> bool:
 
 
 def leave() -> None:
-    """Undo an ``enter`` that returned True."""
+    """Undoes an ``enter`` that returned True."""
     call("cuCtxPopCurrent", doing="restore the current context")
 
 
 class using:
-    """``with using(device):`` the device's primary context is current inside."""
+    """``with using(device):`` makes the device's primary context current inside."""
 
     __slots__ = ("_device", "_pushed")
 
@@ -300,9 +296,9 @@ class using:
 
 
 class relaxed_capture:
-    """Inside, this thread may make calls (allocate, free, load) that a stream capture elsewhere would forbid.
+    """A context manager inside which this thread may make calls (allocate, free, load) that a stream capture forbids.
 
-    Legal because none of them is ordered against work in streams: nothing that a capture should have recorded is lost.
+    This is safe: none of these calls is ordered against work in streams, so the capture misses nothing.
     """
 
     __slots__ = ("_mode",)
@@ -317,9 +313,9 @@ class relaxed_capture:
 
 
 def release(function: str, handle: Any, device: int) -> None:
-    """Give back a driver object, from a finaliser: any thread, during a capture, or after the context has died.
+    """Releases a driver object from a finalizer: in any thread, during a capture, or after the context has died.
 
-    Result codes are ignored: what cannot be given back has gone with its context.
+    Result codes are ignored: what cannot be released has gone with its context.
     """
     try:
         with using(device), relaxed_capture():
@@ -329,7 +325,7 @@ def release(function: str, handle: Any, device: int) -> None:
 
 
 def release_with(owner: object, function: str, handle: Any, device: int) -> None:
-    """Release ``handle`` when ``owner`` is collected; not at interpreter exit, where the driver cleans up itself."""
+    """Releases ``handle`` when ``owner`` is collected; not at interpreter exit, where the driver cleans up itself."""
     weakref.finalize(owner, release, function, handle, device).atexit = False
 
 
@@ -337,7 +333,7 @@ def release_with(owner: object, function: str, handle: Any, device: int) -> None
 
 
 class DeviceBuffer:
-    """``nbytes`` of device memory at ``pointer``, freed (after the device has finished with it) when collected."""
+    """``nbytes`` of device memory at ``pointer``; freed when collected, after the device has finished with it."""
 
     __slots__ = ("__weakref__", "device", "nbytes", "pointer")
 
@@ -351,9 +347,9 @@ class DeviceBuffer:
 
 
 def allocate(nbytes: int, device: int = 0) -> DeviceBuffer:
-    """Returns device memory, 256-byte aligned, not initialised; works while a stream is being captured.
+    """Allocates device memory, 256-byte aligned and uninitialized; works while a stream is being captured.
 
-    ``nbytes`` 0 gives a buffer with a valid address.  Raises DeviceError when the device has not enough free memory.
+    With ``nbytes`` 0 the buffer still has a valid address.  Raises DeviceError if the device lacks free memory.
     """
     with using(device), relaxed_capture():
         code, pointer = bindings().cuMemAlloc(max(nbytes, 1))
@@ -364,12 +360,12 @@ def allocate(nbytes: int, device: int = 0) -> DeviceBuffer:
 
 
 def copy_to_device(pointer: int, host: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
-    """Copy ``nbytes`` from host address ``host`` to device address ``pointer``, after what ``stream`` holds; waits."""
+    """Copies ``nbytes`` from host address ``host`` to device address ``pointer`` in stream order, and waits."""
     _copy("cuMemcpyHtoDAsync", pointer, host, nbytes, device, stream)
 
 
 def copy_to_host(host: int, pointer: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
-    """Copy ``nbytes`` from device address ``pointer`` to host address ``host``, after what ``stream`` holds; waits."""
+    """Copies ``nbytes`` from device address ``pointer`` to host address ``host`` in stream order, and waits."""
     _copy("cuMemcpyDtoHAsync", host, pointer, nbytes, device, stream)
 
 
@@ -381,14 +377,14 @@ def _copy(function: str, target: int, source: int, nbytes: int, device: int, str
 
 
 def copy_on_device(target: int, source: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
-    """Copy ``nbytes`` from device address ``source`` to ``target`` in stream order; does not wait."""
+    """Copies ``nbytes`` from device address ``source`` to ``target`` in stream order; does not wait."""
     if nbytes:
         with using(device):
             call("cuMemcpyDtoDAsync", target, source, nbytes, stream, doing=f"copy {nbytes} bytes on cuda:{device}")
 
 
 def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int = 0) -> None:
-    """Set ``nbytes`` bytes to ``value`` (0..255) in stream order; does not wait."""
+    """Sets ``nbytes`` bytes to ``value`` (0..255) in stream order; does not wait."""
     if nbytes:
         with using(device):
             call("cuMemsetD8Async", pointer, value, nbytes, stream, doing=f"fill {nbytes} bytes on cuda:{device}")
@@ -398,13 +394,13 @@ def memset(pointer: int, value: int, nbytes: int, device: int = 0, stream: int =
 
 
 def synchronize(stream: int = 0, device: int = 0) -> None:
-    """Wait until the work queued on ``stream`` is done; reports errors of kernels that ran on it."""
+    """Waits until the work queued on ``stream`` is done.  Raises DeviceError if a kernel on it has failed."""
     with using(device):
         call("cuStreamSynchronize", stream, doing="wait for the stream")
 
 
 def is_capturing(stream: int, device: int = 0) -> bool:
-    """Returns True while work put on ``stream`` is recorded into a CUDA graph and not run."""
+    """Tells whether work queued on ``stream`` is being captured into a CUDA graph instead of run."""
     if stream in (0, 1):  # the legacy default stream can never be captured, and asking may be an error
         return False
     status = bindings().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
@@ -413,10 +409,10 @@ def is_capturing(stream: int, device: int = 0) -> bool:
 
 
 def order(first: int, then: int, device: int = 0) -> None:
-    """Make what is put on stream ``then`` from now on wait for what stream ``first`` holds now.
+    """Makes work queued on stream ``then`` from now on wait for the work queued on stream ``first`` so far.
 
-    Does not block, unless ``then`` alone is being captured: a graph cannot wait for work outside it, so that work is
-    waited for here, before the capture goes on.
+    Does not block, unless ``then`` is being captured and ``first`` is not: a captured graph cannot wait for work
+    outside it, so the host waits for that work here.
     """
     if first == then:
         return
@@ -431,7 +427,7 @@ def order(first: int, then: int, device: int = 0) -> None:
 
 
 class Event:
-    """A point in a stream: ``record``, then ``synchronize`` or measure ``elapsed_ms`` between two."""
+    """A point in a stream: ``record`` it, then ``synchronize``, or measure ``elapsed_ms`` between two."""
 
     __slots__ = ("__weakref__", "device", "handle")
 
@@ -444,16 +440,19 @@ class Event:
         release_with(self, "cuEventDestroy", self.handle, device)
 
     def record(self, stream: int = 0) -> None:
-        """Place the event behind what ``stream`` holds now."""
+        """Places the event after the work queued on ``stream`` so far."""
         with using(self.device):
             call("cuEventRecord", self.handle, stream, doing="record an event")
 
     def synchronize(self) -> None:
-        """Wait until the event has been reached."""
+        """Waits until the event has been reached."""
         with using(self.device):
             call("cuEventSynchronize", self.handle, doing="wait for an event")
 
     def elapsed_ms(self, start: Event) -> float:
-        """Returns milliseconds from ``start`` to this event (resolution about 0.5 us); both must have been reached."""
+        """Returns the milliseconds from ``start`` to this event (resolution about 0.5 us).
+
+        Both must have been reached, and made with ``timing``; else DeviceError is raised.
+        """
         with using(self.device):
             return float(call("cuEventElapsedTime", start.handle, self.handle, doing="measure the time between events"))

@@ -1,8 +1,8 @@
-"""The driver's functions that calls go through, with as little as possible between.
+"""Direct access to driver functions with as little overhead as possible.
 
-A call enters the driver twice: it asks for the thread's context, and it launches.  Both go through ``cuda.bindings``
-with objects that were made when the kernel was built, so that none of them has to be converted.  ctypes is for
-functions whose structures ``cuda.bindings`` would make anew at every call, and for what some of its releases misread.
+A call enters the driver to ask for the thread's context, and once for each launch.  Both go through ``cuda.bindings``
+with objects that were made when the kernel was built, so that nothing has to be converted.  ctypes serves functions
+whose structures ``cuda.bindings`` would make anew at every call, and results that some of its releases misread.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from fusegraph.errors import DeviceError
 from fusegraph.runtime import driver
 
-#: The functions' signatures are those of this release of CUDA, the first with all that is used here.
+#: The functions have the signatures of this release of CUDA, the first that has all functions used here.
 _VERSION = 12000
 
 
 @cache
 def entry_point(name: str) -> Callable[..., int]:
-    """Returns the driver's function ``name``, which must not wait for the device: the interpreter's lock is kept.
+    """Returns the driver's function ``name``, which must not wait for the device, as it is called with the GIL held.
 
-    Its arguments are ctypes objects or None, the result is a CUresult as an integer.  Raises DeviceError if there is no
-    driver, or it lacks the function.
+    Its arguments are ctypes objects or None, its result is a CUresult as an integer.  Raises DeviceError if there is no
+    driver, or if it lacks the function.
     """
     found = driver.call("cuGetProcAddress", name.encode(), _VERSION, 0, doing=f"find the driver's {name}")
     address = int(found[0])
@@ -43,10 +43,10 @@ def failure(function: str, code: int, doing: str) -> DeviceError:
 def pointer_device(pointer: int) -> int | None:
     """Returns the CUDA ordinal of the device that holds the memory at ``pointer``; None for memory unknown to CUDA.
 
-    ``cuPointerGetAttribute`` of cuda-bindings 13.3.1 says 0 for the memory of every device.
+    This goes through ctypes because ``cuPointerGetAttribute`` of cuda-bindings 13.3.1 returns 0 for every device.
     """
     cuda = driver.bindings()
-    # The query needs some context; which one does not matter, addresses are unified.
+    # The query needs some context; any will do, because the address space is unified.
     if not int(driver.call("cuCtxGetCurrent", doing="read the current context")):
         driver.enter(0)  # the thread keeps it
     function, ordinal = "cuPointerGetAttribute", ctypes.c_int(-1)
@@ -60,10 +60,10 @@ def pointer_device(pointer: int) -> int | None:
 
 
 def context_test(device: int) -> Callable[[], bool]:
-    """Returns a function that says whether the primary context of ``device`` is the calling thread's current one.
+    """Returns a function that tells whether the primary context of ``device`` is current in the calling thread.
 
-    Asked at every call: any library may have changed it in between, and what runs in another context than it was meant
-    for reads another device's memory.
+    It is asked at every call: any library may have changed the context in between, and a kernel launched in the wrong
+    context would read another device's memory.
     """
     query: Callable[[], tuple[object, object]] = driver.bindings().cuCtxGetCurrent
     context = driver.primary_context(device).handle

@@ -1,11 +1,11 @@
-"""Kernels on the CPU: the emitted CUDA C through a host C++ compiler, loaded and run thread for thread.
+"""Kernels on the CPU: compiles the emitted CUDA C with a host C++ compiler, loads it, and runs it thread for thread.
 
 The library of a set of kernels is a pure function of what its cache key holds: the translation unit, every header it
-may include, the flags, and the compiler's path and version.  So is the runtime's, which all kernels share.
+may include, the flags, and the compiler's path and version.  The same holds for the runtime, which all kernels share.
 
-Numbers differ from a GPU's within rounding: the host's C library computes exp and its kin, and products are not
-contracted into fused multiply-adds (NVRTC contracts them; a processor without FMA could not, and results should not
-depend on the processor).
+Results differ from a GPU's by rounding.  The host's C library computes exp and similar functions.  Products are not
+contracted into fused multiply-adds, unlike in NVRTC: a processor without FMA could not do it, and results should not
+depend on the processor.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from fusegraph.runtime.tensor_map import encode_for_cpu
 Order = Literal["forward", "reverse", "late"]
 Dim3 = tuple[int, int, int]
 
-# What the runtime and the kernels have in common.  No fortification: it takes leaving a fiber by longjmp for an attack.
+# Flags of both the runtime and the kernels.  No fortification: it takes leaving a fiber by longjmp for an attack.
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-pthread")
-# No aliasing or overflow rule beyond CUDA's; no errno.  A large local array must touch its pages in order
-# (stack-clash-protection), or it would step over the guard below a fiber's stack.
+# No aliasing or overflow rules beyond CUDA's; no errno.  Stack-clash protection makes a large local array touch its
+# pages in order, so that it cannot skip the guard page below a fiber's stack.
 _KERNEL_FLAGS = (
     *_COMMON_FLAGS,
     "-fno-strict-aliasing",
@@ -63,7 +63,7 @@ _INSTALL = (
 )
 _POISON = 0xFF  # NaN in every float type, -1 in integers
 
-# CUDA's limits of one launch (compute capability 9.0).
+# CUDA's limits for one launch (compute capability 9.0).
 _MOST_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK: Dim3 = (1024, 1024, 64)
 _MOST_THREADS = 1024
@@ -82,14 +82,14 @@ class Compiler:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """What kernels are linked with: all but the C++ library, which would take half of the link's time."""
+        """The linker flags of kernels: all libraries but that of C++, which would take half of the link time."""
         return ("-nostdlib++", "-lm") if "clang" in self.version else ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
 
 def find_compiler() -> Compiler:
     """Returns the C++ compiler named by ``FUSEGRAPH_CXX`` or ``CXX``, else the first of g++, clang++, c++ on the path.
 
-    Raises ToolchainError where a variable names what cannot be run, and where nothing is found.
+    Raises ToolchainError if a variable names something that cannot be run, and if no compiler is found.
     """
     for variable in ("FUSEGRAPH_CXX", "CXX"):
         value = os.environ.get(variable, "").strip()
@@ -130,9 +130,9 @@ def _identify(command: tuple[str, ...], stamp: tuple[str, int, int]) -> Compiler
 
 
 def host_threads() -> int:
-    """Returns most host threads that a launch uses: ``FUSEGRAPH_CPU_THREADS``, else the number of processors.
+    """Returns how many host threads a launch uses at most: ``FUSEGRAPH_CPU_THREADS``, else the number of processors.
 
-    Raises ToolchainError where the variable is not a positive integer.
+    Raises ToolchainError if the variable is not an integer from 1 to 65536.
     """
     value = os.environ.get("FUSEGRAPH_CPU_THREADS", "").strip()
     if not value:
@@ -143,12 +143,12 @@ def host_threads() -> int:
 
 
 def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool = False) -> CpuModule:
-    """Compile ``kernels`` by one call of the compiler, or take them from ``cache``, and load them.
+    """Compiles ``kernels`` in one call of the compiler, or takes them from ``cache``, and loads them.
 
-    ucontext    switch stacks by ucontext, as on processors that the runtime has no code of its own for: several times
-                slower.
+    ucontext    switches stacks by ucontext, as on processors for which the runtime has no code of its own; several
+                times slower.
 
-    Raises ToolchainError without a compiler, CompileError where it rejects the source, ValueError for kernel names and
+    Raises ToolchainError without a compiler, CompileError if it rejects the source, ValueError for kernel names and
     includes that ``codegen.cpu.translation_unit`` refuses.
     """
     started = time.perf_counter()
@@ -169,10 +169,9 @@ def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool =
 
 
 def _optimization(kernels: Sequence[KernelSource]) -> str:
-    """Returns how well to compile kernels: -O2 takes three times as long as -Og, for code that runs up to twice as
-    fast.
+    """Returns the optimization flag: -O2 compiles three times as long as -Og, for code up to twice as fast.
 
-    It is worth it from some 10^4 threads a kernel on where they are fibers, else from some 10^5.
+    It pays off from some 10^4 threads per kernel if they are fibers (kernels with barriers), else from some 10^5.
     """
     work = sum(prod(k.grid) * prod(k.block) * (16 if k.uses_barriers else 1) for k in kernels)
     return "-O2" if work > 2**18 * len(kernels) else "-Og"
@@ -192,7 +191,10 @@ def _temporary_files() -> Iterator[None]:
 
 @_temporary_files()
 def _compile(compiler: Compiler, source: str, flags: Sequence[str], libraries: Sequence[str], what: str) -> bytes:
-    """Returns the shared library that ``source`` compiles to."""
+    """Compiles ``source`` and returns the shared library.
+
+    Raises CompileError if the compiler rejects the source, ToolchainError if it does not run.
+    """
     with temporary.folder() as folder:
         unit, output = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         unit.write_text(source, encoding="utf-8")
@@ -261,9 +263,9 @@ class _Interpreter(ctypes.Structure):
 
 @functools.cache
 def _interpreter() -> _Interpreter:
-    """Returns how the runtime lets Python handle signals during a launch.
+    """Returns the C functions by which the runtime lets Python handle signals during a launch.
 
-    In C, as a Python function would have its own first instruction interrupted, and the exception lost.
+    A Python function would not do: a signal would interrupt its own first instruction, and the exception would be lost.
     """
     api = ctypes.pythonapi
     functions = (api.PyGILState_Ensure, api.PyGILState_Release, api.PyErr_CheckSignals, api.PyErr_Fetch)
@@ -314,9 +316,7 @@ _runtimes_lock = threading.Lock()
 
 
 def _runtime(compiler: Compiler, ucontext: bool, cache: DiskCache) -> Runtime:
-    """Returns the runtime, built once a compiler and loaded once a process: its handlers and stacks are the
-    process's.
-    """
+    """Returns the runtime, built once per compiler and loaded once per process, as its signal handlers are global."""
     source = (CPU_DIR / "runtime.cpp").read_text(encoding="utf-8")
     flags = [*_RUNTIME_FLAGS, *(["-DFUSEGRAPH_CPU_UCONTEXT"] if ucontext else [])]
     contents = [part for path in headers() if path.parent == CPU_DIR for part in (path.name, path.read_bytes())]
@@ -333,9 +333,9 @@ def _runtime(compiler: Compiler, ucontext: bool, cache: DiskCache) -> Runtime:
 class CpuModule:
     """Loaded kernels.
 
-    kernels         what it was built from; a kernel's place in it is its index.
+    kernels         the sources it was built from; a kernel's position is its index.
     cached          whether the library came from the cache.
-    build_seconds   what building, or finding it in the cache, and loading took.
+    build_seconds   the time of building the library, or finding it in the cache, and loading it.
     """
 
     def __init__(
@@ -363,18 +363,19 @@ class CpuModule:
         order: Order = "forward",
         poison: bool = True,
     ) -> None:
-        """Run one kernel to its end; ``grid``, ``block`` and ``shared_bytes`` default to the KernelSource's.
+        """Runs one kernel to its end; ``grid``, ``block`` and ``shared_bytes`` default to the KernelSource's.
 
-        kernel  index into ``kernels``, or a name that only one of them (or several that are equal) has.
-        args    one value a parameter: an int for a pointer or an integer parameter, else a ctypes value of the
+        kernel  an index into ``kernels``, or a name that only one of them (or several equal ones) has.
+        args    one value per parameter: an int for a pointer or an integer parameter, else a ctypes value of the
                 parameter's size.  If the KernelSource has ``parameters``: the addresses of its arguments.
-        order   in which order threads of a block, and blocks, take their turns; "late": the last warp of every four
-                goes on when nothing else can.  A kernel whose result depends on it lacks a barrier.
-        poison  fill shared memory with 0xff bytes, which are NaNs, before each block.
+        order   the order in which threads of a block, and blocks, take turns; with "late", the last warp of every four
+                runs only when no other can.  A kernel whose result depends on the order lacks a barrier.
+        poison  fills shared memory with 0xff bytes (NaN in every float dtype) before each block.
 
-        Raises KernelError for arguments and dimensions that CUDA would refuse, and for what the kernel does wrong:
-        deadlock, an access out of bounds or misaligned.  The arrays then hold what was written up to then.  A signal
-        that arrives meanwhile is handled between blocks; what its handler raises (KeyboardInterrupt) ends the launch.
+        Raises KernelError for arguments and dimensions that CUDA would refuse, and for errors of the kernel: a
+        deadlock, or an access that is out of bounds or misaligned.  The arrays then hold what was written so far.  A
+        signal that arrives meanwhile is handled between blocks; an exception of its handler (KeyboardInterrupt) ends
+        the launch.
         """
         index = self._index(kernel)
         source = self.kernels[index]
@@ -444,7 +445,7 @@ def _check_dimensions(source: KernelSource, grid: Dim3, block: Dim3, shared_byte
 
 
 def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
-    """Returns the values of the parameters, made from the addresses of the arguments where the source says how."""
+    """Returns the values of the parameters, made from the arguments' addresses if the source has ``parameters``."""
     if source.parameters is None:
         return args
     count = max((p.argument if isinstance(p, TensorMap) else p for p in source.parameters), default=-1) + 1

@@ -1,8 +1,9 @@
-"""Compiled kernels on the GPU: Module (a loaded cubin), Function (one kernel), Launch (a kernel with its grid), and
-LaunchSequence (several launches, ready to go).
+"""Compiled kernels on the GPU.
 
-A LaunchSequence does at construction all that does not change from call to call; a call writes the addresses that are
-new into memory that is laid out already and enters the driver once a kernel.
+Module is a loaded cubin, Function one kernel, Launch a kernel with its grid, LaunchSequence several launches.
+
+A LaunchSequence prepares at construction all that does not change from call to call.  A call writes the addresses that
+have changed into argument memory that is already laid out, and enters the driver once for each kernel.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from fusegraph.runtime.entry_points import context_test
 
 _DEFAULT_SHARED = 48 * 1024  # shared memory a block may use without asking for more
 _MAX_GRID = (2**31 - 1, 65535, 65535)
-_PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can hold
+_PORTABLE_CLUSTER = 8  # cluster size in blocks that every GPU with clusters supports
 
 
 class Module:
     """A cubin loaded into the primary context of a device; unloaded when it and its functions are collected.
 
-    Made also while a stream is being captured.  Raises DeviceError if it does not fit.
+    Loading works while a stream is being captured.  Raises DeviceError if the driver does not load the cubin.
     """
 
     __slots__ = ("__weakref__", "device", "handle")
@@ -38,14 +39,12 @@ class Module:
         driver.release_with(self, "cuModuleUnload", self.handle, device)
 
     def function(self, name: str) -> Function:
-        """Returns the kernel ``name`` (as in the cubin: mangled unless ``extern "C"``).  DeviceError if there is
-        none.
-        """
+        """Returns kernel ``name`` (as in the cubin: mangled unless ``extern "C"``).  Raises DeviceError without it."""
         return Function(self, name)
 
 
 class Function:
-    """One kernel of a Module, with what the compiler gave it; ``shared_bytes`` are those of a block."""
+    """One kernel of a Module, with its registers per thread, static shared bytes and most threads per block."""
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.name = module, name
@@ -61,7 +60,7 @@ class Function:
         return int(driver.call("cuFuncGetAttribute", attribute, self.handle, doing=f"read {name} of {self.name}"))
 
     def reserve_shared(self, nbytes: int) -> None:
-        """Allow launches with ``nbytes`` of dynamic shared memory.  Raises DeviceError if the GPU has not so much."""
+        """Allows launches with ``nbytes`` of dynamic shared memory.  Raises DeviceError if the GPU has less."""
         if nbytes <= self._dynamic_shared:
             return
         limit = driver.properties(self.module.device).shared_optin_bytes - self.shared_bytes
@@ -77,25 +76,24 @@ class Function:
         self._dynamic_shared = nbytes
 
     def allow_large_clusters(self) -> None:
-        """Allow clusters of more than 8 blocks, which not every GPU with clusters can hold."""
+        """Allows clusters of more than 8 blocks, which not every GPU with clusters supports."""
         attribute = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         with driver.using(self.module.device):
             driver.call("cuFuncSetAttribute", self.handle, attribute, 1, doing=f"allow {self.name} large clusters")
 
 
 class Launch:
-    """A kernel with how it is launched.
+    """A kernel with its launch configuration.
 
     grid, block   (x, y, z).
-    shared_bytes  dynamic shared memory of a block.
-    n_pointers    the kernel's arguments: addresses of tensors.
-    parameters    its parameters, as in `codegen.spec.KernelSource`: a tensor map, or n for the address of the n-th
-                  argument.  None: the addresses in order.
+    shared_bytes  dynamic shared memory of a block, in bytes.
+    n_pointers    how many arguments the kernel takes: addresses of tensors.
+    parameters    the kernel's parameters, as in `codegen.spec.KernelSource`: a tensor map, or n for the address of the
+                  n-th argument.  None: the addresses in order.
     cluster       blocks of a cluster (x, y, z).
-    dependent     may start before the kernel queued before it is done (programmatic dependent launch): it waits itself
-                  before it touches memory.
-    zeroed        arguments, and bytes of each, that are set to zero before the kernel.  It then starts when that is
-                  done, whatever ``dependent`` says.
+    dependent     the kernel may start before the one queued before it is done (programmatic dependent launch); it
+                  waits by itself before it accesses memory.
+    zeroed        pairs (argument, bytes) to set to zero before the kernel starts; ``dependent`` then has no effect.
 
     Raises DeviceError if the GPU cannot run it.
     """
@@ -134,7 +132,7 @@ class Launch:
         self._alone: LaunchSequence | None = None
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:
-        """Queue the kernel alone, as a LaunchSequence does.  Raises ArgumentError or DeviceError."""
+        """Queues the kernel alone, as a LaunchSequence does.  Raises ArgumentError or DeviceError."""
         if self._alone is None:
             step = self, range(self.n_pointers)
             self._alone = LaunchSequence([step], self.n_pointers, device=self.function.module.device)
@@ -144,17 +142,15 @@ class Launch:
 class LaunchSequence:
     """Kernels queued one after another on a stream: ``sequence(addresses, stream, workspace)``.
 
-    Their arguments come from one table of addresses: first those of the call's arrays, ``n_arrays`` of them, then
-    one for each of ``views``, (array, bytes after its first), then ``fixed`` ones, then one for each of ``offsets``,
-    that many bytes into the call's workspace.  ``steps`` pairs each launch with the positions of its arguments in the
-    table.  ``device`` is the kernels' CUDA ordinal.
+    Their arguments come from one table of addresses.  It holds the ``n_arrays`` addresses of the call's arrays, then
+    one for each of ``views`` (array, offset in bytes), then the ``fixed`` ones, then one for each of ``offsets`` in
+    bytes into the call's workspace.  ``steps`` pairs each launch with the positions of its arguments in the table.
+    ``device`` is the kernels' CUDA ordinal.
 
-    Addresses that come as a tuple are recognised if the call before had the same.
-
-    A call does not wait, and may be made from several threads: the driver copies the arguments before it returns but
-    lets go of the GIL meanwhile, so each call takes a slot of argument memory off a list (``list.pop`` and ``append``
-    are atomic) and puts it back afterwards.  A slot keeps what the last call wrote; what is the same is not written
-    again.
+    A call does not wait, and may be made from several threads.  The driver copies the arguments before it returns, but
+    releases the GIL meanwhile.  So each call takes a slot of argument memory off a list (``list.pop`` and ``append``
+    are atomic) and puts it back afterwards.  A slot keeps what its last call wrote, and writes only what differs:
+    addresses should be given as a tuple, which can be compared with those of the last call.
     """
 
     __slots__ = ("_device", "_free", "_is_current", "fixed", "n_arrays", "offsets", "steps", "views")
@@ -182,7 +178,7 @@ class LaunchSequence:
         self._free = [_Slot(self)]
 
     def __call__(self, addresses: Sequence[int], stream: int, workspace: int = 0) -> None:
-        """Queue the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
+        """Queues the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
         if not self._is_current():
             with driver.using(self._device):
                 return self(addresses, stream, workspace)
@@ -213,8 +209,8 @@ class LaunchSequence:
 class _Slot:
     """The argument memory of one call: the table, and for every kernel its configuration, parameters and tensor maps.
 
-    ``launches`` enter the driver, one a kernel, and return a CUresult in a tuple.  A kernel's parameters are addresses
-    of entries of the table, so that each address is written once however many kernels take it.
+    ``launches`` has one function per kernel, which calls the driver and returns a CUresult in a tuple.  A kernel's
+    parameters point to entries of the table, so each address is written once however many kernels take it.
     """
 
     def __init__(self, sequence: LaunchSequence) -> None:
@@ -235,7 +231,7 @@ class _Slot:
         ]
 
     def _prepared(self, config: Any, launch: Launch, positions: tuple[int, ...]) -> Callable[[], tuple[Any]]:
-        """Returns what queues a kernel, after its arguments that are to be zero are set to that."""
+        """Returns a function that queues a kernel, after setting the arguments in ``launch.zeroed`` to zero."""
         cuda, parameters = driver.bindings(), self._parameters(launch, positions)
         kernel: Callable[[], tuple[Any]] = partial(cuda.cuLaunchKernelEx, config, launch.function.handle, parameters, 0)
         if not launch.zeroed:
@@ -267,7 +263,7 @@ class _Slot:
         return ctypes.addressof(array)
 
     def write(self, addresses: Sequence[int]) -> None:
-        """The arrays' addresses."""
+        """Writes the arrays' addresses, and those of views of them."""
         self.addresses = None  # until all of them are written
         if len(addresses) != self._n_arrays:
             raise ArgumentError(f"a launch takes {self._n_arrays} addresses, not {len(addresses)}")
@@ -283,7 +279,7 @@ class _Slot:
         self.addresses = tuple(addresses)
 
     def write_workspace(self, workspace: int) -> None:
-        """The addresses of intermediates."""
+        """Writes the addresses of intermediates."""
         self.workspace = 0
         self._table[self._start :] = [workspace + offset for offset in self._offsets]
         for item in self._maps:
@@ -292,14 +288,14 @@ class _Slot:
         self.workspace = workspace
 
     def write_stream(self, stream: int) -> None:
-        """The stream of every kernel."""
+        """Writes the stream of every kernel."""
         for config in self.configs:
             config.hStream = stream
         self.stream = stream
 
 
 class _Map:
-    """A tensor map in a slot; ``block`` is where it lies, ``position`` that of its tensor in the table."""
+    """A tensor map in a slot: ``block`` is its address, ``position`` the place of its tensor in the table."""
 
     __slots__ = ("_address", "_described", "_kernel", "_memory", "block", "position")
 
@@ -311,7 +307,7 @@ class _Map:
         self._address = 0
 
     def write(self, tensor: int) -> None:
-        """Point the map to a tensor."""
+        """Points the map to a tensor at this address."""
         address = tensor + self._described.offset
         if address == self._address:
             return

@@ -1,7 +1,7 @@
-"""How much memory the host has, and what needs more than that.
+"""How much memory the host has, and errors for what needs more.
 
-A system that promises more memory than it has ends the process that uses it: what is larger than all there is had
-better not be asked for.
+A system that overcommits memory kills the process that uses too much, so a request for more than there is must be
+refused beforehand.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from pathlib import Path
 
 from fusegraph.errors import OutOfMemoryError
 
-#: What takes less is asked for without looking.
+#: Requests of up to so many bytes are not checked.
 SMALL = 1 << 28
 
 
 def check_room(nbytes: int, what: str) -> None:
-    """Raises OutOfMemoryError where so many bytes are more than the host has."""
+    """Raises OutOfMemoryError if ``nbytes`` are more than the host has; ``what`` begins the message."""
     if nbytes > SMALL and nbytes > host_bytes():
         raise no_room(nbytes, what)
 
 
 def no_room(nbytes: int, what: str) -> OutOfMemoryError:
-    """Returns the error for what takes so many bytes."""
+    """Returns the error which says that ``what`` takes so many bytes."""
     return OutOfMemoryError(f"{what} takes {size_text(nbytes)}; a process has at most {size_text(host_bytes())} here")
 
 
 def host_bytes() -> int:
-    """Returns bytes that a process may have at most: those of the machine, with what it swaps, or of the process's
-    group.
-    """
+    """Returns how many bytes a process can have: the machine's memory and swap, or its cgroup's limit if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -48,7 +46,7 @@ def _swap() -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """Returns bytes with their unit: ``4.0 TiB (4398046511104 bytes)``."""
+    """Formats a number of bytes: ``4.0 TiB (4398046511104 bytes)``."""
     value, unit = float(nbytes), "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024 or unit == "PiB":

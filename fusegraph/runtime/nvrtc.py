@@ -1,7 +1,7 @@
-"""Compile kernels with NVRTC: CUDA C in, cubin and resource use out.  Needs no GPU and no driver.
+"""Compiles kernels with NVRTC: CUDA C in, cubin and resource use out.  Needs no GPU and no driver.
 
 A compilation is a pure function of what its cache key holds: the source, the device headers it includes, the options,
-the architecture and the NVRTC build.  To keep it one, headers are passed in memory, NVRTC gets no folder to search, and
+the architecture and the NVRTC build.  To ensure this, headers are passed in memory, NVRTC gets no folder to search, and
 options that would make it read or write files are refused.
 """
 
@@ -26,13 +26,14 @@ import codegen
 from codegen.spec import KernelSource
 from fusegraph.errors import CompileError, ToolchainError
 from fusegraph.runtime.cache import DiskCache, digest
+from fusegraph.runtime.resources import resources_in_log, resources_of_cubin
 
 HEADER_FOLDER = Path(codegen.__file__).parent / "device"
 CACHE_FORMAT = "1"
 
 # -v makes ptxas report resources; --no-cache because the cache here also keeps those; --no-source-include because NVRTC
-# would otherwise look for headers in the working directory; --minimal leaves out declarations of the CUDA runtime API,
-# which kernels do not use, and saves some 10 % of a small kernel's time.
+# would otherwise look for headers in the working directory; --minimal omits declarations of the CUDA runtime API, which
+# kernels do not use, and saves some 10 % of a small kernel's compile time.
 BASE_OPTIONS = (
     "--std=c++17",
     "--ptxas-options=-v",
@@ -55,19 +56,19 @@ _INSTALL = "install both PyPI packages: pip install 'nvidia-cuda-nvrtc>=13,<14' 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's machine code and what it needs.
+    """A kernel's machine code and its resource use.
 
-    name, arch    the ``extern "C"`` symbol and the target, ``"sm_90a"``.
+    name, arch    the ``extern "C"`` symbol, and the architecture, such as ``"sm_90a"``.
     cubin         the ELF image that the driver loads.
     registers     32-bit registers of a thread.
-    spill_bytes   bytes of a thread's spill stores and loads, as ptxas counts the instructions; ``stack_bytes`` where
-                  it did not say.
-    shared_bytes  static shared memory of a block.
-    stack_bytes   local memory of a thread, spills included.
-    compile_ms    what getting it cost this time: compiling, or reading it from the cache.
+    spill_bytes   bytes of a thread's spill stores and loads, as ptxas counts the instructions; ``stack_bytes`` if
+                  ptxas did not report them.
+    shared_bytes  static shared memory of a block, in bytes.
+    stack_bytes   local memory of a thread in bytes, spills included.
+    compile_ms    the milliseconds that compiling it, or reading it from the cache, took this time.
     cached        whether it came from the cache.
     log           NVRTC's log of the compilation.
-    warnings      ptxas' advice numbered C75xx: a wgmma pipeline serialised, a wait inserted, a setmaxnreg ignored.
+    warnings      ptxas' advice numbered C75xx: a wgmma pipeline serialized, a wait inserted, a setmaxnreg ignored.
     """
 
     name: str
@@ -101,13 +102,13 @@ class _Unit:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Returns NVRTC's version, ``(13, 0)``.  Raises ToolchainError where it cannot be loaded."""
+    """Returns NVRTC's version, such as ``(13, 0)``.  Raises ToolchainError if it cannot be loaded."""
     major, minor = _call(_bindings().nvrtcVersion)
     return int(major), int(minor)
 
 
 def supported_archs() -> tuple[str, ...]:
-    """Returns what NVRTC compiles for, ``a`` targets included.  Raises ToolchainError where it cannot be loaded."""
+    """Returns the architectures of NVRTC, ``a`` ones included.  Raises ToolchainError if it cannot be loaded."""
     (numbers,) = _call(_bindings().nvrtcGetSupportedArchs)
     return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
 
@@ -121,20 +122,20 @@ def compile_kernels(
     jobs: int | None = None,
     progress: Callable[[KernelSource, CompiledKernel], None] | None = None,
 ) -> list[CompiledKernel]:
-    """Compile kernels for ``arch`` (``"sm_90a"``) and return them in the order given.
+    """Compiles kernels for ``arch`` (``"sm_90a"``) and returns them in the order given.
 
-    ``cache`` is asked first and given what was compiled (None: always compile).  ``options`` are NVRTC's, after
-    ``BASE_OPTIONS``.  At most ``jobs`` threads compile at once, by default one a processor; NVRTC runs outside the
-    interpreter lock.  ``progress`` is called in this thread for each kernel as it is done, in no certain order.
-    Sources that are equal are compiled once.
+    ``cache`` is asked first, and stores what is compiled (None: always compile).  ``options`` are NVRTC's, appended to
+    ``BASE_OPTIONS``.  At most ``jobs`` threads compile at once, by default one per processor; NVRTC releases the GIL.
+    ``progress`` is called in the calling thread for each source as it is done, in no particular order.  Equal sources
+    are compiled once.
 
-    Raises CompileError for the first kernel that does not compile, an architecture NVRTC does not know, or an option
-    that would make it read or write files; ToolchainError where NVRTC cannot be loaded.
+    Raises CompileError for the first kernel that does not compile, for an architecture that NVRTC does not know, and
+    for an option that would make it read or write files; ToolchainError if NVRTC cannot be loaded.
     """
     if arch not in supported_archs():
         version = ".".join(map(str, nvrtc_version()))
         raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
-    keys: dict[int, str] = {}  # of a source, by its identity: layers of a network that are alike share one
+    keys: dict[int, str] = {}  # by identity of the source, which equal layers of a network share
     units: dict[str, _Unit] = {}
     alike: dict[str, list[KernelSource]] = {}
     all_options, library = _checked_options(options), dict[str, str | None]()
@@ -189,12 +190,12 @@ def _compile(unit: _Unit, cache: DiskCache | None) -> CompiledKernel:
                 f"NVRTC failed on kernel {unit.source.name!r} ({_reason(nvrtc, status)}): {log or 'no log'}"
             )
         cubin = _fetch(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-    in_cubin = _resources_of_cubin(cubin, unit.source.name)
+    in_cubin = resources_of_cubin(cubin, unit.source.name)
     if in_cubin is None:
         raise CompileError(
             f'the source of kernel {unit.source.name!r} defines no extern "C" __global__ function of that name'
         )
-    resources = in_cubin | _resources_in_log(log, unit.source.name)
+    resources = in_cubin | resources_in_log(log, unit.source.name)
     resources.setdefault("spill_bytes", resources["stack_bytes"])
     kernel = CompiledKernel(
         name=unit.source.name,
@@ -232,7 +233,7 @@ def _run(nvrtc: Any, program: Any, options: Sequence[str]) -> tuple[int, str]:
 
 def _fetch(program: Any, size_of: Callable[..., Any], read: Callable[..., Any]) -> bytes:
     (size,) = _call(size_of, program)
-    # A bytearray: NVRTC writes into it, and Python shares short bytes objects.
+    # A bytearray, as NVRTC writes into it: Python shares short bytes objects.
     buffer = bytearray(size)
     _call(read, program, buffer)
     return bytes(buffer)
@@ -284,11 +285,11 @@ def _checked_options(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def headers_of(code: str, library: dict[str, str | None] | None = None) -> dict[str, str]:
-    """Returns the device headers that ``code`` includes, transitively: name to text.
+    """Returns the device headers that ``code`` includes, transitively: name -> text.
 
-    A superset, as conditions are not evaluated.  Names that are no device header are left to NVRTC, which fails on them
-    unless they stand in a branch not taken, such as one for the CPU.  An absolute path it would open: CompileError.
-    ``library`` remembers what has been read, from one call to the next.
+    It is a superset, as conditions are not evaluated.  Other names are left to NVRTC, which fails on them unless they
+    stand in a branch that is not taken, such as one for the CPU.  Raises CompileError for an absolute path or a macro
+    as the name, which NVRTC might open.  ``library`` remembers the headers that have been read between calls.
     """
     library = {} if library is None else library
     if refused := _REFUSED_INCLUDE.search(code):
@@ -307,94 +308,11 @@ def headers_of(code: str, library: dict[str, str | None] | None = None) -> dict[
     return found
 
 
-# --- what comes out
-
-
-_PROPERTIES = re.compile(
-    r"Function properties for (\S+)\s*\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-)
-
-
-def _resources_in_log(log: str, name: str) -> dict[str, int]:
-    """Returns resources of kernel ``name`` as ``ptxas -v`` reports them; those it does not mention are missing.
-
-    Functions that are not inlined have a report of their own and no entry point; their spills are the kernel's too.
-    """
-    entries = set(re.findall(r"Compiling entry function '([^']+)'", log))
-    found: dict[str, int] = {}
-    for report in _PROPERTIES.finditer(log):
-        if report[1] == name or report[1] not in entries:
-            found["spill_bytes"] = found.get("spill_bytes", 0) + int(report[3]) + int(report[4])
-        if report[1] == name:
-            found["stack_bytes"] = int(report[2])
-    own = log.partition(f"Compiling entry function '{name}'")[2].partition("Compiling entry function")[0]
-    if used := re.search(r"Used (\d+) registers[^\n]*", own):
-        found["registers"] = int(used[1])
-        shared = re.search(r"(\d+) bytes smem", used[0])
-        found["shared_bytes"] = int(shared[1]) if shared else 0
-        if stack := re.search(r"(\d+) bytes cumulative stack size", used[0]):
-            found["stack_bytes"] = int(stack[1])
-    return found
-
-
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_ATTRIBUTE = struct.Struct("<BBH")
-_REGISTER_COUNT, _MIN_STACK_SIZE = 0x2F, 0x12
-_RESERVED_SHARED = 1024
-
-
-def _resources_of_cubin(cubin: bytes, name: str) -> dict[str, int] | None:
-    """Returns resources of kernel ``name`` from the ELF image; None where it does not hold that kernel.
-
-    Registers and stack stand in ``.nv.info``, a list of attributes (format, tag, length, symbol and value); static
-    shared memory is the size of ``.nv.shared.<name>``, which from compute capability 9.0 on starts with the 1024 bytes
-    that the system keeps.  The layout is what cuobjdump -elf prints.
-    """
-    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
-    _, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [_SECTION.unpack_from(cubin, offset + index * _SECTION.size) for index in range(count)]
-
-    def text(table: int, at: int) -> str:
-        start = headers[table][4] + at
-        return cubin[start : cubin.index(b"\0", start)].decode()
-
-    sections = {text(names_index, header[0]): header for header in headers}
-    if f".text.{name}" not in sections:
-        return None
-    symbols = sections[".symtab"]
-    kernel_symbol = next(
-        index
-        for index in range(symbols[5] // _SYMBOL.size)
-        if text(symbols[6], _SYMBOL.unpack_from(cubin, symbols[4] + index * _SYMBOL.size)[0]) == name
-    )
-    found = {"registers": 0, "stack_bytes": 0, "shared_bytes": 0}
-    at, end = sections[".nv.info"][4], sections[".nv.info"][4] + sections[".nv.info"][5]
-    while at < end:
-        kind, tag, length = _ATTRIBUTE.unpack_from(cubin, at)
-        at += _ATTRIBUTE.size
-        if kind != 4:  # only this format carries a payload; the others hold their value in the length field
-            continue
-        if length == 8:
-            symbol, value = struct.unpack_from("<II", cubin, at)
-            if symbol == kernel_symbol and tag == _REGISTER_COUNT:
-                found["registers"] = value
-            if symbol == kernel_symbol and tag == _MIN_STACK_SIZE:
-                found["stack_bytes"] = value
-        at += length
-    if shared := sections.get(f".nv.shared.{name}"):
-        reserved = _RESERVED_SHARED if ".nv.shared.reserved.0" in sections else 0
-        found["shared_bytes"] = max(0, shared[5] - reserved)
-    return found
-
-
 # --- failures
 
 
 def _failure(unit: _Unit, log: str) -> str:
-    """Returns a message for a source that NVRTC rejected: errors first, the lines they point at, where the source is
-    kept.
-    """
+    """Returns the message for a rejected source: errors, the lines they point at, and where the source is kept."""
     name = unit.source.name
     folder = _keep(unit)
     lines = [f"kernel {name!r} does not compile for {unit.arch} with NVRTC {'.'.join(map(str, nvrtc_version()))}"]
@@ -416,7 +334,7 @@ def _failure(unit: _Unit, log: str) -> str:
 
 
 def _trimmed(log: str, limit: int = 40) -> list[str]:
-    """Returns the log's errors, without its warnings and remarks, at most ``limit`` lines of 200 characters."""
+    """Returns the log without its warnings and remarks, at most ``limit`` lines of 200 characters."""
     blocks = [
         block for block in re.split(r"\n\s*\n", log) if "warning #" not in block and not block.startswith("Remark:")
     ]
@@ -434,7 +352,7 @@ def _excerpt(title: str, text: str, line: int, around: int = 2) -> list[str]:
 
 
 def _ptx(unit: _Unit) -> str:
-    """Returns the PTX of a source that ptxas rejected, to show its lines; empty where there is none."""
+    """Returns the PTX of a source that ptxas rejected, whose lines are shown; empty if NVRTC makes none."""
     with _program(unit) as (nvrtc, program):
         options = (*unit.options, f"--gpu-architecture={unit.arch.replace('sm_', 'compute_')}")
         if _run(nvrtc, program, options)[0] != _SUCCESS:
@@ -458,7 +376,7 @@ def _keep(unit: _Unit) -> Path | None:
 
 
 def _bindings() -> Any:
-    """Returns ``cuda.bindings.nvrtc``, imported on first use: it takes some 70 ms, and fusegraph works without it."""
+    """Returns ``cuda.bindings.nvrtc``, imported on first use: that takes some 70 ms, and fusegraph works without it."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -467,8 +385,9 @@ def _bindings() -> Any:
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Returns results of an NVRTC call after its status.  Raises ToolchainError where it fails or the library does
-    not load.
+    """Returns the results of an NVRTC call without its status.
+
+    Raises ToolchainError if the call fails or the library does not load.
     """
     try:
         status, *results = function(*arguments)
@@ -487,15 +406,13 @@ def _reason(nvrtc: Any, status: int) -> str:
 
 @functools.cache
 def _build() -> tuple[str, ...]:
-    """Returns what tells one NVRTC build from another: updates of a release differ in ptxas, so the library's size
-    is added.
-    """
+    """Returns what identifies the NVRTC build: its version, and the library's size, as updates change ptxas."""
     version, path = ".".join(map(str, nvrtc_version())), library_path()
     return version, str(os.stat(path).st_size) if os.path.isfile(path) else ""
 
 
 def library_path() -> str:
-    """Returns where NVRTC's library lies; empty for a system installation that only the loader finds."""
+    """Returns the path of NVRTC's library; empty for a system installation that only the loader finds."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 

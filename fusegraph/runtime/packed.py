@@ -1,6 +1,6 @@
-"""Elements of fewer than 8 bits at the boundary: NumPy has them one a byte, kernels several.
+"""Packs and unpacks elements of fewer than 8 bits: NumPy stores one per byte, kernels several.
 
-Element o, counted in memory, is bits o * bits and up of the bytes, the lowest first.
+The element at offset o starts at bit o * bits of the memory, counted from the lowest bit of the first byte.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def pack(array: Array, dtype: DType, strides: tuple[int, ...]) -> Array:
-    """Returns the bytes in which the values of an array, in the dtype's NumPy type, lie with these strides
-    (elements); gaps between elements are 0.
-    """
+    """Returns the packed bytes (uint8) of an array in the dtype's NumPy type; strides in elements, gaps are 0."""
     each = 8 // dtype.bits
     codes = np.zeros(dtype.nbytes(extent(array.shape, strides)) * each, np.uint8)
     np.lib.stride_tricks.as_strided(codes, array.shape, strides)[...] = array.view(np.uint8) & ((1 << dtype.bits) - 1)
@@ -27,7 +25,7 @@ def pack(array: Array, dtype: DType, strides: tuple[int, ...]) -> Array:
 
 
 def unpack(packed: Any, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """Returns the values that lie in bytes, of which there are as many as the shape and strides say; a new array."""
+    """Returns the values in packed bytes as a new array of ``shape`` in the dtype's NumPy type; strides in elements."""
     shifted = np.asarray(packed).reshape(-1, 1) >> np.arange(0, 8, dtype.bits, dtype=np.uint8)
     line = (shifted & ((1 << dtype.bits) - 1)).reshape(-1)
     codes = np.array(np.lib.stride_tricks.as_strided(line, shape, strides))

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is queued on a stream once, recorded and launched again as one unit."""
+"""CUDA graphs: work queued on a stream is recorded once and launched again as one unit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fusegraph.runtime.entry_points import context_test
 class Replay:
     """A recorded CUDA graph: ``replay()`` or ``replay(stream)`` queues all of it with one driver call.
 
-    Made by `record`.  keep is what must stay alive while it can be launched.  It reads and writes the arrays it was
-    recorded with: copy new values into them between launches.
+    `record` makes it.  ``keep`` holds what must stay alive while the graph can be launched.  It reads and writes the
+    arrays that it was recorded with: copy new values into them between launches.
     """
 
     def __init__(self, graph: Any, device: int, keep: object) -> None:
@@ -25,7 +25,7 @@ class Replay:
         self._is_current = context_test(device)
 
     def __call__(self, stream: int = 0) -> None:
-        """Queue the graph on ``stream``.  Raises DeviceError."""
+        """Queues the graph on ``stream``.  Raises DeviceError."""
         if self._is_current():
             code = self._launch(self._executable, stream)[0]
         else:

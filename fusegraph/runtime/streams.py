@@ -1,4 +1,4 @@
-"""CUDA streams of other libraries as the integers that the driver module takes."""
+"""Converts CUDA streams of other libraries to the integers that the driver module takes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fusegraph.runtime.device import Device
 
 
 def as_stream(stream: Any) -> int:
-    """Returns the CUstream handle meant by ``stream``: None (the legacy default stream, 0), an integer handle,
-    anything with ``__cuda_stream__``, or a stream of torch (``cuda_stream``), CuPy (``ptr``) or cuda.core (``handle``).
+    """Returns the CUstream handle of ``stream`` as an integer.
 
-    The caller keeps the stream alive.  Raises ArgumentError for anything else.
+    ``stream`` is None (0, the legacy default stream), an integer handle, any object with ``__cuda_stream__``, or a
+    stream of torch (``cuda_stream``), CuPy (``ptr``) or cuda.core (``handle``).  The caller keeps it alive.  Raises
+    ArgumentError for anything else.
     """
     if stream is None:
         return 0
@@ -23,7 +24,7 @@ def as_stream(stream: Any) -> int:
         handle = stream if type(stream) is int else _handle(stream)
     except ArgumentError:
         raise
-    except Exception:  # of what the object answers
+    except Exception:  # whatever the object's attributes raise
         handle = None
     if handle is None:
         raise ArgumentError(
@@ -36,7 +37,7 @@ def as_stream(stream: Any) -> int:
 
 
 def _handle(stream: Any) -> int | None:
-    """Returns the handle of a stream that is an object; None if it is no stream."""
+    """Returns the handle of a stream object; None for other objects."""
     if isinstance(stream, bool):
         return None
     if hasattr(type(stream), "__index__"):
@@ -59,15 +60,15 @@ def _handle(stream: Any) -> int | None:
 
 
 def current_stream(framework: str, device: Device) -> int:
-    """Returns the stream that ``framework`` queues work on at the moment, for the calling thread and ``device``.
+    """Returns the current stream of ``framework`` for the calling thread and ``device``.
 
-    0, the legacy default stream, on the CPU and for frameworks that have no such notion.
+    It is 0, the legacy default stream, on the CPU and for frameworks without a current stream.
     """
     return 0 if device.kind == "cpu" else stream_query(framework)(device.index)
 
 
 def stream_query(framework: str) -> Callable[[int], int]:
-    """Returns the function (CUDA ordinal) -> handle of the stream that ``framework`` queues work on at the moment."""
+    """Returns the function (CUDA ordinal) -> handle of the framework's current stream."""
     query = _queries.get(framework)
     if query is None:
         maker = _QUERY_MAKERS.get(framework)
@@ -82,7 +83,7 @@ def _default_stream(index: int) -> int:
 def _torch_query(torch: Any) -> Callable[[int], int]:
     raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if raw is not None:
-        return raw  # what torch's own compiler calls: no Stream object
+        return raw  # torch's own compiler calls it too: it makes no Stream object
     return lambda index: int(torch.cuda.current_stream(index).cuda_stream)
 
 

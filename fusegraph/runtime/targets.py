@@ -1,4 +1,4 @@
-"""Which target a build is for: one by name, or that of the GPU that is there."""
+"""The target of a build: by name, or that of the machine's GPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from codegen.target import Target, target
 from fusegraph.errors import CompileError
 from fusegraph.runtime import driver
 
-#: The target of kernels that are looked at where there is no GPU.
+#: The target for which kernels are shown on a machine without a GPU.
 DEFAULT = "sm_90a"
 
 
 def named(name: str) -> Target:
-    """Returns the target of a name or an architecture.  Raises CompileError, with the known ones, for other text."""
+    """Returns the target of a name or an architecture.  Raises CompileError, which lists those known, for others."""
     try:
         return target(name)
     except ValueError as error:
@@ -19,5 +19,5 @@ def named(name: str) -> Target:
 
 
 def present() -> Target:
-    """Returns the first GPU's, or the default one where there is none."""
+    """Returns the target of the first GPU, or the default one if there is no GPU."""
     return driver.properties(0).target if driver.available() else named(DEFAULT)

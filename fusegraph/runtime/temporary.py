@@ -1,7 +1,8 @@
-"""Temporary files and folders that do not outlive their process for long, even where it is killed.
+"""Temporary files and folders that do not outlive their process for long, even if it is killed.
 
-Each is locked (flock) while it is in use; the kernel lets go of the lock when the process ends, however it does.  The
-first one of a process removes what others have left: of this user, with a name as here, unlocked, and an hour old.
+Each is locked (flock) while it is in use; the operating system releases the lock however the process ends.  The first
+use in a process removes what others have left behind: files and folders of this user, named as here, unlocked, and more
+than an hour old.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "fusegraph-"
-#: As `tempfile` names them; what is kept for the user (fusegraph-failed-...) is called otherwise.
+#: The names that `tempfile` makes; what is kept for the user (fusegraph-failed-...) is named differently.
 _NAME = re.compile(r"fusegraph-[a-z0-9_]{8}(\.so)?")
-#: Between the making of one and its lock there is a moment, and what an older version made has no lock.
+#: Younger ones are never removed: one may have been made but not yet locked, or by an older version without locks.
 STALE_SECONDS = 3600.0
 
 _swept = threading.Event()
@@ -29,7 +30,7 @@ _swept = threading.Event()
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A new folder, removed at the end with what is in it.  Raises OSError where there can be none."""
+    """Makes a new folder, removed at the end with its contents.  Raises OSError if it cannot be made."""
     sweep()
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, _in_use(name):
         yield Path(name)
@@ -37,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def file(data: bytes) -> Iterator[Path]:
-    """A new file that holds some bytes, removed at the end.  Raises OSError where there can be none."""
+    """Makes a new file that holds ``data``, removed at the end.  Raises OSError if it cannot be made."""
     sweep()
     descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=".so")
     try:
@@ -51,7 +52,7 @@ def file(data: bytes) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Removes, once a process, what processes that were killed have left in the temporary folder."""
+    """Removes, once per process, what killed processes have left in the temporary folder."""
     if _swept.is_set():
         return
     _swept.set()
@@ -70,7 +71,7 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
         return
     descriptor = _opened(entry.path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError where its process runs
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if its process still runs
         if kind == stat.S_IFDIR:
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
@@ -81,7 +82,7 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
 
 @contextlib.contextmanager
 def _in_use(path: str) -> Iterator[None]:
-    """Holds the lock of a file or folder, where the file system has locks."""
+    """Holds the lock of a file or folder, if the file system has locks."""
     descriptor = _opened(path)
     try:
         with contextlib.suppress(OSError):
@@ -92,5 +93,5 @@ def _in_use(path: str) -> Iterator[None]:
 
 
 def _opened(path: str) -> int:
-    """Returns a descriptor of a file or folder; of no link, and without waiting."""
+    """Returns a descriptor of a file or folder, without following a link and without blocking."""
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Tensor maps: a tensor as TMA sees it, in the 128 bytes that a kernel takes.
+"""Tensor maps: 128 bytes, passed to a kernel, that describe a tensor to TMA.
 
 For a GPU the driver encodes them (CUDA driver API, "Tensor Map Object Management"); for the CPU they hold the fields of
 ``TensorMapFields`` in ``codegen/cpu/abi.h``.
@@ -17,8 +17,8 @@ from fusegraph.runtime.entry_points import entry_point, failure
 
 BYTES, ALIGNMENT = 128, 64
 
-#: Type of an element -> CUtensorMapDataType.  What a type means matters only to reductions into memory, and to loads of
-#: TFLOAT32, which round: types that TMA does not have are copied as integers of their size.
+#: Element type -> CUtensorMapDataType.  The type matters only to reductions into memory and to loads of TFLOAT32, which
+#: round.  So types that TMA lacks are copied as integers of their size.
 _DATA_TYPES = {
     "double": "FLOAT64",
     "float": "FLOAT32",
@@ -29,17 +29,17 @@ _DATA_TYPES = {
     **dict.fromkeys(("float8_e4m3", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "UINT8"),
 }
 
-#: Types of which a copy does more than move them, as TensorMapFields has them: what an addition adds, or tf32.
+#: Codes, as in TensorMapFields, of types that reductions add up, and of tf32, to which loads round.
 _KINDS = {"float": b"f", "float16": b"h", "bfloat16": b"b", "int32": b"i", "int64": b"i", "tf32": b"t"}
 _MAGIC = b"tnsormap"
 _FIELDS = struct.Struct("<8sQ4Q5I5H3h3h5BBBBBc")
 
 
 def encode(block: int, described: TensorMap, address: int, kernel: str) -> None:
-    """Write the map at ``block``, a multiple of 64, for a GPU.
+    """Writes the map for a GPU at address ``block``, a multiple of 64.
 
-    address   of the map's first element: ``described.offset`` is in it already.
-    kernel    what errors call the kernel.
+    address   the address of the map's first element, ``described.offset`` included.
+    kernel    the kernel's name in error messages.
 
     Raises DeviceError for a map that breaks a rule of ``codegen.tensor_map`` or that the driver refuses.
     """
@@ -57,7 +57,7 @@ def encode(block: int, described: TensorMap, address: int, kernel: str) -> None:
     ]
     if described.lower is None or described.upper is None:
         function = "cuTensorMapEncodeTiled"
-        # The driver takes the elements that a box spans, of which every step-th is loaded.
+        # The driver wants the number of elements that a box spans, of which every step-th is loaded.
         span = [(size - 1) * step + 1 for size, step in zip(described.box, described.steps)]
         arguments += [(ctypes.c_uint32 * rank)(*span), steps]
     else:
@@ -77,7 +77,7 @@ def encode(block: int, described: TensorMap, address: int, kernel: str) -> None:
 
 
 def move(block: int, address: int, kernel: str) -> None:
-    """Point the encoded map at ``block`` to a tensor at another address.  Raises DeviceError."""
+    """Points the encoded map at ``block`` to a tensor at another address.  Raises DeviceError."""
     code = entry_point("cuTensorMapReplaceAddress")(ctypes.c_void_p(block), ctypes.c_void_p(address))
     if code:
         doing = f"point a tensor map of kernel {kernel} to address {address:#x}"
@@ -85,7 +85,7 @@ def move(block: int, address: int, kernel: str) -> None:
 
 
 def encode_for_cpu(described: TensorMap, address: int, kernel: str) -> bytes:
-    """Returns the 128 bytes of a map whose first element lies at ``address``, as the CPU's TMA takes them.
+    """Returns the 128 bytes of a map whose first element lies at ``address``, as the CPU's emulation of TMA takes them.
 
     Raises KernelError for a map that breaks a rule of ``codegen.tensor_map``.
     """

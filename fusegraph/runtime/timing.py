@@ -1,4 +1,4 @@
-"""Timing on a GPU: median of several runs between events, with a cold L2 cache."""
+"""Timing on a GPU: the median of several runs between events, with a cold L2 cache."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from statistics import median
 
 from fusegraph.runtime import driver
 
-#: Written before every run, so that nothing the run reads is still in the L2 cache.
+#: So many bytes are written before every run, so that nothing that the run reads is still in the L2 cache.
 FLUSH_BYTES = 256 * 2**20
-#: Microseconds that writing them takes at least, on the fastest memory there is today, and the most often they are
-#: written before one run.
+#: The least microseconds that one such flush takes, on today's fastest memory, and the most flushes before one run.
 FLUSH_US, MOST_FLUSHES = 30.0, 100
 
 
 class ColdTimer:
-    """Times what is queued on a stream of one device."""
+    """Times work queued on a stream of one device."""
 
     def __init__(self, device: int = 0, stream: int = 0) -> None:
         self._device, self._stream = device, stream
@@ -25,10 +24,10 @@ class ColdTimer:
         self._flushes = 1
 
     def once(self, run: Callable[[], object]) -> float:
-        """Returns microseconds from before the first to after the last thing that ``run`` queues, with a cold L2 cache.
+        """Returns the microseconds that the work queued by ``run`` takes on the device, with a cold L2 cache.
 
-        The device must not wait for the host in between: it is kept busy (the L2 cache being flushed more often) for
-        longer than ``run`` takes to return, as far as that is possible: not if ``run`` itself waits for the device.
+        The device must not wait for the host in between, so repeated flushes keep it busy for longer than ``run`` takes
+        to return.  This does not help if ``run`` itself waits for the device.
         """
         while True:
             for _ in range(self._flushes):
@@ -45,11 +44,11 @@ class ColdTimer:
             self._flushes = needed
 
     def reset(self) -> None:
-        """Forgets how long `once` had to keep the device busy: what is timed next may return sooner."""
+        """Forgets how many flushes `once` needed: the next function to time may return sooner."""
         self._flushes = 1
 
     def median(self, run: Callable[[], object], repeats: int = 15, warmup: int = 3) -> float:
-        """Returns median microseconds of several runs, after some that do not count."""
+        """Returns the median microseconds of ``repeats`` runs, after ``warmup`` runs that do not count."""
         self.reset()
         for _ in range(warmup):
             run()

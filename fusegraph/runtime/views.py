@@ -1,9 +1,9 @@
-"""Arrays of any framework, seen without copying.
+"""Reads arrays of any framework without copying.
 
-``view(x, name="x")`` gives address, shape, strides, dtype and device of a NumPy (with ml_dtypes), torch, CuPy or JAX
-array, a DeviceArray, or any object with DLPack, ``__cuda_array_interface__`` or ``__array_interface__``.  It is on the
-path of every call, so each type is looked up once and then read by a function made for it.  No framework is imported:
-an array can only exist if its module is in ``sys.modules``.
+``view(x, name="x")`` gives the address, shape, strides, dtype and device of a NumPy (with ml_dtypes), torch, CuPy or
+JAX array, a DeviceArray, or any object with DLPack, ``__cuda_array_interface__`` or ``__array_interface__``.  Many
+calls go through it, so each type is looked up once and then read by a function made for it.  No framework is imported:
+if an array exists, its module is in ``sys.modules``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusegraph.runtime.strides import contiguous_strides
 
 
 class ArrayView(NamedTuple):
-    """An array as a kernel sees it: ``strides`` in elements, 0 or more; ``owner`` keeps the memory alive.
+    """An array's memory: ``strides`` in elements, 0 or more; ``owner`` keeps the memory alive.
 
     ``framework`` is ``"numpy"``, ``"torch"``, ``"cupy"``, ``"jax"``, ``"fusegraph"`` (DeviceArray) or the protocol
     used: ``"dlpack"``, ``"cuda_array_interface"``, ``"array_interface"``.  ``pointer`` may be 0 if the array is empty.
@@ -45,12 +45,12 @@ _new: Any = tuple.__new__  # ArrayView(...) without the Python-level constructor
 
 
 def view(x: Any, *, name: str, stream: int = 0) -> ArrayView:
-    """Returns ``x`` as an ArrayView, without copying.  ``name`` is what errors call it.
+    """Returns ``x`` as an ArrayView, without copying.  ``name`` is its name in error messages.
 
-    ``stream`` is the CUDA stream that will use the array: protocols that carry a stream (DLPack,
-    ``__cuda_array_interface__``) order it after the producer's work.  torch and CuPy arrays are taken as they are, as
-    those libraries do among themselves.  Raises ArgumentError for what is not an array, has no dense memory, a dtype
-    unknown to fusegraph, or strides that are negative or not whole elements.
+    ``stream`` is the CUDA stream that will use the array.  Protocols that carry a stream (DLPack,
+    ``__cuda_array_interface__``) make it wait for the producer's work; torch and CuPy arrays are taken without waiting,
+    as those libraries do among themselves.  Raises ArgumentError for an object that is not an array or has no dense
+    memory, a dtype unknown to fusegraph, a misaligned address, and strides that are negative or not whole elements.
     """
     viewer = _viewers.get(type(x))
     if viewer is None:
@@ -59,7 +59,7 @@ def view(x: Any, *, name: str, stream: int = 0) -> ArrayView:
 
 
 def _find_viewer(x: Any, name: str) -> _Viewer:
-    """Returns the viewer for the type of ``x``, remembered for the next time."""
+    """Finds and remembers the viewer for the type of ``x``.  Raises ArgumentError if it is not an array."""
     kind = type(x)
     viewer: _Viewer | None = None
     for base in kind.__mro__:
@@ -92,7 +92,7 @@ def _find_viewer(x: Any, name: str) -> _Viewer:
 
 
 def _has(x: Any, name: str) -> bool:
-    """Returns true if an object has an attribute, and does not fail when asked for it."""
+    """Tells whether an object has an attribute that is not None and can be read without an error."""
     try:
         return getattr(x, name, None) is not None
     except Exception:
@@ -128,9 +128,7 @@ def _numpy_dtype(dtype: np.dtype[Any], name: str) -> DType:
 
 
 def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
-    """Returns strides in elements from strides in bytes; those of a dimension of one element, never used, are made
-    valid.
-    """
+    """Converts strides from bytes to elements; those of dimensions of size 1, which are never used, are made valid."""
     if 0 in shape:
         return contiguous_strides(shape)
     result = []
@@ -154,13 +152,15 @@ def _element_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 # --- NumPy ---------------------------------------------------------------------------------------------------------
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], DType, int]
-_LAYOUTS = 4096  # remembered layouts a framework, after which the memory starts anew
+_LAYOUTS = 4096  # how many layouts are remembered for each framework before all are forgotten
 _read_address: Any = ctypes.c_size_t.from_address
 
 
 def _remember(layouts: dict[Any, _Layout], x: Any, name: str) -> _Layout:
-    """Returns the checked layout of a NumPy or CuPy array (shape, strides in elements, dtype, address mask), kept
-    for the next array that looks the same: checking it costs several times the rest of a view."""
+    """Checks the layout of a NumPy or CuPy array: (shape, strides in elements, dtype, address mask).
+
+    It is remembered for the next array that looks the same, as checking costs several times the rest of a view.
+    """
     dtype = _numpy_dtype(x.dtype, name)
     strides = _element_strides(x.shape, x.strides, dtype.itemsize, name)
     if len(layouts) >= _LAYOUTS:
@@ -171,9 +171,9 @@ def _remember(layouts: dict[Any, _Layout], x: Any, name: str) -> _Layout:
 
 def _numpy_viewer(numpy: Any) -> _Viewer:
     layouts: dict[Any, _Layout] = {}
-    # The address of an ndarray's data by the ways NumPy offers takes longer than all the rest of a view.  It is the
-    # first field after the object header in the C ABI (PyArrayObject_fields), which compiled extensions rely on, so it
-    # cannot move within NumPy 2; this is verified here all the same.
+    # NumPy's own ways to read an ndarray's address take longer than all the rest of a view.  The address is the first
+    # field after the object header in the C ABI (PyArrayObject_fields), on which compiled extensions rely, so it cannot
+    # move within NumPy 2; this is verified here all the same.
     header = object.__basicsize__
     probe = numpy.arange(6)[2:]
     direct = sys.implementation.name == "cpython" and _read_address(id(probe) + header).value == probe.ctypes.data
@@ -193,8 +193,8 @@ def _numpy_viewer(numpy: Any) -> _Viewer:
 
 
 def _torch_viewer(torch: Any) -> _Viewer:
-    # torch dtype -> DType, address mask, and whether the negative bit, by which torch postpones x.conj().imag, can be
-    # set: only where a complex type has such a part.
+    # torch dtype -> DType, address mask, and whether the negative bit can be set.  torch sets it for x.conj().imag, so
+    # only on dtypes that are parts of complex ones.
     dtypes = {
         torch_dtype(torch, dtype): (dtype, dtype.itemsize - 1, dtype.name in ("float16", "float32", "float64"))
         for dtype in ALL
@@ -227,8 +227,9 @@ def _torch_viewer(torch: Any) -> _Viewer:
 
 
 def refuse_gradient(x: Any, name: str) -> None:
-    """Raises ArgumentError for a torch tensor whose gradient, or derivative forward, is recorded now: what fusegraph
-    computes of it would have none, and nobody would be told.
+    """Raises ArgumentError for a torch tensor whose gradient or forward derivative is being recorded.
+
+    Results of fusegraph would silently be without it.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
@@ -251,12 +252,12 @@ def _torch_name(dtype: DType) -> str:
 
 
 def torch_dtype(torch: Any, dtype: DType) -> Any:
-    """Returns the torch dtype of ``dtype``; AttributeError if this torch has none."""
+    """Returns the torch dtype of ``dtype``.  Raises AttributeError if this torch lacks it."""
     return getattr(torch, _torch_name(dtype))
 
 
 def _refuse_torch(torch: Any, x: Any, name: str, failure: Exception) -> NoReturn:
-    """Find out why a tensor could not be read."""
+    """Raises an ArgumentError that says why a tensor could not be read."""
     if x.is_nested:
         _refuse(name, "is a nested torch tensor", "pass its parts one by one, or x.to_padded_tensor(0)")
     if x.layout is not torch.strided:
@@ -295,7 +296,7 @@ def _jax_viewer(jax: Any) -> _Viewer:
     through_dlpack = from_dlpack_viewer("jax")
 
     def view_jax(x: Any, name: str, stream: int) -> ArrayView:
-        if x.is_deleted():  # first: other questions to a deleted or donated array can crash JAX
+        if x.is_deleted():  # checked first: reading anything else of a deleted or donated array can crash JAX
             _refuse(name, "is a deleted JAX array", "keep it from being donated or deleted")
         if x.platform() == "cpu":
             x.block_until_ready()  # on a GPU the stream is made to wait instead
@@ -318,8 +319,7 @@ def _device_array_viewer(_: Any) -> _Viewer:
 
 
 def from_dlpack_viewer(framework: str) -> _Viewer:
-    """Returns a viewer through DLPack whose views say they are of ``framework``; it raises ArgumentError as `view`
-    does.
+    """Returns a viewer through DLPack that labels its views with ``framework`` and raises ArgumentError as `view` does.
 
     The producer's deleter is called when a view's ``owner`` is collected.
     """
@@ -332,7 +332,7 @@ def from_dlpack_viewer(framework: str) -> _Viewer:
             arguments = {"stream": stream or 1} if device is not None and device.is_cuda else {}
             try:
                 capsule = x.__dlpack__(max_version=dlpack.VERSION, **arguments)
-            except TypeError:  # a producer of the time before DLPack 1.0
+            except TypeError:  # a producer from before DLPack 1.0
                 capsule = x.__dlpack__(**arguments)
             array = dlpack.consume(capsule)
         except Exception as failure:
@@ -393,7 +393,7 @@ def _view_array_interface(x: Any, name: str, stream: int) -> ArrayView:
         array = np.asarray(x)
     except Exception as failure:
         raise ArgumentError(f"input {name!r} has an unusable __array_interface__: {failure}") from failure
-    scalar = isinstance(x, np.generic)  # a NumPy scalar: its value can be read, but has no memory to write to
+    scalar = isinstance(x, np.generic)  # a NumPy scalar has a value to read, but no memory to write to
     seen = view(array, name=name)
     return seen._replace(framework="array_interface", readonly=seen.readonly or scalar)
 

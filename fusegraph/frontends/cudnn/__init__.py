@@ -1,4 +1,4 @@
-"""Graphs of cudnn-frontend's Python API, read into a `Graph`: `from_cudnn`."""
+"""Reads graphs of cudnn-frontend's Python API into a `Graph`: `from_cudnn`."""
 
 from fusegraph.frontends.cudnn.graph import CudnnGraph
 from fusegraph.frontends.cudnn.importer import from_cudnn, is_pygraph

@@ -1,4 +1,4 @@
-"""cudnn-frontend's sdpa and sdpa_fp8 nodes as the ops of the table, or written out where none of them does it all."""
+"""Imports cudnn-frontend's sdpa and sdpa_fp8 nodes: as an op of the table, or as several nodes if no op suffices."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def sdpa(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Returns O and, if the node has them, Stats, score_max, score_sum_exp, rng_dump, Amax_S, the largest of the
-    probabilities after dropout and before they are scaled, and Amax_O, the largest magnitude of O before it is
-    multiplied with scale_o.
+    """Returns O and, if the node has them, Stats, score_max, score_sum_exp, rng_dump, Amax_S and Amax_O.
+
+    Amax_S is the largest probability after dropout and before scaling; Amax_O is the largest magnitude of O before it
+    is multiplied by scale_o.
     """
     asked, wanted = asked_of(reading, node, fp8.SCALES), _wanted(reading, node)
     graph, operands = reading.graph, asked.operands
@@ -89,18 +90,18 @@ def sdpa_fp8(reading: Reading, node: Any) -> Mapping[str, Tensor]:
 
 
 def _wanted(reading: Reading, node: Any) -> set[str]:
-    """Returns the results that anything takes."""
+    """Returns the ports of the results that are used."""
     return {port for port, tensor in node.outputs.items() if tensor is not None and reading.is_wanted(tensor)}
 
 
 def _in_order(reading: Reading, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Returns keys and values, those in pages one after the other."""
+    """Returns keys and values; paged ones are gathered into contiguous sequences."""
     k, v = asked.operands["k"], asked.operands["v"]
     return paged.written(reading.write, asked.operands, k, v, asked.longest)
 
 
 def _told(reading: Reading, made: ops.Attended, wanted: set[str]) -> dict[str, Tensor]:
-    """Returns what is told of each query."""
+    """Returns the wanted statistics of each query."""
     found: dict[str, Tensor] = {}
     if "Stats" in wanted:
         found["Stats"] = made.stats(reading.write)
@@ -112,14 +113,14 @@ def _told(reading: Reading, made: ops.Attended, wanted: set[str]) -> dict[str, T
 
 
 class _Weighing:
-    """What becomes of the probabilities; results are what is told of it."""
+    """Applies dropout to the probabilities; ``results`` are the wanted outputs of that step."""
 
     def __init__(self, reading: Reading, asked: Asked, wanted: set[str]) -> None:
         self._reading, self._asked, self._wanted = reading, asked, wanted
         self.results: dict[str, Tensor] = {}
 
     def weigh(self, p: Tensor) -> Tensor:
-        """Returns what the values are multiplied with, before it is scaled."""
+        """Returns the probabilities after dropout, by which the values are multiplied, before they are scaled."""
         asked, write = self._asked, self._reading.write
         q = asked.operands["q"].shape
         if "rng_dump" in self._wanted:

@@ -1,4 +1,4 @@
-"""What a node of cuDNN's asks of attention, in the words of the op table."""
+"""Reads what a cuDNN attention node asks for, in terms of the op table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fusegraph.ops import attention as ops
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops.base import TensorType
 
-#: cuDNN's words for the tables of pages -> ours.
+#: cuDNN's names of the page tables -> those of the op table.
 _TABLES = dict(zip(("paged_attention_k_table", "paged_attention_v_table"), paged.TABLES))
 _DROPOUT = ("dropout_0", "dropout_1", "dropout_2")
-#: Ports of all attention, besides those that each has.
+#: Ports that all attention nodes may have.
 PORTS = ("bias", "seq_len_q", "seq_len_kv", "sink_token", "attn_scale", *_DROPOUT)
-#: Ports of attention that has no gradient.
+#: The same with those of forward nodes alone.
 FORWARD = (*PORTS, "block_mask", *_TABLES)
-#: Words that say nothing about the result: which of cuDNN's kernels is meant, how it rounds, how large its memory is.
+#: Parameters that do not affect the result here: the choice of cuDNN's kernel, its rounding, the size of its memory.
 _INDIFFERENT = (
     "implementation",
     "is_inference",
@@ -56,20 +56,20 @@ PARAMS = (
     *_DROPOUT,
     *_INDIFFERENT,
 )
-#: Queries, and keys, of a block of a block_mask.
+#: How many queries, and keys, a block of a block_mask has.
 _BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node asks.
+    """What a node asks for.
 
-    operands  by our names; k and v have as many heads as each other.
-    heads     of k and of v, as cuDNN was given them.
+    operands  by their names in the op table; k and v have the same number of heads.
+    heads     how many heads cuDNN's k and v have.
     scoring   attributes of `ops.attention.SCORES`; attn_scale may be a tensor.
-    longest   the length of keys in pages.
+    longest   the length of paged keys; None if they are not paged.
     dropout   (probability, seed, offset), (mask, scale), (mask, scale, its inverse), or ().
-    modify    makes others of the scaled scores, if anything does.
+    modify    a function of the scaled scores that replaces them, or None.
     """
 
     operands: dict[str, Any]
@@ -81,34 +81,34 @@ class Asked:
 
     @property
     def plain(self) -> bool:
-        """Whether the op table has an op that does all of it."""
+        """Whether one op of the table does all of it."""
         numbers = not isinstance(self.scoring["attn_scale"], Tensor)
         return numbers and self.modify is None and (not self.dropout or self.probability is not None)
 
     @property
     def probability(self) -> float | None:
-        """Of dropout by random numbers."""
+        """The probability of dropout by random numbers; None for others."""
         return self.dropout[0] if self.dropout and not isinstance(self.dropout[0], Tensor) else None
 
     @property
     def given(self) -> dict[str, Any]:
-        """The optional operands that add something, by name."""
+        """The optional operands that have an effect, by name."""
         rest = {key: t for key, t in self.operands.items() if key in ops.NEUTRAL and key not in ops.NUMBERS}
         return ops.present(list(rest.values()), list(rest))
 
     def keep(self, reading: Reading, p: Tensor) -> Tensor:
-        """Returns which of the probabilities dropout by random numbers keeps."""
+        """Returns a mask of the probabilities that dropout by random numbers keeps."""
         probability, seed, offset = self.dropout
         kept: Tensor = ops.kept(reading.write, p, seed, offset, probability)
         return kept
 
     def factors(self, reading: Reading) -> dict[str, Any]:
-        """Returns the keywords of `ops.attention.scored`: a scale of any dtype is a factor of scores."""
+        """Returns ``scoring`` as keywords of `ops.attention.scored`; a scale that is a tensor is cast to float32."""
         scale = self.scoring["attn_scale"]
         return {**self.scoring, "attn_scale": reading.cast(scale, float32) if isinstance(scale, Tensor) else scale}
 
     def dropped(self, reading: Reading, p: Tensor) -> Tensor:
-        """Returns what dropout makes of probabilities, or of their gradients."""
+        """Applies dropout to probabilities, or to their gradients."""
         if not self.dropout:
             return p
         if self.probability is not None:
@@ -120,7 +120,10 @@ class Asked:
 
 
 def asked_of(reading: Reading, node: Any, ports: tuple[str, ...] = ()) -> Asked:
-    """Returns what a node asks; ports are those of the operands that it has besides q, k, v and the optional ones."""
+    """Reads what a node asks for; ``ports`` are its required operands besides q, k and v.
+
+    Raises ShapeError, AttributeValueError and others for what `Graph.sdpa` would refuse.
+    """
     given = node.params
     padded = bool(given.get("use_padding_mask"))
     taken = [key for key in ("bias", "sink_token") if key in node.inputs]
@@ -159,7 +162,7 @@ def asked_of(reading: Reading, node: Any, ports: tuple[str, ...] = ()) -> Asked:
 
 
 def _check(operands: Mapping[str, Tensor], scoring: Mapping[str, Any], longest: int | None) -> None:
-    """Raises what sdpa does for operands that do not fit and values that mean nothing: also where it is written out."""
+    """Raises the errors of the sdpa op for wrong operands and values, even if the node will be several nodes."""
     absent = {**dict.fromkeys(ops.INTEGERS, int32), "mask": bool_}
     types = tuple(
         operands[key].type if key in operands else TensorType((), absent.get(key, float32)) for key in ops.OPERANDS
@@ -171,7 +174,10 @@ def _check(operands: Mapping[str, Tensor], scoring: Mapping[str, Any], longest: 
 
 
 def band(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns which keys a query meets.  cuDNN's flags of causal masks come before its alignment and bounds."""
+    """Returns the attributes of the band of keys that a query meets.
+
+    cuDNN's flags of causal masks have precedence over its alignment and right bound.
+    """
     bottom = bool(given.get("use_causal_mask_bottom_right"))
     causal = bottom or bool(given.get("use_causal_mask"))
     alignment = getattr(given.get("diagonal_alignment"), "name", "TOP_LEFT")
@@ -189,7 +195,7 @@ def band(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headed(reading: Reading, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Returns a tensor of rank 4 that broadcasts to scores, whose heads may have two dimensions."""
+    """Reshapes a tensor of rank 4 so that it broadcasts to scores, whose heads may have two dimensions."""
     if len(shape) == 4:
         return x
     split = (1, 1) if x.shape[1] == 1 else shape[1:3]
@@ -197,7 +203,7 @@ def _headed(reading: Reading, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def repeated(reading: Reading, x: Tensor, heads: int) -> Tensor:
-    """Returns keys or values with as many heads, each as often as it takes, one after the other."""
+    """Returns keys or values with ``heads`` heads, by repeating each one consecutively."""
     batch, own, length, depth = x.shape
     if own == heads:
         return x
@@ -208,7 +214,7 @@ def repeated(reading: Reading, x: Tensor, heads: int) -> Tensor:
 
 
 def summed(reading: Reading, x: Tensor, heads: int) -> Tensor:
-    """Returns the gradient of `repeated`: the sums over the heads that are repetitions."""
+    """Returns the gradient of `repeated`: sums over the heads that were copies of one."""
     batch, every, length, depth = x.shape
     if every == heads:
         return x
@@ -218,7 +224,7 @@ def summed(reading: Reading, x: Tensor, heads: int) -> Tensor:
 
 
 def _dropout(reading: Reading, node: Any) -> tuple[Any, ...]:
-    """Returns the elements of cuDNN's dropout; () if it drops nothing."""
+    """Returns `Asked.dropout` of a node.  Raises AttributeValueError for wrong counts and probabilities."""
     count = int(node.params.get("_dropout_n") or 0)
     found: list[Any] = []
     for key in _DROPOUT[:count]:
@@ -238,7 +244,7 @@ def _dropout(reading: Reading, node: Any) -> tuple[Any, ...]:
 
 
 def _block_mask(reading: Reading, bits: Tensor, rows: int, keys: int) -> Tensor:
-    """Returns which keys a query may meet, of a bit for every 128 queries and 128 keys, the lowest of a byte first."""
+    """Returns the boolean mask of a block_mask: a bit for each 128 queries and 128 keys, the lowest of a byte first."""
     write = reading.write
     batch, heads, tall, bytes_ = bits.shape
     if tall * _BLOCK < rows or bytes_ * 8 * _BLOCK < keys:

@@ -1,4 +1,4 @@
-"""cudnn-frontend's sdpa_backward node as the op of the table, or written out where it does not do it all."""
+"""Imports cudnn-frontend's sdpa_backward node: as the op of the table, or as several nodes if it does not suffice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ RESULTS = ("dQ", "dK", "dV", "dBias", "dSink_token")
 
 
 def sdpa_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Returns dQ, dK, dV and, if the node has them, dBias, dSink_token and rng_dump.  stats know what else is needed
-    of a sink_token.
+    """Returns dQ, dK, dV and, if the node has them, dBias, dSink_token and rng_dump.
+
+    A sink_token is needed only for dSink_token: its effect on the other gradients is contained in stats.
     """
     asked = asked_of(reading, node, ("o", "dO", "stats"))
     operands, dumped = asked.operands, node.outputs.get("rng_dump") is not None

@@ -1,4 +1,4 @@
-"""cudnn-frontend's sdpa_fp8_backward node, written out."""
+"""Imports cudnn-frontend's sdpa_fp8_backward node as several nodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ PORTS = ("q", "k", "v", *OPERANDS, *attention_asked.PORTS)
 
 
 def sdpa_fp8_backward(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Returns dQ, dK and dV, and of each the largest magnitude before it is multiplied with its scale; amax_dP, that
-    of the gradient by products of queries and keys; dSink_token if the node has it.
+    """Returns dQ, dK, dV, their amax_dQ, amax_dK and amax_dV, amax_dP, and dSink_token if the node has it.
 
-    Probabilities times scale_s are rounded to the dtype of q, gradients by products times scale_dP to that of dO.
+    Each amax is the largest magnitude before scaling; amax_dP is that of the gradient by the products of queries and
+    keys.  Probabilities times scale_s are rounded to the dtype of q, gradients by products times scale_dP to that of
+    dO.
     """
     asked, write = asked_of(reading, node, OPERANDS), reading.write
     x = asked.operands

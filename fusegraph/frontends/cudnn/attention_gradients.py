@@ -1,4 +1,4 @@
-"""The gradients of attention written out, for what no op of the table does all of."""
+"""Gradients of attention as several nodes, where no op of the table suffices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fusegraph.ops import attention as ops
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the gradients are made of, in float32 and (B, H, Sq, Skv).
+    """What the gradients are computed from, in float32 of shape (B, H, Sq, Skv).
 
-    weights      the probabilities after dropout: what the loss is multiplied with to make the gradient by values.
-    by_scores    the gradient by scores, by_products that by the products of queries and keys.
-    by_sink      the gradient by a sink of each query, (B, H, Sq, 1), if there is one.
+    weights      the probabilities after dropout: times the loss, they give the gradient by values.
+    by_scores    the gradient by scores.
+    by_products  the gradient by the products of queries and keys.
+    by_sink      the gradient by the sink of each query, (B, H, Sq, 1); None without one.
     """
 
     weights: Tensor
@@ -37,9 +38,10 @@ def gradients(
     of_loss: Tensor | None = None,
     of_result: Tensor | None = None,
 ) -> Gradients:
-    """Writes the gradients as cuDNN does; a node with a score_mod and no score_mod_bprop has none by what that does.
+    """Writes the nodes of the gradients as cuDNN computes them.
 
-    factor is that of the products of queries and keys, of_loss that of the loss by values, of_result of the loss by o.
+    Without a score_mod_bprop, a score_mod counts as having a derivative of 1.  ``factor`` scales the products of
+    queries and keys, ``of_loss`` those of the loss and values, ``of_result`` those of the loss and o.
     """
     write = reading.write
     q, o, loss, stats = (asked.operands[key] for key in ("q", "o", "dO", "stats"))
@@ -76,14 +78,12 @@ def by_queries(reading: Reading, asked: Asked, by_products: Tensor) -> Tensor:
 
 
 def by_heads(reading: Reading, weights: Tensor, x: Tensor, heads: int) -> Tensor:
-    """Returns the sums over queries of weights times x, and over the queries' heads that share one of ``heads``, in
-    float32.
-    """
+    """Returns float32 sums over queries of weights times x, and over query heads that share one of ``heads``."""
     return summed(reading, reading.write("matmul", "", _turned(reading, weights), x, dtype=float32), heads)
 
 
 def summed_to(reading: Reading, x: Tensor, like: Tensor) -> Tensor:
-    """Returns the sums of a gradient over what a tensor is repeated along."""
+    """Sums a gradient over the dimensions along which the tensor ``like`` was broadcast."""
     own = (1,) * (x.rank - like.rank) + tuple(like.shape)
     axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, own)) if m == 1 and n != 1)
     total = reading.write("reduction", "", x, mode="add", axes=axes) if axes else x

@@ -1,7 +1,7 @@
-"""cudnn-frontend's moe_grouped_matmul and its gradient: groups of consecutive rows, each with an expert's weights.
+"""Imports cudnn-frontend's moe_grouped_matmul and its gradient: groups of consecutive rows, one per expert's weights.
 
-How long the groups are is known when the graph runs.  Every token is multiplied with every expert's weights, and all
-but its own result is dropped: a product is as fast as another, there are as many as experts.
+The lengths of the groups are known only when the graph runs.  So every token is multiplied by every expert's weights,
+and all results but that of its own expert are dropped.  This costs as many products as there are experts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PORTS_BACKWARD = ("doutput", "token", "first_token_offset")
 
 
 def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Returns rows of tokens (1, T, H), or those that token_index names, times their expert's of weights (E, H, N)."""
+    """Returns tokens (1, T, H), or those given by token_index, each times its expert's matrix of weights (E, H, N)."""
     graph, mode = reading.graph, getattr(node.params.get("mode"), "name", "NONE")
     if mode not in ("NONE", "GATHER"):
         raise NotSupportedError(f"mode {mode}")
@@ -36,27 +36,25 @@ def moe_grouped_matmul(reading: Reading, node: Any) -> Mapping[str, Tensor]:
         wanted = float32 if wanted.is_float else wanted
     own = _membership(reading, node, experts, token.shape[1])
     every = graph.matmul(token, weight, dtype=wanted)
-    # One expert's result and zeros: the sum is exact.
+    # The sum is exact: it adds one expert's result and zeros.
     return {"OUT_0": graph.reduction(_owned(reading, every, own), mode="add", axes=(0,), dtype=every.dtype)}
 
 
 def moe_grouped_matmul_bwd(reading: Reading, node: Any) -> Mapping[str, Tensor]:
-    """Returns the gradient by the weights (E, H, N): each expert's tokens (1, T, H), transposed, times their loss
-    (1, T, N).
-    """
+    """Returns the gradient by weights (E, H, N): each expert's tokens (1, T, H) transposed times its loss (1, T, N)."""
     graph = reading.graph
     loss, token = reading.operand(node, "doutput"), reading.operand(node, "token")
     _check_ranks(loss, token)
     shape = reading.shape(node, "dweight")
     boundaries = reading.operand(node, "first_token_offset").size
     own = _membership(reading, node, shape[0] if shape else boundaries, token.shape[1])
-    token, loss = (_owned(reading, t, own) for t in (token, loss))  # both: a product with 0 is not always 0
+    token, loss = (_owned(reading, t, own) for t in (token, loss))  # both, as infinity times 0 is not 0
     turned = graph.transpose(token, perm=(0, 2, 1))
     return {"dweight": graph.matmul(turned, loss, dtype=reading.dtype(node, "dweight"))}
 
 
 def _owned(reading: Reading, x: Tensor, own: Tensor) -> Tensor:
-    """Returns a tensor with zeros in the rows that are not an expert's own."""
+    """Returns a tensor for every expert, with zeros in the rows that are not its own."""
     return reading.graph.binary_select(x, reading.graph.constant(np.zeros((1, 1, 1)), dtype=x.dtype), own)
 
 
@@ -67,7 +65,10 @@ def _check_ranks(*operands: Tensor) -> None:
 
 
 def _membership(reading: Reading, node: Any, experts: int, rows: int) -> Tensor:
-    """Returns which rows are whose, (E, T, 1): from its offset to the next one; the last one's end may be left out."""
+    """Returns the mask (E, T, 1) of each expert's rows, from its offset to the next.
+
+    There are E offsets, or E + 1 with the end of the last expert's rows.
+    """
     graph, offsets = reading.graph, reading.operand(node, "first_token_offset")
     if offsets.size not in (experts, experts + 1):
         raise NotSupportedError(f"first_token_offset {list(offsets.shape)} for {experts} experts")

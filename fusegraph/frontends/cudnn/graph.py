@@ -1,4 +1,4 @@
-"""The graph that `from_cudnn` makes: a `Graph` that also runs as a pygraph does."""
+"""The graph that `from_cudnn` makes: a `Graph` that can also be run like a pygraph."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from fusegraph.lowering.cudnn import frontend
 from fusegraph.runtime.arrays import Device, DeviceArray, current_stream, to_device, view
 from fusegraph.runtime.strides import numpy_over
 
-#: How many values of scalars that were given on the host are kept on the GPU.
+#: How many values of host scalars are kept on the GPU, and how many versions of the graph for other shapes or sizes.
 _KEPT = 64
 #: Addresses have 64 bits.
 _LAST_ADDRESS = 1 << 64
 
 
 class CudnnGraph(Graph):
-    """A graph read from cudnn-frontend, with its uids: to be compiled, explained and compared like any other.
+    """A graph read from cudnn-frontend, with its uids; it is compiled, explained and compared like any other.
 
-    It is run as a pygraph is, too: `execute` takes arrays by uid, by cuDNN's tensor or by name, and the calls that
-    prepare a pygraph for that are here, though nothing needs them but `build`, which compiles.
+    It can also be run like a pygraph: `execute` takes arrays by uid, by cuDNN's tensor or by name.  The methods that
+    prepare a pygraph exist too, but only `build` and `build_plans` do anything: they compile.
     """
 
     def __init__(self, name: str, io_dtype: Any, compute_dtype: Any) -> None:
         super().__init__(name, io_dtype=io_dtype, compute_dtype=compute_dtype)
-        #: cuDNN's uid -> the tensor here, for all of cuDNN's graph.
+        #: cuDNN's uid -> tensor of this graph, for all tensors of cuDNN's graph.
         self.uids: dict[int, Tensor] = {}
-        #: cuDNN's name -> its uid, where one tensor has the name.
+        #: cuDNN's name of a tensor -> its uid, for names that are unique.
         self.labels: dict[str, int] = {}
-        #: Inputs that cuDNN reads on the host: numbers, or arrays of one element, on either side.
+        #: Inputs that cuDNN reads on the host; given as numbers, or as arrays of one element on the host or the GPU.
         self.by_value: set[Tensor] = set()
-        #: Arrays that came with the graph, for the calls that give no others.
+        #: Arrays that came with the graph, used in calls that do not give others.
         self.bound: dict[Tensor, Any] = {}
         #: Inputs and outputs that are the rows of ragged tensors.
         self.ragged: dict[Tensor, Rows] = {}
-        #: Such outputs -> the output that says which of the rows are to be written.
+        #: Ragged output -> the output that says which of its rows are to be written.
         self.owned: dict[Tensor, Tensor] = {}
-        #: Reads the graph again, for other sizes of the memory of ragged tensors, by uid.
+        #: Reads the graph again for other sizes (elements, by uid) of the memory of ragged tensors.
         self.of_sizes: Callable[[Mapping[int, int]], CudnnGraph] | None = None
         self._sized: dict[tuple[tuple[int, int], ...], CudnnGraph] = {}
-        #: Reads the graph again, for other shapes, if it was made for that.
+        #: Reads the graph again for other shapes; None unless the graph allows them.
         self.of_shapes: Callable[[Shapes], CudnnGraph] | None = None
         self._shaped: dict[tuple[Any, ...], CudnnGraph] = {}
         self._built: tuple[str | None, dict[str, Any]] = (None, {})
@@ -62,24 +62,25 @@ class CudnnGraph(Graph):
     # ---- as a pygraph
 
     def validate(self) -> None:
-        """Nothing: the graph was checked when it was read."""
+        """Does nothing: the graph was checked when it was read."""
 
     def build_operation_graph(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def create_execution_plans(self, heuristics: Any = None) -> None:
-        """Nothing: schedules are chosen by `build`."""
+        """Does nothing: schedules are chosen by `build`."""
 
     def check_support(self) -> None:
-        """Nothing: every graph is supported."""
+        """Does nothing: every graph is supported."""
 
     def build_plans(self, *policy: Any) -> None:
         """Compiles the graph."""
         self.build()
 
     def build(self, heuristics: Any = None, *, engine: str | None = None, **options: Any) -> Executable:
-        """Compiles the graph for `execute`, once or for another engine or other options, which are those of
-        `Graph.compile`.  cuDNN's heuristics are not asked.
+        """Compiles the graph for `execute`, unless that was done and no engine or options are given.
+
+        Engine and options are those of `Graph.compile`.  cuDNN's ``heuristics`` are ignored.
         """
         if self._executable is None or engine is not None or options:
             self._executable = self.compile(engine, **options)
@@ -90,7 +91,7 @@ class CudnnGraph(Graph):
         return self._executable
 
     def get_workspace_size(self) -> int:
-        """0: `execute` needs no memory of the caller's."""
+        """Returns 0: `execute` needs no memory from the caller."""
         return 0
 
     def execute(
@@ -102,20 +103,21 @@ class CudnnGraph(Graph):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Runs the graph on arrays given by uid, by cuDNN's tensor, by ours or by name: inputs, and outputs to write.
+        """Runs the graph on input and output arrays, given by uid, by tensor (cuDNN's or this graph's) or by name.
 
-        An array is of the tensor's dtype (for BOOLEAN also one of bytes, 0 or 1) and holds its elements where the
-        tensor's strides say: its own shape may lack or have dimensions of size 1, or be another one of as many elements
-        without gaps, for an output also of more, of which the first are written.  Scalars that cuDNN reads on the host
-        may be numbers; any other integer is the address of the tensor's memory, on the GPU, or on the host for engines
-        that run there; of a ragged tensor's, as much as its sequences need without gaps.  Arrays for other uids are
-        ignored, as is the workspace.  The kernels are queued on the stream of a handle of cuDNN's, if one is given, or
-        on the framework's current one.
+        An array has the tensor's dtype (for BOOLEAN also uint8, 0 or 1) and holds its elements at the tensor's strides.
+        Its shape may differ in dimensions of size 1, or be any shape of as many elements without gaps; an output's may
+        have more elements, of which the first are written.
 
-        Where override_uids, override_shapes and override_strides name tensors with other shapes than they have, the
-        graph of those is read and compiled, once for all calls with the same; cuDNN's has is_override_shape_enabled.
+        Scalars that cuDNN reads on the host may be numbers.  Any other integer is an address of memory, on the GPU or,
+        for engines that run there, on the host; for a ragged tensor it has as much memory as the sequences need without
+        gaps.  Arrays for unknown uids and the workspace are ignored.  The kernels are queued on the stream of cuDNN's
+        ``handle`` if one is given, else on the framework's current stream.
 
-        Raises ArgumentError (an array is missing or does not fit), DeviceError; what `from_cudnn` does.
+        override_uids, override_shapes and override_strides give tensors other shapes.  The graph is then read and
+        compiled for these, once for all calls with the same; the pygraph must have is_override_shape_enabled.
+
+        Raises ArgumentError (an array is missing or does not fit), DeviceError, and the errors of `from_cudnn`.
         """
         if override_uids is not None:
             other = self._of_shapes(told(override_uids, override_shapes, override_strides))
@@ -159,13 +161,13 @@ class CudnnGraph(Graph):
         put.done(arrays)
 
     def _of_shapes(self, shapes: Shapes) -> CudnnGraph:
-        """Returns the graph with other shapes, compiled as this one is."""
+        """Returns the graph with other shapes, compiled like this one.  Raises ArgumentError if it has none."""
         if self.of_shapes is None:
             raise ArgumentError(f"graph {self.name!r} has its shapes; others need is_override_shape_enabled=True")
         return self._read_again(self._shaped, self.of_shapes, shapes)
 
     def _fitting(self, given: Mapping[Tensor, Any]) -> CudnnGraph:
-        """Returns the graph for arrays of these sizes: itself unless ragged tensors have other ones."""
+        """Returns the graph for arrays of these sizes: this one, or another if ragged tensors have other sizes."""
         if self.of_sizes is None:
             return self
         uids = {t: uid for uid, t in self.uids.items()}
@@ -180,7 +182,7 @@ class CudnnGraph(Graph):
     def _read_again(
         self, known: dict[Any, CudnnGraph], read: Callable[[Any], CudnnGraph], what: Mapping[int, Any]
     ) -> CudnnGraph:
-        """Returns the graph for other shapes or sizes, compiled as this one is, once."""
+        """Returns the graph for other shapes or sizes, read and compiled like this one once and then remembered."""
         key = tuple(sorted(what.items()))
         if key not in known:
             if len(known) >= _KEPT:
@@ -193,7 +195,10 @@ class CudnnGraph(Graph):
     # ---- what is given
 
     def _meant(self, key: Any) -> Tensor | None:
-        """Returns the tensor that a key of a variant pack means, None for a uid that is not of this graph."""
+        """Returns the tensor of a variant pack's key; None for a uid that this graph does not have.
+
+        Raises ArgumentError for other keys that it does not have.
+        """
         if isinstance(key, Tensor):
             if key.graph is not self:
                 raise ArgumentError(f"tensor {key.name!r} of graph {key.graph.name!r} is not of graph {self.name!r}")
@@ -210,10 +215,10 @@ class CudnnGraph(Graph):
         raise ArgumentError(f"arrays are given by uid, tensor or name, not by {type(key).__name__}")
 
     def _check_constant(self, tensor: Tensor, given: Any) -> None:
-        """Raises ArgumentError unless a number that is part of the graph is given as what it was when it was read."""
+        """Raises ArgumentError if a number that is part of the graph is given with another value."""
         try:
             number = np.asarray(given).reshape(-1)
-        except TypeError:  # on a GPU
+        except TypeError:  # it is on a GPU
             return
         assert tensor.value is not None
         if number.size != 1 or number.astype(tensor.value.dtype)[0] != tensor.value.reshape(-1)[0]:
@@ -223,7 +228,7 @@ class CudnnGraph(Graph):
             )
 
     def _staged(self, tensor: Tensor, given: Any, device: Device) -> Any:
-        """Returns a scalar where the engine reads it: numbers, and arrays on the host, are copied to a GPU."""
+        """Returns a scalar on the engine's device: for a GPU, numbers and host arrays are copied to it."""
         if isinstance(given, (bool, int, float, np.generic)):
             given = np.array([given], tensor.dtype.numpy)
         seen = view(given, name=tensor.name)
@@ -231,7 +236,7 @@ class CudnnGraph(Graph):
             return given
         host = numpy_over(seen.pointer, seen.shape, seen.strides, seen.dtype.numpy, seen.owner)
         if seen.dtype != tensor.dtype or host.size != 1:
-            return given  # what is wrong is said later
+            return given  # refused later, with a message
         key = (tensor, host.tobytes())
         if key not in self._scalars:
             if len(self._scalars) >= _KEPT:
@@ -241,10 +246,10 @@ class CudnnGraph(Graph):
 
 
 def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any_size: bool, larger: bool) -> Any:
-    """Returns an array, or the address of one, in the shape of a tensor, on the memory that it has; any_size if that
-    is known to be enough, larger if only the first part of it may be taken.  Raises ArgumentError.
+    """Returns the memory of an array, or at an address, as an array with the tensor's shape and strides.
 
-    cuDNN takes addresses and looks at no shapes.  What can be told from the shape of an array is checked all the same.
+    cuDNN takes addresses and ignores shapes; here the shape of an array is checked as far as possible.  ``any_size``
+    skips the check, as the size was checked before; ``larger`` allows arrays with more elements.  Raises ArgumentError.
     """
     what = f"{tensor.name!r} of graph {tensor.graph.name!r}"
     if _is_address(array):
@@ -252,7 +257,7 @@ def _as_declared(tensor: Tensor, array: Any, device: Device, stream: int, *, any
     seen = view(array, name=tensor.name, stream=stream)
     bytes_of_truth = tensor.dtype.is_bool and seen.dtype == uint8
     if tuple(seen.shape) == tensor.shape and not bytes_of_truth and not any_size:
-        return array  # the executable says what is wrong
+        return array  # the executable checks the rest
     if seen.dtype != tensor.dtype and not bytes_of_truth:
         raise ArgumentError(f"{what} has dtype {tensor.dtype}, got {seen.dtype}")
     held = tuple((n, s) for n, s in zip(seen.shape, seen.strides) if n != 1)
@@ -281,8 +286,10 @@ def _is_address(array: Any) -> bool:
 
 
 def _address(what: str, tensor: Tensor, address: int) -> int:
-    """Returns an address that a tensor may have; whether memory is there, and whose it is, cannot be known.  Raises
-    ArgumentError."""
+    """Checks the range and alignment of a tensor's address; whether memory is there cannot be known.
+
+    Raises ArgumentError.
+    """
     nbytes = extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
     if not nbytes:
         return address
@@ -297,7 +304,7 @@ def _address(what: str, tensor: Tensor, address: int) -> int:
 
 
 def _over(tensor: Tensor, pointer: int, device: Device, owner: Any, stream: int) -> Any:
-    """Returns memory as an array of a tensor's shape, strides and dtype."""
+    """Returns the memory at ``pointer`` as an array of a tensor's shape, strides and dtype."""
     if device.is_cuda:
         return DeviceArray(pointer, tensor.shape, tensor.strides, tensor.dtype, device, owner, stream)
     return numpy_over(pointer, tensor.shape, tensor.strides, tensor.dtype.numpy, owner)

@@ -1,4 +1,4 @@
-"""`from_cudnn`: a graph built with cudnn-frontend's Python API, as a `Graph`."""
+"""`from_cudnn`: reads a graph built with cudnn-frontend's Python API into a `Graph`."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from fusegraph.frontends.cudnn.words import computed, dtype_of, label_of
 
 
 def is_pygraph(value: Any) -> bool:
-    """Returns true if a value is a graph of cudnn-frontend's; its package is not imported for that."""
+    """Tells whether a value is a graph of cudnn-frontend, without importing that package."""
     return any(k.__module__.partition(".")[0] == "cudnn" and k.__name__ == "pygraph" for k in type(value).__mro__)
 
 
 def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: bool = False) -> CudnnGraph:
-    """Returns the graph of a ``cudnn.pygraph``, which must have all its nodes and need not have been validated or
-    built; needs neither a driver nor a GPU.
+    """Reads a ``cudnn.pygraph``, which must have all its nodes but need not have been validated or built.
 
-    Tensors keep their uids, names (where these are unique), shapes, strides and data types; those that are not virtual
-    are the inputs and outputs, in the order in which the nodes take and make them.  Where strides were not set they are
-    those that cuDNN infers.  A node computes in floats of 32 bits, or 64 if one node of the graph does, and its result
-    is rounded to the data type that it has.  A virtual tensor of FLOAT that is multiplied with one of HALF or BFLOAT16
-    is rounded to that type.  Booleans are bytes.
+    This needs neither a driver nor a GPU.
+
+    Tensors keep their uids, names (if these are unique), shapes, strides and data types.  Those that are not virtual
+    are the inputs and outputs, in the order in which the nodes take and make them.  Strides that were not set are those
+    that cuDNN infers.  Nodes compute in float32, or in float64 if one node of the graph does; each result is rounded to
+    its data type.  A virtual FLOAT tensor that is multiplied by a HALF or BFLOAT16 one is rounded to that type.
+    Booleans are bytes.
 
     values  numbers for scalars that cuDNN reads on the host (``is_pass_by_value``), by uid, tensor or name: they become
-            part of the graph.  The others are inputs, and may change with every call; those made with
-            ``tensor_scalar``, or given as arrays when the node was made, are known already.
-    tf32    lets products of float32 be rounded to tf32, as cuDNN does unless it is told otherwise.
+            part of the graph.  Scalars made with ``tensor_scalar``, or given as arrays when the node was made, are
+            known already.  Others are inputs, and may change with every call.
+    tf32    allows products of float32 to be rounded to tf32, as cuDNN does by default.
 
-    Dropout by a seed draws other random numbers than cuDNN's, those of rng_uniform: the same ones in a node and in its
-    gradient.  A ragged tensor is rows of the memory that it lies in, as much as sequences without gaps need;
-    `CudnnGraph.execute` takes as much as it is given.  Which rows of an output are written is an output as well.
+    Dropout by a seed draws random numbers as rng_uniform does, not those of cuDNN; a node and its gradient draw the
+    same ones.  A ragged tensor becomes an array of rows, with as much memory as sequences without gaps need;
+    `CudnnGraph.execute` adapts to the size that it is given.  A ragged output comes with a second one, which says which
+    of its rows are to be written.
 
-    Shapes of a call's own (``is_override_shape_enabled``) are read and compiled when they first come.
+    Other shapes for a call (``is_override_shape_enabled``) are read and compiled when they first occur.
 
-    The result runs as the pygraph does (`CudnnGraph.execute`) and is a `Graph` for everything else.
+    The result runs like the pygraph (`CudnnGraph.execute`) and is a `Graph` for everything else.
 
-    Raises NotSupportedError naming all nodes that there is nothing for, or everything of a node that is not
-    understood; GraphError (ShapeError, ...) naming the node whose tensors do not fit.
+    Raises NotSupportedError, which lists all nodes without a counterpart and all parts of nodes that are not
+    understood; GraphError (ShapeError, ...), which names the node whose tensors do not fit.
     """
     return _read(pygraph, values, tf32, {}, {})
 
@@ -53,9 +55,7 @@ def from_cudnn(pygraph: Any, values: Mapping[Any, Any] | None = None, *, tf32: b
 def _read(
     pygraph: Any, values: Mapping[Any, Any] | None, tf32: bool, elements: Mapping[int, int], shapes: Shapes
 ) -> CudnnGraph:
-    """Returns `from_cudnn`, with as much memory for ragged tensors as ``elements`` says by their uids, and other
-    shapes.
-    """
+    """Does what `from_cudnn` says, with ``elements`` of memory for ragged tensors, by uid, and other ``shapes``."""
     if not is_pygraph(pygraph):
         raise GraphError(f"from_cudnn takes a cudnn.pygraph, got {type(pygraph).__module__}.{type(pygraph).__name__}")
     if not isinstance(getattr(pygraph, "nodes", None), list):
@@ -85,7 +85,7 @@ def _read(
 
 
 def _add(reading: Reading, nodes: Sequence[Any]) -> None:
-    """Adds nodes of cuDNN's to the graph.  Raises what `from_cudnn` says."""
+    """Adds cuDNN's nodes to the graph.  Raises the errors of `from_cudnn`."""
     label = reading.graph.name
     _check(label, nodes)
     for node in nodes:
@@ -105,7 +105,10 @@ def _add(reading: Reading, nodes: Sequence[Any]) -> None:
 
 
 def _uid(pygraph: Any, key: Any) -> int:
-    """Returns the uid that a key of ``values`` means.  Raises GraphError for one that no node takes."""
+    """Returns the uid of a key of ``values``.
+
+    Raises GraphError unless it is that of one tensor which a node takes and which is passed by value.
+    """
     every = tensors_of(pygraph)
     if isinstance(key, str):
         named = [uid for uid, t in every.items() if t.name == key]
@@ -124,7 +127,7 @@ def _uid(pygraph: Any, key: Any) -> int:
 
 
 def _check(label: str, nodes: Sequence[Any]) -> None:
-    """Raises NotSupportedError naming everything of some nodes that is not known."""
+    """Raises NotSupportedError that lists everything unsupported about some nodes."""
     lacking = [reason for node in nodes for reason in _lacking(node)]
     if lacking:
         raise NotSupportedError(f"pygraph {label!r} cannot be read: {'; '.join(dict.fromkeys(lacking))}")
@@ -136,7 +139,7 @@ def _called(node: Any) -> str:
 
 
 def _lacking(node: Any) -> list[str]:
-    """Returns what of a node is not known, each in a few words with the node's name; nothing if all is."""
+    """Returns what is unsupported about a node, each item in a few words with the node's name."""
     rule = RULES.get(node.node_type.name)
     if rule is None or (node.node_type.name == "POINTWISE" and pointwise_op(node) is None):
         return [f"there is no op for {_called(node)}"]
@@ -159,7 +162,7 @@ def _lacking(node: Any) -> list[str]:
 
 
 def _malformed(tensor: Any) -> Iterator[str]:
-    """Yields what of a tensor is not what it has to be: cudnn-frontend takes anything, and leaves it to the driver."""
+    """Yields what is malformed about a tensor: cudnn-frontend accepts anything and leaves checks to the backend."""
     if not isinstance(tensor.uid, int):
         yield "a uid is an integer"
     rank = None

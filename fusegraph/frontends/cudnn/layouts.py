@@ -1,7 +1,7 @@
-"""Where cuDNN's results lie in memory if their strides were not set.
+"""The strides that cuDNN infers for results whose strides were not set.
 
-The rules are those of cudnn-frontend's C++ nodes (include/cudnn_frontend/node/*.h, `infer_properties_node`); what the
-Python graph shows before cuDNN has seen it is row-major throughout, and provisional.
+The rules are those of cudnn-frontend's C++ nodes (include/cudnn_frontend/node/*.h, `infer_properties_node`).  The
+strides that the Python graph shows before that are provisional, and row-major throughout.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from fusegraph.layout import packed_strides, stride_order
 
 Shape = tuple[int, ...]
 
-#: Node types whose results are channels last whatever their operands are.
+#: Node types whose results are channels-last, whatever their operands are.
 _CHANNELS_LAST = frozenset({"CONV_FPROP", "CONV_DGRAD", "CONV_WGRAD", "REDUCTION"})
 
 
 def channels_last(shape: Shape) -> Shape:
-    """Returns packed strides with the second dimension the fastest."""
+    """Returns packed strides in which the second dimension varies fastest."""
     rank = len(shape)
     return packed_strides(shape, (0, *range(2, rank), 1) if rank > 2 else None)
 
 
 def in_order_of(shape: Shape, like: Shape, strides: Shape) -> Shape:
-    """Returns packed strides, the dimensions in memory in the order of another tensor's of the same rank."""
+    """Returns packed strides with the order of dimensions of another tensor; row-major if its rank differs."""
     return packed_strides(shape, stride_order(like, strides) if len(like) == len(shape) else None)
 
 
 def result_strides(
     kind: str, params: Mapping[str, object], shape: Shape, operands: Sequence[tuple[Shape, Shape]]
 ) -> Shape:
-    """The strides cuDNN gives a result of a shape; operands are the (shape, strides) of the node's, in order."""
+    """Returns the strides that cuDNN gives a result; ``operands`` are the (shape, strides) of the node's, in order."""
     if kind in _CHANNELS_LAST:
         return channels_last(shape)
     if kind in ("MATMUL", "MOE_GROUPED_MATMUL", "SDPA", "SDPA_FP8") or not operands:
@@ -53,5 +53,5 @@ def result_strides(
 
 
 def is_logical(params: Mapping[str, object]) -> bool:
-    """Returns whether a reshape keeps the elements in row-major order of the dimensions; else it keeps the memory."""
+    """Tells whether a reshape keeps the elements in row-major order; otherwise it keeps their places in memory."""
     return getattr(params.get("reshape_mode"), "name", None) == "LOGICAL"

@@ -1,7 +1,7 @@
-"""What each type of cudnn-frontend's nodes is in the op table.
+"""How each type of cudnn-frontend's nodes is written with the ops of the table.
 
-A rule says which ports and parameters of a node it knows, so that `importer` can list everything that is not known
-before anything is built, and makes the node's results.
+A rule makes a node's results.  It also lists the ports and parameters of a node that it supports, so that `importer`
+can report everything unsupported before it builds anything.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ Results = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """ports: those a node may have (``inputs_*`` stands for inputs_0, inputs_1, ...); params: those that are known, the
-    others must not be set; ragged: whether tensors may be."""
+    """How nodes of a type are imported.
+
+    make    (reading, node) -> results by port.
+    ports   those that a node may have; ``inputs_*`` stands for inputs_0, inputs_1, ...
+    params  those that may be set.
+    ragged  whether tensors may be ragged.
+    """
 
     make: Callable[[Reading, Any], Results]
     ports: tuple[str, ...]
@@ -40,7 +45,7 @@ class Rule:
 
 # ---- pointwise
 
-#: Modes whose results do not depend on the type they are computed in: integers stay integers.
+#: Modes whose results do not depend on the type that they are computed in: integers stay integers.
 _EXACT = frozenset(
     [op.name for op in TABLE.values() if op.name.startswith(("cmp_", "logical_"))]
     + ["binary_select", "gen_index", "max", "min", "abs", "neg", "ceil", "floor"]
@@ -48,7 +53,7 @@ _EXACT = frozenset(
 
 
 def pointwise_op(node: Any) -> Op | None:
-    """Returns the op of a pointwise node, None where the table has none of that name."""
+    """Returns the op of a pointwise node; None if the table has none of that name."""
     op = TABLE.get(str(node.params.get("mode")))
     return op if op is not None and op.cudnn == op.name else None
 
@@ -65,7 +70,7 @@ def _pointwise(reading: Reading, node: Any) -> Results:
     if op.name == "gen_index":
         values["axis"] = node.params["axis"]
     elif (wide := _wider(op, operands, wanted, reading.computes_in(node))) is not None:
-        # Where one operand is wider, the others are converted to its dtype: enough to compute and keep the result in.
+        # If one operand is wider, the op converts the others to its dtype, which then suffices for the result.
         first = next(k for k, name in enumerate(op.names(len(operands))) if name not in op.masks)
         operands[first] = reading.cast(operands[first], wide)
         if not operands[first].dtype.is_float or any(t.dtype.is_int for t in operands):
@@ -74,8 +79,11 @@ def _pointwise(reading: Reading, node: Any) -> Results:
 
 
 def _wider(op: Op, operands: list[Tensor], wanted: DType, compute: DType) -> DType | None:
-    """Returns the dtype to which operands are converted first: the result's, if it holds more than theirs, so that
-    it is not rounded to theirs; for arithmetic on integers that is done in floats, that of the computation."""
+    """Returns the dtype to which operands are converted first; None if they are not.
+
+    It is the result's dtype if that is wider than theirs, so that the result is not rounded to theirs.  For arithmetic
+    on integers that is done in floats, it is the dtype of the computation.
+    """
     common = op.promoted(tuple(t.type for t in operands))
     if common.is_float:
         return wanted if wanted.is_float and wanted != common and promote(wanted, common) == wanted else None
@@ -86,8 +94,11 @@ def _wider(op: Op, operands: list[Tensor], wanted: DType, compute: DType) -> DTy
 
 
 def _operands(reading: Reading, node: Any, ports: tuple[str, ...]) -> list[Tensor]:
-    """Returns the operands of a product.  Beside one of 16 bits, a virtual one of FLOAT is rounded to the same:
-    tensor cores multiply two of a type."""
+    """Returns the operands of a product.
+
+    A virtual FLOAT operand is rounded to the dtype of the other if that has 16 bits: tensor cores multiply two operands
+    of one type.
+    """
     operands = [reading.operand(node, port) for port in ports]
     for here, other in ((0, 1), (1, 0)):
         mine, beside = operands[here].dtype, operands[other].dtype
@@ -165,7 +176,7 @@ def _reduction(reading: Reading, node: Any) -> Results:
 
 
 def _norm(name: str, *outs: str) -> Rule:
-    """Returns a norm or the gradient of one; its results by their ports."""
+    """Returns the rule of a norm or of the gradient of one; ``outs`` are the ports of its results."""
     op, ports = TABLE[name], OPERANDS[name]
     numbers = tuple(key for key in ("epsilon", "momentum") if key in op.attributes)
     params = tuple(key for key in ("norm_forward_phase",) if key in op.attributes)
@@ -200,7 +211,10 @@ def _norm(name: str, *outs: str) -> Rule:
 
 
 def _axes(reading: Reading, node: Any, first: int) -> tuple[int, ...]:
-    """Returns the dimensions that are normalized: those scale has, all but the first if there is none."""
+    """Returns the normalized dimensions: those in which scale is not 1, or all but the first without a scale.
+
+    Raises ShapeError if there are none.
+    """
     shape = reading.operand(node, "input").shape
     if "scale" not in node.inputs:
         return tuple(range(1, len(shape)))
@@ -213,7 +227,7 @@ def _axes(reading: Reading, node: Any, first: int) -> tuple[int, ...]:
 
 
 def _sum_to(reading: Reading, node: Any) -> Tensor:
-    """Returns the gradient by the bias: the sums of the loss over all that share an element of it."""
+    """Returns the gradient by the bias: the loss summed over the dimensions along which the bias is broadcast."""
     loss, scale = reading.operand(node, "grad"), reading.operand(node, "scale")
     shared = tuple(d for d, n in enumerate(scale.shape) if n == 1 and loss.shape[d] != 1)
     total: Tensor = reading.graph.reduction(loss, mode="add", axes=shared, dtype=reading.dtype(node, "DBias"))
@@ -224,8 +238,7 @@ def _sum_to(reading: Reading, node: Any) -> Tensor:
 
 
 def _reshape(reading: Reading, node: Any) -> Results:
-    """LOGICAL keeps the elements in row-major order of the dimensions; VIEW_ONLY keeps the memory, and reads it with
-    the strides of the result."""
+    """Makes a reshape: LOGICAL keeps the row-major order of elements, VIEW_ONLY their places in memory."""
     x, shape, graph = reading.operand(node, "input"), reading.shape(node, "OUT_0"), reading.graph
     if shape is None:
         raise ShapeError("the shape of a reshape's result is not known; use set_dim")
@@ -262,7 +275,7 @@ def _concatenate(reading: Reading, node: Any) -> Results:
 
 
 def _rope(name: str, port: str, out: str) -> Rule:
-    """Returns a rotary position embedding or the gradient of one."""
+    """Returns the rule of a rotary position embedding or of its gradient."""
 
     def make(reading: Reading, node: Any) -> Results:
         given = {key: value for key in ("rope_dim", "output_scale") if (value := node.params.get(key)) is not None}

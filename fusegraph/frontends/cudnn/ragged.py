@@ -1,8 +1,8 @@
-"""Ragged tensors of cuDNN's: sequences of different lengths, each where a tensor of offsets says.
+"""cuDNN's ragged tensors: sequences of different lengths, placed by a tensor of offsets.
 
-Such a tensor has the shape and strides of one with all sequences padded, (B, H, S, D), but that of batch b begins
-``ragged_offset[b]`` elements (times a multiplier) after the first.  How much memory there is, is not said.  Here it is
-rows (`rows.Rows`), of which a table of numbers makes the padded tensor, and back.
+Such a tensor has the shape and strides of one with all sequences padded, (B, H, S, D), but the sequence of batch b
+begins ``ragged_offset[b]`` elements (times a multiplier) after the first.  cuDNN does not say how much memory there is.
+Here it is an array of rows (`rows.Rows`), which computed row numbers turn into the padded tensor, and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusegraph.errors import LayoutError
 from fusegraph.frontends.cudnn.rows import Rows
 from fusegraph.graph import Tensor
 
-#: Ports of attention whose tensors may be ragged -> what says how many tokens of each batch there are.
+#: Ports of attention whose tensors may be ragged -> the port of the sequence lengths, if any.
 LENGTHS = {
     **dict.fromkeys(("q", "o", "dO", "stats", "O", "Stats", "score_max", "score_sum_exp", "dQ"), "seq_len_q"),
     **dict.fromkeys(("k", "v", "dK", "dV"), "seq_len_kv"),
@@ -26,11 +26,12 @@ LENGTHS = {
 
 @dataclass(frozen=True)
 class Ragged:
-    """A ragged tensor of cuDNN's.
+    """A ragged tensor.
 
     write    adds a node, as `reading.Reading.write` does.
-    offsets  where each batch begins, and the last ends.
-    memory   the rows that stand for it.
+    tensor   cuDNN's tensor.
+    offsets  where each batch begins, and where the last ends.
+    memory   the rows that represent it.
     """
 
     write: Callable[..., Tensor]
@@ -39,9 +40,7 @@ class Ragged:
     memory: Rows
 
     def padded(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        """Returns the tensor with padding of zeros, of its rows; lengths say how many tokens of each batch there
-        are.
-        """
+        """Returns the padded tensor made from its rows, padded with zeros; ``lengths`` are the tokens of each batch."""
         write, memory = self.write, self.memory
         batch, heads, tokens, _ = memory.shape
         begin, _ = self._ends()
@@ -59,8 +58,9 @@ class Ragged:
         return write("binary_select", "", found, zero, write("reshape", "", exists, shape=(batch, heads, tokens, 1)))
 
     def stored(self, made: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rows of a padded tensor, and which of them are those of a token, (rows, 1): the others are not
-        to be written.
+        """Returns the rows of a padded tensor, and a mask (rows, 1) of those that belong to a token.
+
+        The other rows are not to be written.
         """
         write, memory = self.write, self.memory
         batch, heads, tokens, depth = memory.shape
@@ -92,7 +92,7 @@ class Ragged:
         return write("gather", "", flat, chosen, axis=0), write("cmp_gt", "", owned, 0)
 
     def between(self) -> Tensor:
-        """Returns how many tokens there are from one offset to the next, (B, 1, 1, 1)."""
+        """Returns the number of tokens from each offset to the next, (B, 1, 1, 1)."""
         begin, end = self._ends()
         write, memory = self.write, self.memory
         count = write("sub", "", end, begin)
@@ -101,7 +101,7 @@ class Ragged:
         return write("reshape", "", count, shape=(memory.shape[0], 1, 1, 1))
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of the rows at which each batch and the next begin, (B, 1, 1)."""
+        """Returns the row numbers, each (B, 1, 1), at which each batch and the next one begin."""
         write, memory, offsets, batch = self.write, self.memory, self.offsets, self.memory.shape[0]
         if offsets.size != batch + 1:
             raise LayoutError(f"the offsets of {self.tensor.name!r} are {batch + 1} numbers, got {list(offsets.shape)}")

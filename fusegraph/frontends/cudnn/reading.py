@@ -1,4 +1,4 @@
-"""A pygraph while it is read: which tensor here stands for which of cuDNN's, with its dtype, shape and strides."""
+"""The state of reading a pygraph: which tensor represents which of cuDNN's, with its dtype, shape and strides."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fusegraph.lowering.cudnn import DATA_TYPES, frontend
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op
 
-#: Node types that move elements: their results have their operand's type where none was set.
+#: Node types that move elements: their results have their operand's type if none was set.
 _MOVEMENT = frozenset({"RESHAPE", "TRANSPOSE", "SLICE", "CONCATENATE"})
 
 
 def tensors_of(pygraph: Any) -> dict[int, Any]:
-    """Returns all tensors of a pygraph that nodes take or make, or that have a name of their own, by uid."""
+    """Returns all tensors of a pygraph by uid: those that nodes take or make, and those that it lists itself."""
     return {t.uid: t for t in _every(pygraph)}
 
 
@@ -39,8 +39,8 @@ class Reading:
     """Builds a `CudnnGraph`.
 
     values    numbers for scalars that cuDNN reads on the host, by uid: they become part of the graph.
-    elements  how much memory ragged tensors have, by uid.
-    read      adds nodes of cuDNN's to the graph.
+    elements  the size of the memory of ragged tensors in elements, by uid.
+    read      a function that adds cuDNN's nodes to the graph.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Reading:
         self.graph, self.pygraph = graph, pygraph
         self._context, self._values, self._elements, self._read = pygraph.context, values, elements, read
         self._arrays: Mapping[int, Any] = getattr(pygraph, "_data_bindings", {})
-        #: Once cuDNN has inferred what was not set, what the Python graph shows is what it is.
+        #: Whether cuDNN has inferred what was not set, so that the shapes and strides in the Python graph are final.
         self._inferred = bool(getattr(pygraph, "_cpp_bog_done", False))
         self._producer = {t.uid: (n, port) for n in pygraph.nodes for port, t in n.outputs.items() if t is not None}
         self._taken = {t.uid for n in pygraph.nodes for t in n.inputs.values() if t is not None}
@@ -64,7 +64,7 @@ class Reading:
     # ---- what cuDNN's graph says
 
     def operand(self, node: Any, port: str) -> Tensor:
-        """Returns what a node takes, with padding if it is ragged."""
+        """Returns an operand of a node, padded if it is ragged.  Raises GraphError if it is missing."""
         if port not in node.inputs:
             raise GraphError(f"{port} is missing")
         tensor = node.inputs[port]
@@ -75,18 +75,18 @@ class Reading:
         return self._ragged(tensor, self.graph.ragged[made]).padded(made, lengths)
 
     def taken(self, tensor: Any) -> Tensor:
-        """Returns what stands for a tensor of cuDNN's; an input is added to the graph when it is first taken."""
+        """Returns the tensor that represents one of cuDNN's; an input is added to the graph when it is first taken."""
         if tensor.uid not in self.graph.uids:
             self._keep(tensor, self._input(tensor))
         return self.graph.uids[tensor.uid]
 
     def lengths(self, node: Any, port: str) -> Tensor:
-        """Returns how many tokens each batch of a ragged operand has, (B, 1, 1, 1)."""
+        """Returns the number of tokens in each batch of a ragged operand, (B, 1, 1, 1)."""
         tensor = node.inputs[port]
         return self._lengths(node, port, tensor, self.graph.ragged[self.taken(tensor)])
 
     def _lengths(self, node: Any, port: str, tensor: Any, memory: Rows) -> Tensor:
-        """Returns what the node is told of lengths, else how many tokens are between offsets."""
+        """Returns the node's operand of sequence lengths if it has one, else the number of tokens between offsets."""
         key = LENGTHS[port]
         return self.taken(node.inputs[key]) if key in node.inputs else self._ragged(tensor, memory).between()
 
@@ -94,8 +94,9 @@ class Reading:
         return Ragged(self.write, tensor, self.taken(tensor.ragged_offset), memory)
 
     def modified(self, function: Callable[[Any, Any], Any], x: Tensor) -> Tensor:
-        """Returns what a function that takes a pygraph and one of its tensors, and adds nodes, makes of a tensor.
-        It is given a pygraph of its own; tensors of the one that is read may be taken besides.
+        """Applies to a tensor a function that takes a pygraph and one of its tensors, adds nodes and returns a result.
+
+        It gets a pygraph of its own, but may also take tensors of the pygraph that is read.
         """
         known = self.pygraph
         own = type(known)(
@@ -106,7 +107,7 @@ class Reading:
         kind = getattr(frontend().data_type, DATA_TYPES[x.dtype.name])
         first = own.tensor(dim=list(x.shape), data_type=kind, is_virtual=True, name="scores")
         last = function(own, first)
-        every = [first, *_every(own)]  # with uids of their own, maybe those of others of the graph that is read
+        every = [first, *_every(own)]  # their uids may be taken by tensors of the pygraph that is read
         if not any(last is t for t in every):
             raise GraphError(f"a function that modifies scores returns what it made of them, got {last!r}")
         uid = max(*self.graph.uids, *tensors_of(known), *(t.uid for t in every))
@@ -123,7 +124,7 @@ class Reading:
         return self.graph.uids[last.uid]
 
     def dtype(self, node: Any, port: str) -> DType:
-        """Returns that of a result of a node: float32, as cuDNN's, where neither it nor the graph says."""
+        """Returns the dtype of a node's result: its own, else the graph's default, else float32."""
         tensor = node.outputs[port]
         found = dtype_of(tensor.data_type)
         if found is None and node.node_type.name in _MOVEMENT:
@@ -134,7 +135,7 @@ class Reading:
         return found or float32
 
     def is_wanted(self, tensor: Any) -> bool:
-        """Returns true if anything takes a result."""
+        """Tells whether a result is used: by a node, or as an output."""
         return not tensor.is_virtual or tensor.uid in self._taken
 
     def computes_in(self, node: Any) -> DType:
@@ -143,12 +144,12 @@ class Reading:
         return computed(self._context.compute_data_type if kind is None else kind)
 
     def shape(self, node: Any, port: str) -> tuple[int, ...] | None:
-        """Returns the shape of a result, if the pygraph says it."""
+        """Returns the shape of a result; None if the pygraph does not have it."""
         dim = node.outputs[port].dim
         return tuple(map(int, dim)) if dim else None
 
     def strides(self, tensor: Any) -> tuple[int, ...]:
-        """Returns how a tensor of cuDNN's lies in memory: as it was set, else as cuDNN infers it."""
+        """Returns the strides of a cuDNN tensor in elements: as they were set, else as cuDNN infers them."""
         if tensor.uid not in self._strides:
             self._strides[tensor.uid] = self._find_strides(tensor)
         return self._strides[tensor.uid]
@@ -170,16 +171,16 @@ class Reading:
     # ---- what is made of it
 
     def number(self, node: Any, port: str) -> float | Tensor:
-        """Returns a scalar operand: a number if it is known now, else the input that will bring it."""
+        """Returns a scalar operand: a number if it is known, else the input."""
         tensor = self.operand(node, port)
         return tensor if tensor.value is None else float(tensor.value.reshape(-1)[0])
 
     def number_tensor(self, value: float, rank: int) -> Tensor:
-        """Returns a constant of float32 that broadcasts to tensors of a rank."""
+        """Returns a float32 constant that broadcasts to tensors of a rank."""
         return self.graph.constant(np.full((1,) * rank, value, np.float32))
 
     def cast(self, tensor: Tensor, dtype: DType) -> Tensor:
-        """Returns a tensor in another dtype, made once."""
+        """Returns a tensor cast to a dtype; each cast is made only once."""
         if tensor.dtype == dtype:
             return tensor
         if (tensor, dtype) not in self._casts:
@@ -187,8 +188,9 @@ class Reading:
         return self._casts[tensor, dtype]
 
     def composite(self, op: Op, operands: Sequence[Tensor], values: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """Returns the results of a composite; written out here if a number of it, such as epsilon, comes with every
-        call.
+        """Returns the results of a composite op.
+
+        It is expanded to several nodes here if a number that it takes, such as epsilon, is an input.
         """
         if not any(isinstance(v, Tensor) for v in values.values()):
             return self.graph.apply_node(op, operands, values).outputs
@@ -198,12 +200,15 @@ class Reading:
         return found if isinstance(found, tuple) else (found,)
 
     def write(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        """Adds a node of a composite that is written out (`ops.composite.Writing`); nothing is named after it."""
+        """Adds a node of an expanded composite, as `ops.composite.Writing`; ``part``, its name there, is not used."""
         chosen = op if isinstance(op, Op) else TABLE["identity" if op == "narrow" else op]
         return self.graph.apply(chosen, operands, attributes)
 
     def finish(self, node: Any, port: str, result: Tensor) -> None:
-        """A node's result as cuDNN has it: its dtype, shape and name; an output if it is not virtual."""
+        """Gives a node's result the dtype, shape and name of cuDNN's tensor; makes it an output if it is not virtual.
+
+        Raises ShapeError if the shape that was set does not fit.
+        """
         tensor, dtype = node.outputs[port], self.dtype(node, port)
         if result.dtype != dtype:
             result = self.graph.apply(TABLE["identity"], (result,), {"dtype": dtype})
@@ -235,7 +240,7 @@ class Reading:
             self.graph._rename(made, self._free(label))
 
     def _free(self, name: str) -> str:
-        """Returns a name, or where another tensor of cuDNN's has it already, one like it; names of ours give way."""
+        """Returns the name, or a similar one if another tensor of cuDNN's has it; automatic names do not count."""
         holder = self.graph.tensors.get(name)
         return name if holder is None or holder in self.graph._automatic else self.graph._unique(name)
 
@@ -247,7 +252,7 @@ class Reading:
         if value is None:
             value = self._values.get(tensor.uid)
         bound = self._arrays.get(tensor.uid)
-        by_value = tensor.is_pass_by_value and prod(shape) == 1  # arrays on the host are called so whatever their size
+        by_value = tensor.is_pass_by_value and prod(shape) == 1  # set for all arrays on the host, of any size
         if value is None and by_value:
             value = bound
         if value is not None:
@@ -273,7 +278,7 @@ class Reading:
 
 
 def _misfit(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Returns true if a shape does not broadcast to another."""
+    """Tells whether a shape does not broadcast to another."""
     try:
         return np.broadcast_shapes(shape, target) != target
     except ValueError:

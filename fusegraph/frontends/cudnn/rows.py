@@ -1,4 +1,4 @@
-"""The memory of a ragged tensor as rows: the elements of a token and head, one every ``unit`` elements."""
+"""The memory of a ragged tensor as rows: one for each token and head, ``unit`` elements apart."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from fusegraph.errors import LayoutError
 class Rows:
     """The memory of a ragged tensor.
 
-    shape, strides  of the tensor with padding.
-    unit            elements from one row to the next, which all distances of tokens and heads, and all offsets, are
-                    multiples of.
-    elements        how many there are.
+    shape, strides  those of the padded tensor, strides in elements.
+    unit            elements from one row to the next; all strides of tokens and heads, and all offsets, are multiples.
+    elements        the size of the memory in elements.
     """
 
     shape: tuple[int, ...]
@@ -30,16 +29,16 @@ class Rows:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """How many rows it is from a head to the next, and from a token to the next."""
+        """How many rows apart consecutive heads are, and consecutive tokens; 0 if there is only one."""
         (_, heads, tokens, _), (_, by_head, by_token, _) = self.shape, self.strides
         return by_head // self.unit if heads > 1 else 0, by_token // self.unit if tokens > 1 else 0
 
 
 def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], elements: int | None) -> Rows:
-    """Returns the memory of a ragged tensor: as much as ``elements`` says, else as sequences without gaps between
-    them need.
+    """Returns the memory of a ragged tensor, by default as many elements as sequences without gaps need.
 
-    Raises LayoutError if the elements of a token and head do not lie together, apart from all others.
+    Raises LayoutError if the tensor does not have rank 4, or if the elements of a token and head are not contiguous and
+    apart from all others.
     """
     if len(shape) != 4 or len(strides) != 4:
         raise LayoutError(f"a ragged tensor has 4 dimensions, got {list(shape)} with strides {list(strides)}")

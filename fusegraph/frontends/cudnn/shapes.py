@@ -1,4 +1,4 @@
-"""A pygraph with other shapes and strides of some tensors, as ``execute`` may be told."""
+"""Gives some tensors of a pygraph other shapes and strides, as ``execute`` may ask."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from fusegraph.errors import ArgumentError
 
-#: uid -> shape and strides; the tensor keeps its own strides if there are not as many as the shape has dimensions.
+#: uid -> (shape, strides); the tensor keeps its own strides if the two have different lengths.
 Shapes = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
-    """Returns what ``execute``'s override_uids, override_shapes and override_strides say.  Raises ArgumentError.
+    """Combines ``execute``'s override_uids, override_shapes and override_strides.  Raises ArgumentError.
 
-    cuDNN takes strides of another rank than the shape's, of ragged tensors in three dimensions, and its results are
-    those of the strides that the tensor has.
+    Strides may have another rank than the shape: cuDNN accepts this, as for ragged tensors in three dimensions, and
+    computes with the tensor's own strides.
     """
     lists = {"override_uids": uids, "override_shapes": shapes, "override_strides": strides}
     if any(not isinstance(given, Sequence) for given in lists.values()) or len(set(map(len, lists.values()))) != 1:
@@ -30,7 +30,10 @@ def told(uids: Any, shapes: Any, strides: Any) -> Shapes:
 
 
 def reshaped(pygraph: Any, shapes: Shapes) -> Any:
-    """Returns what is read of a pygraph, with other shapes; those of results that were inferred are forgotten."""
+    """Returns a copy of what is read of a pygraph, with other shapes and without inferred shapes of results.
+
+    Raises ArgumentError for an unknown uid.
+    """
     made: dict[int, Any] = {}
 
     def other(tensor: Any) -> Any:
@@ -47,7 +50,7 @@ def reshaped(pygraph: Any, shapes: Shapes) -> Any:
         changed = {"dim": shape, "stride": strides, "ragged_offset": other(tensor.ragged_offset)}
         changed |= {"dim_assigned": known or tensor.dim_assigned, "stride_assigned": known or tensor.stride_assigned}
         for name, value in changed.items():
-            object.__setattr__(new, name, value)  # a pygraph that was built is sealed
+            object.__setattr__(new, name, value)  # tensors of a pygraph that was built cannot be set otherwise
         return new
 
     results = {t.uid for n in pygraph.nodes for t in n.outputs.values() if t is not None}

@@ -1,4 +1,4 @@
-"""cuDNN's data types and labels as this package has them."""
+"""Converts cuDNN's data types and labels to dtypes and names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _DTYPES = {cudnn: BY_NAME[name] for name, cudnn in DATA_TYPES.items()}
 
 
 def dtype_of(kind: Any) -> DType | None:
-    """Returns the dtype of a member of cudnn.data_type or a torch dtype; None where none was set.  Raises DTypeError
-    for what there is no dtype for.
+    """Returns the dtype of a member of cudnn.data_type or a torch dtype; None if it was not set.
+
+    Raises DTypeError for types that fusegraph lacks.
     """
     name = getattr(kind, "name", None)
     if kind is None or name == "NOT_SET":
@@ -27,7 +28,7 @@ def dtype_of(kind: Any) -> DType | None:
 
 
 def computed(kind: Any) -> DType:
-    """Returns the dtype in which a node computes: float32 where cuDNN is told a smaller float, or nothing."""
+    """Returns the dtype in which a node computes: float32 for BOOLEAN, smaller floats, or if none was set."""
     if getattr(kind, "name", None) == "FAST_FLOAT_FOR_FP8":
         return float32
     found = dtype_of(kind)
@@ -35,5 +36,5 @@ def computed(kind: Any) -> DType:
 
 
 def label_of(text: Any) -> str:
-    """Returns a label of cuDNN's, any text, as a name; "" if nothing is left of it."""
+    """Turns a label, which may be any text, into a valid name; "" if nothing is left of it."""
     return re.sub(r"[^\w .:/\[\](),+@#-]", "_", str(text or ""))[:180].strip()

@@ -3,8 +3,8 @@
     model = fusegraph.onnx.load("model.onnx", shapes={"batch": 8})
     y = model.compile()(x)
 
-Operators are written with the builder's public methods by the functions of one table (`table`, `operators`); those that
-ONNX defines as functions of others are written out.  Needs the package ``onnx``.
+The functions of one table (`table`, `operators`) write the operators with public methods of `Graph`.  Other operators
+are expanded if ONNX defines them as functions.  Needs the package ``onnx``.
 """
 
 from __future__ import annotations

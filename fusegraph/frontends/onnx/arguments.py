@@ -1,4 +1,4 @@
-"""What callers give besides a model: paths, sizes, arrays.  Each is checked before anything is done with it."""
+"""Checks what callers give besides a model: paths, sizes, arrays."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def wrong(name: str, given: object, wanted: str) -> ArgumentError:
-    """Returns the error about an argument."""
+    """Returns the error that argument ``name`` is not what is ``wanted``."""
     return ArgumentError(f"{name} is {wanted}, got {type(given).__name__} {reprlib.repr(given)[:100]}")
 
 
 def instance(name: str, given: object, kind: type[T]) -> T:
-    """Returns an argument of this type.  Raises ArgumentError."""
+    """Returns an argument if it is of this type.  Raises ArgumentError otherwise."""
     if not isinstance(given, kind):
         raise wrong(name, given, f"a {kind.__name__}")
     return given
 
 
 def path_of(name: str, given: object) -> Path:
-    """Returns an absolute path.  Raises ArgumentError for what is none."""
+    """Returns an argument as an absolute path.  Raises ArgumentError if it is not a path."""
     try:
         text = os.fsdecode(given)  # type: ignore[arg-type]
     except TypeError:
@@ -41,7 +41,7 @@ def path_of(name: str, given: object) -> Path:
 
 
 def named(name: str, given: object, what: str) -> dict[str, Any]:
-    """Returns a mapping of names, empty for None.  Raises ArgumentError."""
+    """Returns a mapping whose keys are names, empty for None.  Raises ArgumentError for anything else."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -53,7 +53,7 @@ def named(name: str, given: object, what: str) -> dict[str, Any]:
 
 
 def sizes_of(given: object) -> dict[str, int | tuple[int, ...]]:
-    """``shapes``: sizes of dimensions by their names, or shapes of inputs by theirs.  Raises ArgumentError."""
+    """Checks ``shapes``: sizes of dimensions by name, or shapes of inputs by name.  Raises ArgumentError."""
     found: dict[str, int | tuple[int, ...]] = {}
     for key, size in named("shapes", given, "names to sizes").items():
         what = f"shapes[{key[:80]!r}]"
@@ -77,7 +77,7 @@ def _size(what: str, given: Any) -> int:
 
 
 def arrays_of(given: object) -> dict[str, Array]:
-    """``values``: arrays of numbers by the names of inputs.  Raises ArgumentError."""
+    """Checks ``values``: arrays of numbers by the names of inputs.  Raises ArgumentError."""
     found = {key: array_of(f"values[{key[:80]!r}]", x) for key, x in named("values", given, "names to arrays").items()}
     for key, x in found.items():
         if x.dtype.kind not in "biufcV":  # numbers, those of ml_dtypes included
@@ -86,7 +86,7 @@ def arrays_of(given: object) -> dict[str, Array]:
 
 
 def array_of(what: str, given: object) -> Array:
-    """Returns an array, be it of numbers or of what there is nothing for.  Raises ArgumentError."""
+    """Returns an argument as a NumPy array of any type.  Raises ArgumentError."""
     try:
         return np.asarray(given)
     except Exception:  # whatever an array of another framework, or a ragged list, raises

@@ -1,4 +1,4 @@
-"""The importer as a backend of the package ``onnx``, as its test suite and programs for any backend call it."""
+"""The importer as a backend of the package ``onnx``, for its test suite and for programs that take any backend."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fusegraph.runtime.arrays import to_device, to_numpy
 
 
 class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
-    """A model, compiled anew for each combination of shapes, and of values that shapes follow from."""
+    """A model, compiled once for each combination of input shapes and of values on which shapes depend."""
 
     def __init__(self, model: ModelProto, engine: str, options: Mapping[str, Any]) -> None:
         instance("model", model, ModelProto)
         self._model, self._engine, self._options = model, engine, dict(options)
         self._names = [v.name for v in model.graph.input if v.name not in {t.name for t in model.graph.initializer}]
-        #: Inputs whose values decide on shapes, as far as they are known.
+        #: Inputs found so far on whose values shapes depend.
         self._deciding: tuple[str, ...] = ()
         self._compiled: dict[Any, tuple[Model, Executable]] = {}
 
     def run(self, inputs: Any, **_: Any) -> tuple[Array, ...]:
-        """Returns the outputs, from arrays in the order of the inputs or by name."""
+        """Returns the outputs for arrays given in the order of the inputs or by name."""
         arrays = self._arrays(inputs)
         model, executable = self._built(arrays)
         given: list[Any] = [arrays[name] for name in model.inputs]
@@ -44,11 +44,11 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         return tuple(as_values(tensor, to_numpy(result)) for tensor, result in zip(tensors, every, strict=True))
 
     def model(self, inputs: Any) -> Model:
-        """Returns the graph for inputs of these shapes."""
+        """Returns the imported model for inputs of these shapes."""
         return self._built(self._arrays(inputs))[0]
 
     def _arrays(self, inputs: Any) -> dict[str, Array]:
-        """Returns inputs by name; those that are no arrays, as sequences, are left to the importer to refuse."""
+        """Returns inputs by name, without sequences and None, which the importer refuses.  Raises ArgumentError."""
         if not isinstance(inputs, Mapping):
             given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes) else [inputs]
             if len(given) > len(self._names):
@@ -82,14 +82,17 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
 
 
 class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
-    """ONNX's interface: device CPU is engine cpu, CUDA or CUDA:1 is engine cuda on that GPU; ``engine=`` says another,
-    such as reference.
+    """ONNX's backend interface.
+
+    Device CPU means engine cpu, CUDA or CUDA:1 engine cuda on that GPU; ``engine=`` asks for another, such as
+    reference.
     """
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> BackendRep:
-        """Returns a model that can be run.  Options but ``engine`` are those of `fusegraph.compile`.  Raises
-        ArgumentError for a device of another name, ModelError.
+        """Returns a model that can be run.  Options other than ``engine`` are those of `fusegraph.compile`.
+
+        Raises ArgumentError for an unknown device or if ``model`` is not a ModelProto.
         """
         kind, index = _device(device)
         engine = options.pop("engine", None) or ("cuda" if kind == "CUDA" else "cpu")
@@ -104,8 +107,9 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
     def run_node(
         cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **options: Any
     ) -> tuple[Any, ...]:
-        """Returns the outputs of one node of the newest operator set, or of that of ``opset_version=``.  Raises
-        ArgumentError for what is no node, version or array, and what `run_model` raises.
+        """Returns the outputs of one node, of operator set ``opset_version=`` (default: the newest).
+
+        Raises ArgumentError for a wrong node, version or array, and the errors of `run_model`.
         """
         instance("node", node, NodeProto)
         newest = onnx.defs.onnx_opset_version()
@@ -124,21 +128,22 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **_: Any) -> bool:
-        """Returns true if there is something for every operator and type of a model, as far as is known without its
-        inputs.  Raises ArgumentError for what is no model.
+        """Tells whether every operator and type of a model is supported, as far as is known without its inputs.
+
+        Raises ArgumentError if ``model`` is not a ModelProto, or for an unknown device.
         """
         _device(device)
         try:
             from_proto(model)
         except UnsupportedModelError:
             return False
-        except ModelError:  # sizes or values that come with the inputs
+        except ModelError:  # sizes or values are missing that come with the inputs
             return True
         return True
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Returns true if there is such a device: CPU always, CUDA with a driver and a GPU."""
+        """Tells whether there is such a device: CPU always, CUDA with a driver and a GPU of that number."""
         try:
             kind, index = _device(device)
         except ArgumentError:
@@ -147,7 +152,7 @@ class Backend(onnx.backend.base.Backend):  # type: ignore[misc]
 
 
 def _element(name: str, array: Array) -> int:
-    """Returns ONNX's element type of an array."""
+    """Returns ONNX's element type of an array.  Raises ArgumentError if ONNX has none."""
     try:
         return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
     except ValueError:
@@ -155,7 +160,7 @@ def _element(name: str, array: Array) -> int:
 
 
 def _device(name: str) -> tuple[str, int]:
-    """Returns the kind and the number of a device as ONNX names them; CPUs have the number 0."""
+    """Returns the kind and number of a device by its name in ONNX; CPUs have the number 0.  Raises ArgumentError."""
     instance("device", name, str)
     found = re.fullmatch(r"(CPU|CUDA)(?::(\d{1,9}))?", name, re.ASCII)
     if found is None:

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: the branch that is taken, and bodies written once an iteration.
+"""If, Loop and Scan: only the branch that is taken is written, and loop bodies are written once per iteration.
 
 A graph has no control flow, so conditions and numbers of iterations must be known while it is built.
 """
@@ -18,7 +18,7 @@ from fusegraph.ops.reduction import normal_axes
 if TYPE_CHECKING:
     from onnx import GraphProto
 
-#: Writes a body, given its inputs, and returns its outputs.
+#: A function that writes a body, given its inputs, and returns its outputs.
 Body = Callable[["GraphProto", Sequence[Tensor]], list[Tensor]]
 
 
@@ -27,7 +27,7 @@ def if_(call: Call, body: Body, condition: Tensor) -> list[Tensor]:
 
 
 def loop(call: Call, body: Body, count: Tensor | None = None, condition: Tensor | None = None, *values: Tensor) -> Any:
-    """While the condition holds, at most so many times; one that is left out is no limit."""
+    """Writes the body while the condition holds and at most ``count`` times; either may be left out."""
     graph = call.graph
     most = None if count is None else int(call.number(count, "the number of iterations"))
     goes_on = condition is None or bool(call.number(condition, "its condition"))
@@ -49,12 +49,12 @@ def loop(call: Call, body: Body, count: Tensor | None = None, condition: Tensor 
 
 
 def scan(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
-    """Returns the body for each element of the scanned inputs along an axis; its results are joined along another."""
+    """Writes the body for each element of the scanned inputs along an axis, and joins its results along another."""
     return _batched(call, body, *inputs) if call.version < 9 else _scanned(call, body, *inputs)
 
 
 def _batched(call: Call, body: Body, lengths: Tensor | None, *inputs: Tensor) -> list[Tensor]:
-    """Returns scan as it was before version 9: of each sample of a batch by itself, of a length of its own."""
+    """Scans as before version 9: each sample of a batch by itself, with a length of its own."""
     graph = call.graph
     batches = {x.shape[0] if x.rank else 0 for x in inputs}
     steps = {x.shape[1] if x.rank > 1 else 0 for x in inputs[-call["num_scan_inputs"] :]}
@@ -103,7 +103,7 @@ def _scanned(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
 
 
 def _each(call: Call, name: str, count: int) -> list[int]:
-    """Returns a number for each of several sequences, by default 0."""
+    """Returns an attribute with one number for each of ``count`` sequences, by default 0.  Raises ModelError."""
     values = call[name] or [0] * count
     if len(values) != count:
         raise ModelError(f"{name} has {count} numbers, got {len(values)}")

@@ -1,6 +1,6 @@
-"""What ONNX's own schemas say: how many inputs an operator has, which attributes, and what it is made of.
+"""What ONNX's own schemas define: an operator's inputs and attributes, and its body of other operators.
 
-An operator that the table does not have is written out if ONNX defines it as a function of others.
+An operator that the table lacks is expanded if ONNX defines it as a function of others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.tensors import DTYPES
 from fusegraph.graph import Tensor
 
-#: The operator set whose operators, and all newer ones, the table's functions take.
+#: The oldest operator set whose operators the table's functions support; they also support all newer ones.
 OLDEST = 11
-#: Operators -> the version since which they differ in nothing that the table's functions do not take.
+#: Operators of which older versions are supported too -> the oldest such version.
 _SINCE = {
     "Constant": 1,
     "Dropout": 7,
@@ -33,12 +33,12 @@ _ELEMENTS = {dtype: element for element, dtype in DTYPES.items()}
 
 
 def domain_of(name: str) -> str:
-    """Returns a domain's name, the default one's being empty."""
+    """Returns a domain's name; that of the default domain is empty."""
     return "" if name == "ai.onnx" else name
 
 
 def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
-    """Returns the schema of an operator in a version of its operator set, None if there is none."""
+    """Returns the schema of an operator in a version of its operator set; None without one, or if it is deprecated."""
     if not 0 < version < 2**31:
         return None
     try:
@@ -49,7 +49,7 @@ def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
 
 
 def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
-    """Returns true if an operator of an older operator set is still defined so in `OLDEST`."""
+    """Tells whether an operator of an older operator set is supported: unchanged in `OLDEST`, or listed in `_SINCE`."""
     if schema.since_version >= _SINCE.get(schema.name, OLDEST):
         return True
     later = schema_of(node, OLDEST)
@@ -57,18 +57,18 @@ def same_since(schema: onnx.defs.OpSchema, node: NodeProto) -> bool:
 
 
 def defaults(schema: onnx.defs.OpSchema) -> dict[str, AttributeProto]:
-    """Returns the attributes that have a value where none is given."""
+    """Returns the attributes that have default values."""
     every = {name: known.default_value for name, known in schema.attributes.items()}
     return {name: value for name, value in every.items() if value.type != AttributeProto.UNDEFINED}
 
 
 def has_body(schema: onnx.defs.OpSchema) -> bool:
-    """Returns true if an operator is defined as a function of others."""
+    """Tells whether an operator is defined as a function of others."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def check_counts(node: NodeProto, schema: onnx.defs.OpSchema, wanted: int) -> None:
-    """Raises ModelError for more or fewer inputs and outputs than the schema has."""
+    """Raises ModelError for more or fewer inputs or outputs than the schema allows, and for missing required inputs."""
     given = len(node.input)
     if not schema.min_input <= given <= schema.max_input:
         raise ModelError(f"it has {schema.min_input} to {schema.max_input} inputs, got {given}")
@@ -99,7 +99,7 @@ def check_attributes(node: NodeProto, schema: onnx.defs.OpSchema, given: Mapping
 def body_of(
     node: NodeProto, schema: onnx.defs.OpSchema, version: int, inputs: Sequence[Tensor | None]
 ) -> FunctionProto | None:
-    """Returns what an operator is made of, for inputs of these types; None if ONNX does not say."""
+    """Returns the function body of an operator for inputs of these types; None if ONNX defines none."""
     if not has_body(schema):
         return None
     depends = schema.has_context_dependent_function
@@ -118,14 +118,14 @@ def body_of(
 
 
 def _type(tensor: Tensor | None) -> TypeProto:
-    """Returns a tensor's type as ONNX has it; none at all for one that is left out."""
+    """Returns a tensor's type in ONNX; an empty type for an input that is left out."""
     if tensor is None:
         return TypeProto()
     return onnx.helper.make_tensor_type_proto(_ELEMENTS[tensor.dtype], tensor.shape)
 
 
 def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list[NodeProto]:
-    """Returns the nodes of a function with its inputs that are left out left out there, too."""
+    """Returns the nodes of a function; inputs of the function that are left out are also left out of its nodes."""
     absent = {name for number, name in enumerate(body.input) if number >= len(inputs) or inputs[number] is None}
     nodes = []
     for node in body.node:
@@ -139,8 +139,9 @@ def without_absent(body: FunctionProto, inputs: Sequence[Tensor | None]) -> list
 
 
 def resolved(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
-    """Returns a node of a function with the values of the attributes that it refers to; without those that have
-    none.
+    """Returns a node of a function with its references to attributes of the function replaced by their values.
+
+    References to attributes without a value are removed.
     """
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node

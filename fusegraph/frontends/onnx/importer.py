@@ -1,7 +1,7 @@
-"""Nodes of an ONNX graph, one after another, as nodes of ours.
+"""Imports the nodes of an ONNX graph one after another.
 
-Every body (the model's graph, a branch of If, a function) is a scope of its own, which maps names to tensors.  What the
-table does not have is collected, so that one error names all of it; what follows from it is passed over.
+Every body (the model's graph, a branch of If, a function) is a scope of its own, which maps names to tensors.
+Everything unsupported is collected, so that one error names all of it; nodes that depend on it are skipped.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_na
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
 
-#: Nodes that a model may have once its functions are written out.
+#: How many nodes a model may have, including those of functions and iterations.
 MAX_NODES = 50_000
-#: Bodies within one another.
+#: How deep bodies may be nested.
 MAX_DEPTH = 32
 
 
 def short(text: str, most: int = 80) -> str:
-    """Returns a text of the file's as messages show it."""
+    """Returns a text from the file, quoted and shortened for messages."""
     return repr(text if len(text) <= most else f"{text[:most]}...")
 
 
 class Missing(Tensor):
-    """Stands for a tensor that what is unsupported would have made."""
+    """Stands for the result of something unsupported."""
 
     def __init__(self) -> None:
         pass
@@ -49,9 +49,9 @@ MISSING = Missing()
 class Scope:
     """The names that nodes of a body see.
 
-    values      name -> tensor, of this body; outer: the body around it, for branches.
+    values      name -> tensor, for this body; outer: the scope of the body around it, for branches.
     opsets      domain -> version.
-    attributes  of the call of a function, for its nodes that refer to them.
+    attributes  those of a function's call, to which its nodes may refer.
     depth       how many bodies are around this one.
     """
 
@@ -62,15 +62,18 @@ class Scope:
     depth: int = 0
 
     def find(self, name: str) -> Tensor | None:
-        """Returns the tensor of a name, None if there is none."""
+        """Returns the tensor of a name, here or in an outer scope; None if there is none."""
         if name in self.values or self.outer is None:
             return self.values.get(name)
         return self.outer.find(name)
 
 
 class Importer:
-    """Writes bodies to a graph; ``functions`` are the model's own, ``folder`` is where its external data is, ``shapes``
-    has those of results whose sizes depend on values.
+    """Writes bodies to a graph.
+
+    functions  the model's own.
+    folder     where the model's external data is.
+    shapes     those of results whose sizes depend on values, by name.
     """
 
     def __init__(
@@ -80,9 +83,9 @@ class Importer:
         check_text(*(text for f in functions for text in (f.name, f.domain, f.overload, *f.input, *f.output)))
         self.graph = graph
         self.values = Values(graph)
-        #: What is unsupported -> the nodes that need it, as messages name them.
+        #: What is unsupported -> descriptions of the nodes that need it.
         self.refused: dict[str, list[str]] = {}
-        #: Values that are to be known -> the inputs that they depend on.
+        #: Values that must be known but are not -> the inputs that they depend on.
         self.unknown: dict[str, tuple[str, ...]] = {}
         self._functions = {(domain_of(f.domain), f.name, f.overload): f for f in functions}
         self._folder = folder
@@ -93,7 +96,7 @@ class Importer:
     # ---- bodies
 
     def body(self, graph: GraphProto, scope: Scope) -> None:
-        """The initialisers and nodes of a graph; what it is given is in the scope already."""
+        """Imports the initializers and nodes of a graph; its inputs are in the scope already."""
         for tensor in graph.initializer:
             check_text(tensor.name)
             if tensor.name not in scope.values:  # an input that has a default, and was given
@@ -105,14 +108,14 @@ class Importer:
         self.nodes(graph.node, scope)
 
     def initialiser(self, tensor: TensorProto) -> Tensor:
-        """Returns an initialiser as a constant of the graph."""
+        """Returns an initializer as a constant of the graph."""
         what = f"initialiser {short(tensor.name)}"
         if tensor.data_type not in DTYPES:
             return self.refuse(f"type {type_name(tensor.data_type)}", what)
         return self.graph.constant(to_array(tensor, what, self._folder), name=self.free_name(tensor.name))
 
     def nodes(self, nodes: Sequence[NodeProto], scope: Scope) -> None:
-        """Nodes in their order, which must be topological."""
+        """Imports nodes in their order, which must be topological.  Raises ModelError that names the node."""
         for node in nodes:
             check_text(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
             check_text(*(name for a in node.attribute for name in (a.name, a.ref_attr_name)))
@@ -128,7 +131,7 @@ class Importer:
                 for name, tensor in zip(outputs, results):
                     if name:
                         self._define(scope, name, self._named(tensor, name))
-            except (FusegraphError, OverflowError) as error:  # of its attributes, inputs or the builder
+            except (FusegraphError, OverflowError) as error:  # from its attributes, its inputs or the graph
                 raise ModelError(f"{label(node)}: {str(error)[:1000]}") from None
 
     def _input(self, scope: Scope, name: str) -> Tensor | None:
@@ -149,7 +152,7 @@ class Importer:
     # ---- nodes
 
     def _results(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
-        """Returns the outputs of a node; stands-in for them where it is unsupported."""
+        """Returns the outputs of a node, or MISSING for each if it is unsupported."""
         try:
             if MISSING in inputs:
                 if self._handled(node, scope):
@@ -157,14 +160,14 @@ class Importer:
                 raise Declined(f"operator {operator_name(node)}")
             return self._written(node, inputs, wanted, scope)
         except Declined as refusal:
-            if str(refusal):  # else it has been noted where it is
+            if str(refusal):  # if empty, the reason was noted within a body
                 self.refuse(str(refusal), label(node))
         except Unknown as unknown:
             self.unknown[f"{label(node)}: {unknown}"] = unknown.inputs
         return [MISSING] * wanted
 
     def _handled(self, node: NodeProto, scope: Scope) -> bool:
-        """Returns true if there is something for an operator, whatever its inputs are."""
+        """Tells whether an operator is supported for some inputs."""
         domain = domain_of(node.domain)
         key = (domain, node.op_type)
         if key in TABLE or (not domain and node.op_type in CONTROL) or (*key, node.overload) in self._functions:
@@ -198,7 +201,7 @@ class Importer:
                 return self._checked(handler(call, *inputs))
             except Declined as refused:
                 refusal = refused
-            except DTypeError as refused:  # a type that the op of the table does not take
+            except DTypeError as refused:  # a dtype that an op does not take
                 refusal = Declined(f"{operator_name(node)}: {str(refused).partition(' (')[0][:200]}")
         body = functions.body_of(node, schema, version, inputs)
         if body is None:
@@ -206,7 +209,7 @@ class Importer:
         return self._function(body, node, inputs, wanted, scope, functions.defaults(schema))
 
     def _checked(self, result: Result) -> list[Tensor]:
-        """Returns what a function of the table returned, as a list."""
+        """Returns the result of a function of the table as a list.  Raises ModelError for too many dimensions."""
         results = [result] if isinstance(result, Tensor) else list(result)
         for tensor in results:
             if tensor.rank > MAX_RANK:
@@ -214,7 +217,7 @@ class Importer:
         return results
 
     def _attributes(self, node: NodeProto, schema: onnx.defs.OpSchema) -> dict[str, Any]:
-        """Returns the attributes of a node by name, the schema's defaults filled in."""
+        """Returns the attributes of a node by name, with the schema's defaults filled in."""
         given: dict[str, AttributeProto] = {}
         for attribute in node.attribute:
             if attribute.name in given:
@@ -224,7 +227,7 @@ class Importer:
         return {name: self._attribute(a) for name, a in (functions.defaults(schema) | given).items()}
 
     def _attribute(self, attribute: AttributeProto) -> Any:
-        """Returns an attribute's value as Python and NumPy have it; graphs as they are."""
+        """Returns an attribute's value as Python or NumPy objects; graphs as they are."""
         if attribute.type == AttributeProto.STRING:
             return decoded(attribute.s)
         if attribute.type == AttributeProto.STRINGS:
@@ -245,7 +248,7 @@ class Importer:
         scope: Scope,
         defaults: Mapping[str, AttributeProto],
     ) -> list[Tensor]:
-        """Returns the outputs of a function's body, as far as they are wanted; defaults are those of its attributes."""
+        """Writes a function's body; returns its first ``wanted`` outputs.  ``defaults`` are those of its attributes."""
         if len(inputs) > len(body.input):
             raise ModelError(f"function {short(body.name)} takes {len(body.input)} inputs, got {len(inputs)}")
         attributes = {**defaults, **{a.name: a for a in (*body.attribute_proto, *node.attribute)}}
@@ -257,7 +260,7 @@ class Importer:
         return [self._output(inner, name) if name else MISSING for name in named]
 
     def _control(self, call: Call, inputs: list[Tensor | None], scope: Scope) -> list[Tensor]:
-        """Returns a node whose attributes are bodies."""
+        """Returns the outputs of a control flow node, whose attributes are bodies."""
 
         def written(graph: GraphProto, given: Sequence[Tensor]) -> list[Tensor]:
             if len(given) != len(graph.input):
@@ -296,13 +299,13 @@ class Importer:
         return MISSING
 
     def _named(self, tensor: Tensor, name: str) -> Tensor:
-        """Returns a result named after the model's value, unless it has a name from there already."""
+        """Renames a result after the model's value, unless it has a name from the model already; returns it."""
         if tensor is not MISSING and tensor.name not in self._names:
             self.graph.rename(tensor, self.free_name(name))
         return tensor
 
     def free_name(self, name: str) -> str:
-        """Returns a name of a value as a tensor of the graph may have it, and has none."""
+        """Turns the name of a value into a valid name that no tensor of the graph has, and reserves it."""
         allowed = (c if c.isascii() and (c.isalnum() or c in "_.:/[](),+@#-") else "_" for c in name[:120].lstrip("/"))
         stem = "".join(allowed) or "value"
         result, count = stem, len(self._names)
@@ -314,14 +317,14 @@ class Importer:
 
 
 def check_text(*texts: object) -> None:
-    """Raises ModelError for names that are no UTF-8, which protocol buffers give as bytes."""
+    """Raises ModelError for names that are not UTF-8, which protocol buffers give as bytes."""
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(f"a name is no UTF-8: {str(text)[:80]}")
 
 
 def decoded(text: bytes) -> str:
-    """Returns a string attribute.  Raises ModelError if it is no UTF-8."""
+    """Decodes a string attribute.  Raises ModelError if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -329,12 +332,12 @@ def decoded(text: bytes) -> str:
 
 
 def operator_name(node: NodeProto) -> str:
-    """Returns an operator as messages name it, with its domain if that is not the default one."""
+    """Returns an operator's name for messages, with its domain if that is not the default one."""
     domain = domain_of(node.domain)
     return f"{domain[:80]}.{node.op_type[:80]}" if domain else node.op_type[:80]
 
 
 def label(node: NodeProto) -> str:
-    """Returns a node as messages name it: by its name or, as that may be empty, its first output."""
+    """Describes a node for messages by its name or, if that is empty, its first output."""
     named = f"node {short(node.name)}" if node.name else f"the node of {short(next(iter(node.output), ''))}"
     return f"{named} ({operator_name(node)})"

@@ -1,4 +1,4 @@
-"""ONNX models as graphs."""
+"""Reads ONNX models into graphs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_te
 from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
 
-#: Protocol buffers are not larger.
+#: The largest size of a protocol buffer.
 MAX_BYTES = 2**31 - 1
 
-#: Sizes of dimensions by their names, or shapes of inputs, and of results that are `SELECTED`, by theirs.
+#: Sizes of dimensions by name, or shapes of inputs and of results of `SELECTED` operators by name.
 Shapes = Mapping[str, int | Sequence[int]]
-#: Operators of which the size of the result depends on values.
+#: Operators whose result's size depends on values.
 SELECTED = frozenset({"NonZero", "Unique", "NonMaxSuppression"})
 
 
 class InputValueError(ModelError):
-    """The values of these inputs must be known while the graph is built: give them as ``values``."""
+    """Raised if the values of inputs must be known while the graph is built: give those in ``inputs`` as ``values``."""
 
     def __init__(self, message: str, inputs: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -42,9 +42,9 @@ class InputValueError(ModelError):
 class Model:
     """A model as a graph.
 
-    graph      what was built: its inputs are those of the model, initialisers are constants.
-    inputs, outputs, constants  the model's names -> tensors of the graph, whose names may differ: they are shorter,
-               and have fewer kinds of characters.  An input whose value was given is not among the inputs.
+    graph      its inputs are those of the model; initializers are constants.
+    inputs, outputs, constants  the model's names -> tensors of the graph, whose names may differ: they are limited in
+               length and characters.  An input whose value was given is among the constants.
     """
 
     graph: Graph
@@ -53,7 +53,7 @@ class Model:
     constants: Mapping[str, Tensor]
 
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
-        """Compiles the graph, as `Graph.compile`; call the result with one array an input, in their order."""
+        """Compiles the graph, as `Graph.compile`; call the result with one array per input, in their order."""
         return self.graph.compile(engine, **options)
 
 
@@ -64,17 +64,19 @@ def load(
     *,
     compute_dtype: Any = "float32",
 ) -> Model:
-    """Returns the model in a file.
+    """Reads the model in a file.
 
-    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs; and of results
-                   of NonZero, Unique and NonMaxSuppression, whose sizes depend on values.  They are cut off then, or
-                   filled up: with -1 where they are positions, with the last element and counts of 0 of Unique.
-    values         arrays for inputs that the graph is built for, as shapes and axes are: they become constants.
-    compute_dtype  of the graph: float32, float64 or tf32.
+    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.  Also shapes
+                   of results of NonZero, Unique and NonMaxSuppression, whose sizes depend on values: these results are
+                   then cut off or filled up, positions with -1, those of Unique with the last element and counts of 0.
+    values         arrays for inputs that must be known while the graph is built, such as shapes and axes: they become
+                   constants.
+    compute_dtype  that of the graph: float32, float64 or tf32.
 
-    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, or dimensions without a size;
-    UnsupportedModelError, which lists all operators and types that there is nothing for; ArgumentError for arguments of
-    other types.  No data outside of the file's folder is read.
+    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, and for dimensions without a
+    size; InputValueError, a ModelError, for inputs that must be given as ``values``; UnsupportedModelError, which lists
+    all unsupported operators and types; ArgumentError for arguments of wrong types.  Nothing outside the file's folder
+    is read.
     """
     file = path_of("path", path)
     try:
@@ -105,8 +107,11 @@ def from_proto(
     name: str | None = None,
     compute_dtype: Any = "float32",
 ) -> Model:
-    """Returns a model that is in memory.  folder is where its external data is, where names it in errors, name the
-    graph; the rest is as for `load`.
+    """Reads a model that is in memory, as `load`.
+
+    folder   where its external data is; None: it may have none.
+    where    the model's name in error messages.
+    name     the graph's name; default: the model's.
     """
     instance("model", model, ModelProto)
     instance("where", where, str)
@@ -124,7 +129,7 @@ def from_proto(
 
 
 class _Building:
-    """What is built of a model."""
+    """Builds a `Model` from a ModelProto."""
 
     def __init__(
         self,
@@ -160,7 +165,7 @@ class _Building:
         return Model(self._graph, inputs, outputs, {k: v for k, v in constants.items() if k not in inputs})
 
     def _opsets(self) -> dict[str, int]:
-        """Returns the versions of the operator sets.  Raises ModelError for one that is too new."""
+        """Returns domain -> version of the operator sets.  Raises ModelError if that of ONNX is too new."""
         if not self._model.HasField("graph"):
             raise ModelError("it has no graph: is it an ONNX model?")
         opsets = {domain_of(o.domain): o.version for o in self._model.opset_import}
@@ -173,7 +178,7 @@ class _Building:
     # ---- inputs
 
     def _inputs(self, scope: Scope) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the inputs of the graph, and those that are constants."""
+        """Returns the inputs of the graph, and those that are constants, by the model's names."""
         defaults = {t.name for t in self._model.graph.initializer}
         declared = [v for v in self._model.graph.input if v.name not in defaults or v.name in self._values]
         unsized: list[str] = []
@@ -205,7 +210,7 @@ class _Building:
         return inputs, constants
 
     def _dtype(self, value: ValueInfoProto, what: str) -> DType | None:
-        """Returns the dtype of an input or output, None (and noted as unsupported) where there is none of ours."""
+        """Returns the dtype of an input; if it is unsupported, notes that and returns None."""
         kind, element = value.type.WhichOneof("value") or "none", value.type.tensor_type.elem_type
         if kind == "tensor_type" and element in DTYPES:
             return DTYPES[element]
@@ -214,7 +219,7 @@ class _Building:
         return None
 
     def _shape(self, value: ValueInfoProto, unsized: list[str]) -> tuple[int, ...] | None:
-        """Returns an input's shape, None if sizes are not known, which are then listed in ``unsized``."""
+        """Returns an input's shape; if sizes are unknown, adds them to ``unsized`` and returns None."""
         what = f"input {short(value.name)}"
         dims = value.type.tensor_type.shape.dim
         has_shape = value.type.tensor_type.HasField("shape")
@@ -246,7 +251,7 @@ class _Building:
         return None if missing else shape
 
     def _given(self, name: str, dtype: DType) -> Tensor:
-        """Returns an input whose value was given, as a constant."""
+        """Returns a constant for an input whose value was given.  Raises ModelError for another dtype."""
         array = self._values[name]
         if array.dtype != dtype.numpy:
             raise ModelError(f"input {short(name)} is {dtype}, the value given {array.dtype}")

@@ -1,11 +1,11 @@
-"""The table of ONNX operators: each has a function that writes it with the builder's methods.
+"""The table of ONNX operators: each has a function that writes it with methods of `Graph`.
 
     @operator("Selu")
     def selu(call: Call, x: Tensor) -> Tensor:
         return call.graph.mul(call.graph.elu(x, call["alpha"]), call["gamma"])
 
-A function takes the call and its inputs, None for one that is left out, and returns the outputs, of which those behind
-the last that it has may be left out.  What it does not have it refuses with `Call.refuse`.
+A function takes the call and its inputs (None for one that is left out) and returns the outputs; it may leave out the
+last ones.  It raises `Call.refuse` for what it does not support.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fusegraph.graph import Graph, Tensor
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-#: Nodes of ours that a model may become.
+#: How many nodes a model may become.
 MAX_WRITTEN = 100_000
-#: What a function of the table returns: an output, or several.
+#: What a function of the table returns: one output or several.
 Result = Tensor | Sequence[Tensor]
 Handler = Callable[..., Result]
 H = TypeVar("H", bound=Handler)
@@ -36,7 +36,7 @@ TABLE: dict[tuple[str, str], Handler] = {}
 
 
 class Unknown(Exception):
-    """A value that must be known while the graph is built but depends on these inputs of the graph."""
+    """Raised for a value that must be known while the graph is built but depends on these inputs of the graph."""
 
     def __init__(self, what: str, inputs: tuple[str, ...]) -> None:
         super().__init__(what)
@@ -44,7 +44,7 @@ class Unknown(Exception):
 
 
 def operator(*names: str, domain: str = "") -> Callable[[H], H]:
-    """Enters a function for operators of a domain."""
+    """Enters a function in the table for operators of a domain."""
 
     def enter(function: H) -> H:
         for name in names:
@@ -59,11 +59,13 @@ def operator(*names: str, domain: str = "") -> Callable[[H], H]:
 class Call:
     """One node of a model while it is written.
 
-    graph       the graph it is written to.
-    node        the node; its attributes are those of ``attributes``, defaults of the operator's schema included.
-    version     of the operator set that it is of.
-    wanted      how many outputs are named, up to the last of them.
-    shapes      of results whose sizes depend on values, as far as they were given, by name.
+    graph       the graph that it is written to.
+    node        the node.
+    version     the version of its operator set.
+    attributes  its attributes, including defaults of the operator's schema.
+    wanted      how many outputs are wanted, up to the last that has a name.
+    values      the values known of tensors.
+    shapes      given shapes of results whose sizes depend on values, by name.
     """
 
     graph: Graph
@@ -75,7 +77,7 @@ class Call:
     shapes: Mapping[str, Any]
 
     def __getitem__(self, attribute: str) -> Any:
-        """Returns an attribute's value, None if it is absent and has no default."""
+        """Returns an attribute's value; None if it is absent and has no default."""
         return self.attributes.get(attribute)
 
     def word(self, attribute: str, *known: str) -> Any:
@@ -86,25 +88,25 @@ class Call:
         return value
 
     def refuse(self, what: str) -> Declined:
-        """Returns the refusal of a use of this operator: what it is about, such as "mode cubic"."""
+        """Returns the refusal (to be raised) of a use of this operator; ``what`` is such as "mode cubic"."""
         return Declined(f"{self.node.op_type}: {what}")
 
     def check_size(self, more: int = 0) -> None:
-        """Raises ModelError if too many nodes have been written, with some more: those of time steps are, once each."""
+        """Raises ModelError if the nodes written so far and ``more`` of them, as for time steps, are too many."""
         if len(self.graph.network) + more > MAX_WRITTEN:
             raise ModelError(f"more than {MAX_WRITTEN} nodes would be written, with this one's once a time step")
 
     def known(self, tensor: Tensor, what: str) -> Array:
-        """Returns the value of a tensor that must not depend on an input of the graph, as shapes."""
+        """Returns the value of a tensor that must not depend on inputs, such as a shape.  Raises Unknown if it does."""
         found = self.values.known(tensor)
         if found is None:
             raise Unknown(f"{self.node.op_type}: {what} must be known", self.values.roots(tensor))
         return found
 
     def given_size(self, shape: Sequence[int | None]) -> int | None:
-        """Returns the one size of the first output that depends on values, None in its shape, where it was given.
+        """Returns the given size of the first output along its one dimension that depends on values.
 
-        Raises ModelError if the shape that was given is another one.
+        That is None in ``shape``.  Returns None if no shape was given; raises ModelError if it does not fit.
         """
         name = self.node.output[0] if self.node.output else ""
         if name not in self.shapes:
@@ -117,21 +119,21 @@ class Call:
         return found[list(shape).index(None)]
 
     def integers(self, tensor: Tensor, what: str) -> list[int]:
-        """Returns a known tensor of integers, of one dimension at most, as a list."""
+        """Returns a known tensor of integers, of rank 1 at most, as a list.  Raises ModelError for others."""
         value = self.known(tensor, what)
         if value.dtype.kind not in "iu" or value.ndim > 1:
             raise ModelError(f"{what} is a list of integers, got {value.dtype} {list(value.shape)}")
         return [int(v) for v in value.reshape(-1)]
 
     def number(self, tensor: Tensor, what: str) -> Any:
-        """Returns a known tensor of one element as a Python number."""
+        """Returns a known tensor of one element as a Python number.  Raises ModelError for others."""
         value = self.known(tensor, what)
         if value.size != 1:
             raise ModelError(f"{what} is one number, got {list(value.shape)}")
         return value.reshape(-1)[0].item() if value.dtype.kind in "fiub" else float(value.reshape(-1)[0])
 
     def dtype(self, element: int) -> DType:
-        """Returns our dtype of an element type."""
+        """Returns the dtype of an ONNX element type.  Raises Declined if there is none."""
         if element not in DTYPES:
             raise Declined(f"type {type_name(element)}")
         return DTYPES[element]

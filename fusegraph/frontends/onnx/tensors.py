@@ -1,4 +1,4 @@
-"""Types and tensors of ONNX as NumPy has them.  Sizes are checked against the bytes there are before any is taken."""
+"""Converts types and tensors of ONNX to dtypes and NumPy arrays; sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fusegraph.runtime.packed import unpack
 
 Array = np.ndarray[Any, Any]
 
-#: ONNX's names of element types, which are those of ours but for three.
+#: ONNX's names of element types -> dtypes; all but three are a dtype's name in upper case.
 _NAMES = {dtype.name.upper().replace("_", ""): dtype for dtype in (*ALL, *PACKED)} | {
     "FLOAT": float32,
     "DOUBLE": float64,
     "FLOAT8E4M3FN": float8_e4m3,
 }
-#: ONNX's element type -> ours.  Others have none; older versions of ONNX have fewer.
+#: ONNX's element type -> dtype, for those that have one; older versions of ONNX have fewer.
 DTYPES: dict[int, DType] = {element: _NAMES[name] for name, element in TensorProto.DataType.items() if name in _NAMES}
-#: NumPy keeps no more dimensions.
+#: NumPy's largest number of dimensions.
 MAX_RANK = 64
-#: Our dtype -> the field that has its values where there are no raw bytes, and how NumPy reads one of the field: of
-#: all others int32_data, packed ones a byte in each.
+#: Dtype -> the field that has its values if there are no raw bytes, and the NumPy type of the field's elements.  All
+#: others are in int32_data, packed ones with one byte in each element.
 _FIELDS: dict[DType, tuple[str, Any]] = {
     float32: ("float_data", np.float32),
     float64: ("double_data", np.float64),
@@ -38,7 +38,7 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
 
 
 def type_name(element: int) -> str:
-    """Returns an element type as messages call it: int16, string, ..."""
+    """Returns an element type's name for messages: int16, string, ..."""
     try:
         return str(TensorProto.DataType.Name(element)).lower()
     except ValueError:
@@ -56,9 +56,9 @@ def checked_shape(what: str, sizes: Any) -> tuple[int, ...]:
 
 
 def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
-    """Returns a tensor of one of `DTYPES` as an array; ``folder`` is where external data is, None where none may be.
+    """Converts a tensor of one of `DTYPES` to an array; ``folder`` is where external data is (None: not allowed).
 
-    Raises ModelError where the data does not have as many bytes as the shape says.
+    Raises ModelError if the data does not have the size that the shape requires.
     """
     shape, dtype = checked_shape(what, tensor.dims), DTYPES[tensor.data_type]
     count = prod(shape)
@@ -85,13 +85,13 @@ def to_array(tensor: TensorProto, what: str, folder: Path | None) -> Array:
     array = np.fromiter(values, stored, expected)
     if dtype.is_packed:
         return unpack(array.astype(np.uint8), dtype, shape, packed_strides(shape))
-    if dtype.is_float and field == "int32_data":  # their bits, each in an integer
+    if dtype.is_float and field == "int32_data":  # the bits of each float are in an integer
         return array.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
     return array.astype(dtype.numpy).reshape(shape)
 
 
 def external(tensor: TensorProto, what: str, folder: Path | None, expected: int) -> bytes:
-    """Returns the bytes of a tensor that lie in another file, which must be inside of the model's folder."""
+    """Reads the bytes of a tensor from another file, which must be inside the model's folder.  Raises ModelError."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -101,7 +101,7 @@ def external(tensor: TensorProto, what: str, folder: Path | None, expected: int)
         root = os.path.realpath(folder)
         path = os.path.realpath(os.path.join(root, location))
         inside = not os.path.isabs(location) and os.path.commonpath([root, path]) == root
-    except ValueError:  # numbers that are none, NUL in the path
+    except ValueError:  # not numbers, or NUL in the path
         raise ModelError(f"{what} has external data with malformed entries") from None
     if not location or not inside:
         raise ModelError(f"{what}: external data {location[:200]!r} is not inside of the model's folder {root}")

@@ -1,7 +1,7 @@
-"""What is known of a tensor before the graph runs: the value of what follows from constants alone.
+"""Values of tensors that are known before the graph runs, as they depend on constants alone.
 
-Models compute shapes with nodes (Shape, Gather, Concat, Reshape); a graph's shapes are fixed when it is built, so these
-nodes are evaluated then, by the reference of the op table.
+Models compute shapes with nodes (Shape, Gather, Concat, Reshape).  A graph's shapes are fixed when it is built, so
+these nodes are evaluated then, by the reference of the op table.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.ops.convert import from_reference, to_reference
 
-#: Elements: what is larger is no shape, and is not evaluated; nor is more than so much in all.
+#: The most elements of a tensor that is evaluated, as larger ones are not shapes, and of all such tensors together.
 MAX_KNOWN = 1 << 20
 MAX_KNOWN_IN_ALL = 1 << 25
-#: Kinds whose nodes cost no more than their operands and results have elements.
+#: Kinds of nodes that are evaluated: their cost is about that of reading operands and writing results.
 _CHEAP = (Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.SORT)
 
 
@@ -30,7 +30,7 @@ class Values:
         self._evaluated = 0
 
     def known(self, tensor: Tensor) -> Array | None:
-        """Returns a tensor's value, None if it depends on an input, or on what is too large to be evaluated here."""
+        """Returns a tensor's value; None if it depends on an input, or on nodes that are too costly to evaluate."""
         stack = [tensor]
         while stack:
             top = stack[-1]

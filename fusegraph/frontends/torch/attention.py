@@ -1,4 +1,4 @@
-"""ATen's scaled dot-product attention and its gradients, by the names of all implementations."""
+"""ATen's scaled dot-product attention and its gradients, under the names of all implementations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusegraph.graph import Tensor
 def _keywords(
     c: Call, what: str, q: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> dict[str, Any]:
-    """Returns the keywords of sdpa and of its gradient.  Raises NotSupportedError for what torch has to compute."""
+    """Returns keywords for sdpa and its gradient.  Raises NotSupportedError for what torch has to compute."""
     if dropout:
         raise NotSupportedError(f"{what} with dropout, whose random numbers are torch's")
     if q.rank != 4:
@@ -43,22 +43,26 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """Returns the result and, but for the first of the names, the logarithms of the sums of exponentials if they are
-    used.  Results after these are seeds and sizes: used by torch's own gradient only.
+    """Returns the result; for all names but the first also the logarithms of the sums of exponentials, if used.
+
+    Later results are seeds and sizes, which only torch's own gradient uses: they are None.
     """
     mask = attn_bias if attn_mask is None else attn_mask
     how = _keywords(c, "attention", query, mask, dropout_p, is_causal, scale)
     results = c.graph.sdpa(query, key, value, generate_stats=1 in c.used, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
-    result.strides = c.form.strides  # heads lie where torch has them: to join them again moves nothing
+    result.strides = c.form.strides  # torch's order of heads in memory: joining them again moves nothing
     if len(c.forms) == 1:
         return c.cast(result)
     return c.cast(result), None if stats is None else _as_torch(c, stats), *(None for _ in c.forms[2:])
 
 
 def _as_torch(c: Call, stats: Tensor) -> Tensor:
-    """Returns the statistics in torch's shape: some of its kernels append an axis of size one, some round the length
-    up and have infinities there, of which the gradient makes probabilities of zero."""
+    """Returns the statistics in torch's shape.
+
+    Some of its kernels append an axis of size 1.  Some round the length up and pad with infinities, from which the
+    gradient computes probabilities of 0.
+    """
     form, (*heads, rows, _) = c.forms[1], stats.shape
     assert form is not None
     stats = stats.reshape((*heads, rows, *form.shape[3:]))
@@ -87,7 +91,7 @@ def _gradients(
     scale: float | None = None,
     grad_input_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, ...]:
-    """Returns those by query, key and value, and by a bias if that is asked for."""
+    """Returns the gradients by query, key and value, and by a bias if that is asked for."""
     mask = attn_bias if attn_mask is None else attn_mask
     how = _keywords(c, "the gradient of attention", query, mask, dropout_p, is_causal, scale)
     stats = logsumexp if logsumexp.rank == 4 else logsumexp.reshape((*logsumexp.shape, 1))
@@ -96,6 +100,6 @@ def _gradients(
     results = c.graph.sdpa_backward(query, key, value, out, grad_out, stats, **how)
     for tensor, form in zip(results[:3], c.forms):
         if form is not None:
-            tensor.strides = form.strides  # heads lie where torch has them: to join them again moves nothing
+            tensor.strides = form.strides  # torch's order of heads in memory: joining them again moves nothing
     by_bias = results[3] if "bias" in how else None
     return tuple(x if asked else None for x, asked in zip((*results[:3], by_bias), grad_input_mask))

@@ -1,5 +1,7 @@
-"""``torch.compile(model, backend="fusegraph")``: torch traces, AOTAutograd makes graphs of ATen operators without
-mutation, forward and backward, and each is cut, built and compiled here.
+"""The backend of ``torch.compile(model, backend="fusegraph")``.
+
+torch traces the model; AOTAutograd makes graphs of ATen operators without mutation, forward and backward; each graph is
+cut, built and compiled here.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ from fusegraph.frontends.torch.table import Precision
 from fusegraph.graph import Graph
 from fusegraph.runtime.arrays import torch_dtype
 
-#: What `torch.compile(options=...)` may have: options of `fusegraph.compile`, and ATen operators to leave to torch.
+#: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
 _OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
 
 
 def backend(
     module: Any, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that torch's tracer gives.
+    """Compiles a graph from torch's tracer; returns the function that computes it.
 
-    mode "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  options are those of
-    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and ``leave``: a list of names of operators
-    that torch computes, such as "aten.mm.default".  Raises ArgumentError for others.
+    ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  ``options`` are those of
+    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and leave: a list of names of operators that
+    torch computes, such as "aten.mm.default".  Raises ArgumentError for other modes and options.
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
@@ -69,9 +71,9 @@ def backend(
 
 
 def _names(graph: Any) -> dict[str, str]:
-    """Returns what AOTAutograd calls a traced graph's inputs -> names that tell a user what they are.
+    """Returns AOTAutograd's names of a traced graph's inputs -> readable names.
 
-    The tracer's are such as l_self_modules_layer1_modules_0_parameters_weight_; AOTAutograd numbers them.
+    AOTAutograd numbers inputs; the tracer's names are such as l_self_modules_layer1_modules_0_parameters_weight_.
     """
     names: dict[str, str] = {}
     for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
@@ -100,7 +102,7 @@ def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, 
 
 
 def _is_operator(name: object) -> bool:
-    """Returns true if torch has an operator of a name such as "aten.mm.default"."""
+    """Tells whether torch has an operator of this name, such as "aten.mm.default"."""
     found: Any = torch.ops
     parts = name.split(".") if isinstance(name, str) else []
     for part in parts:
@@ -109,13 +111,13 @@ def _is_operator(name: object) -> bool:
 
 
 def _boxed(program: Program) -> Program:
-    """Marks a function as one that takes its arguments in a list, which it may empty."""
+    """Marks a function as one that takes its arguments in a list, which it may clear."""
     program._boxed_call = True  # type: ignore[attr-defined]
     return program
 
 
 def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
-    """Returns what computes a traced graph; one with symbols is compiled for each choice of them when it comes."""
+    """Returns the function that computes a traced graph; with symbolic sizes, it compiles for each choice of them."""
     graph = module.graph
     if not is_symbolic(graph):
         return compile_program(graph, forms_of(graph, {}), phase, settings, names)
@@ -161,7 +163,7 @@ def compile_program(
 
 
 def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
-    """Returns a piece of constants alone, called for torch's tensors: no input says whose the results are to be."""
+    """Returns a function that runs a piece without inputs and gives torch tensors, as no input tells the framework."""
     outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.outputs]
 
     def run() -> Any:
@@ -174,7 +176,7 @@ def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
 def in_pieces(
     analysis: Analysis, name: str, names: Mapping[Any, str] | None = None, leave: Sequence[str] = ()
 ) -> tuple[Cut, dict[Piece, Graph]]:
-    """Cuts a graph such that every piece can be built, and builds them; operators to ``leave`` are torch's."""
+    """Cuts a graph so that every piece can be built, and builds these; operators in ``leave`` are left to torch."""
     refused = {node: "left by an option" for node in analysis.graph.nodes if str(node.target) in leave}
     while True:
         division = cut(analysis, refused)
@@ -190,14 +192,14 @@ def in_pieces(
 
 
 def precision(device: str) -> Precision:
-    """Returns what torch's settings, which are those of CUDA, allow: tf32 in products, and in convolutions."""
+    """Returns whether torch's settings for CUDA allow tf32 in products and in convolutions; on others they do not."""
     if not device.startswith("cuda"):
         return Precision()
     return Precision(_allows_tf32(torch.backends.cuda.matmul), _allows_tf32(torch.backends.cudnn, "conv"))
 
 
 def _allows_tf32(settings: Any, part: str | None = None) -> bool:
-    """By the setting of newer releases of torch, or by the one it has replaced."""
+    """Reads the setting of newer releases of torch, or the older one that it replaced."""
     newer: Any = getattr(settings, part, None) if part else settings
     if hasattr(newer, "fp32_precision"):
         return bool(newer.fp32_precision == "tf32")

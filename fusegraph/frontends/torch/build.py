@@ -1,4 +1,4 @@
-"""A piece of an FX graph as a Graph."""
+"""Builds a piece of an FX graph as a Graph."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _NORM = "aten._native_batch_norm_legit_no_training.default"
 
 @dataclass(frozen=True)
 class Built:
-    """A piece's graph, its inputs and outputs in the order of the piece's; or the nodes that torch has to compute, with
-    the reason, where a handler did not take them.
+    """A piece's graph, with inputs and outputs in the piece's order.
+
+    ``refused`` maps the nodes that handlers did not take, which torch has to compute, to reasons; if there are any, the
+    graph is not complete.
     """
 
     graph: Graph
@@ -28,13 +30,13 @@ class Built:
 
 
 def _takes_dim(operator: Any) -> bool:
-    """Returns true if an operator works along a dimension, which torch allows for tensors that have none, too."""
+    """Tells whether an operator works along a dimension, which torch also allows for tensors of rank 0."""
     schema = getattr(operator, "_schema", None)
     return schema is not None and any(argument.name in ("dim", "dims") for argument in schema.arguments)
 
 
 def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
-    """Returns results with those that have no dimension in torch as such."""
+    """Reshapes results to rank 0 if they have rank 0 in torch."""
     if isinstance(result, tuple):
         return tuple(_as_scalars(r, [form]) for r, form in zip(result, forms))
     scalar = isinstance(result, Tensor) and result.shape == (1,) and forms[0] is not None and forms[0].shape == ()
@@ -42,11 +44,11 @@ def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
 
 
 class _Skip(Exception):
-    """What a node needs could not be made."""
+    """Raised if an operand of a node could not be made."""
 
 
 def build(piece: Piece, analysis: Analysis, name: str, precision: Precision, names: Mapping[Any, str]) -> Built:
-    """Builds a piece's graph; ``names`` has names of inputs that say more than their nodes'."""
+    """Builds a piece's graph; ``names`` has more readable names of inputs than those of their nodes."""
     return _Builder(piece, analysis, name, precision, names).build()
 
 
@@ -68,7 +70,7 @@ class _Builder:
         self._lines = lines(self._graph, self._layers())
 
     def _layers(self) -> Iterator[Layer]:
-        """Yields the layers of batch normalisation whose vectors are the piece's inputs."""
+        """Yields the layers of batch normalization whose vectors are the piece's inputs."""
         known = {None: None, **self._values}
         for node in self._piece.nodes:
             if str(node.target) == _NORM and all(v in known for v in node.args[1:5]):
@@ -87,7 +89,7 @@ class _Builder:
             for node in self._piece.outputs:
                 try:
                     self._output(node)
-                except NotSupportedError as error:  # a result that its handler leaves out, seeds of attention, say
+                except NotSupportedError as error:  # a result that its handler leaves out, such as seeds of attention
                     self._refused[node.args[0]] = str(error)
         return Built(self._graph, self._refused)
 
@@ -105,9 +107,7 @@ class _Builder:
         return form
 
     def _value(self, node: Any) -> Any:
-        """Returns a node's tensor, or tuple of several, made now if it is a view, a constant or one of several
-        results.
-        """
+        """Returns a node's tensor or tuple of tensors; a view, a constant or one of several results is made now."""
         if node not in self._values:
             if is_projection(node):
                 self._values[node] = self._value(node.args[0])[node.args[1]]
@@ -122,7 +122,7 @@ class _Builder:
         return self._values[node]
 
     def _applied(self, node: Any, table: Mapping[str, Any]) -> Any:
-        """Returns what a handler makes of a node, which must have the forms that torch says."""
+        """Applies a node's handler; raises NotSupportedError if the results' shapes or dtypes are not torch's."""
         forms = self._analysis.forms.forms[node]
         assert forms is not None
         used = frozenset(user.args[1] for user in node.users if is_projection(user))
@@ -145,9 +145,7 @@ class _Builder:
         return result
 
     def _argument(self, value: Any, as_rows: bool) -> Any:
-        """Returns an argument of a node with tensors in the place of nodes, those of no dimension as rows of one
-        element.
-        """
+        """Returns an argument with tensors in place of nodes; ``as_rows`` reshapes those of rank 0 to one element."""
         if isinstance(value, tuple | list):
             return tuple(self._argument(v, as_rows) for v in value)
         if isinstance(value, dict):

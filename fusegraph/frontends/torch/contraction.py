@@ -21,8 +21,9 @@ def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _divided(c: Call, a: Tensor) -> Tensor:
-    """Returns the rows of a matrix as they were before torch made one dimension of several: the product is of those
-    too, and what follows it need not be reshaped again.
+    """Returns a matrix as it was before torch merged its leading dimensions.
+
+    The product then has these dimensions too, and what follows it need not be reshaped again.
     """
     node = c.graph.producer(a)
     if node is None or node.op.name != "reshape":
@@ -47,7 +48,7 @@ def _addmm(c: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
         a = _divided(c, a)
     result = _product(c, a, b)
     result = result if alpha == 1 else c.apply("mul", result, alpha)
-    if beta != 0:  # else x counts for nothing, NaN or not
+    if beta != 0:  # otherwise x is ignored, even NaN
         result = c.apply("add", result, x if beta == 1 else c.apply("mul", x, beta))
     return result if result.shape == c.form.shape else result.reshape(c.form.shape)
 
@@ -62,7 +63,7 @@ def _windows(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[dict[str, Any], bool, tuple[int, ...]]:
-    """Returns the attributes of a convolution, whether it is transposed, and by how much its result is larger then."""
+    """Returns the attributes of a convolution, whether it is transposed, and its output_padding."""
     count = x.rank - 2
     how: dict[str, Any] = {
         key: pair(v, count) for key, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
@@ -91,11 +92,11 @@ def _convolution(c: Call, x: Tensor, w: Tensor, bias: Tensor | None, *given: Any
 def _convolution_backward(
     c: Call, loss: Tensor, x: Tensor, w: Tensor, bias_sizes: Sequence[int] | None, *given: Any
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, w and the bias, those that the mask asks for."""
+    """Returns the gradients by x, w and the bias; None for those that the mask does not ask for."""
     *windows, output_mask = given
     how, transposed, _ = _windows(c, x, *windows)
     dx = dw = db = None
-    if transposed:  # the forward op of which this is the gradient is itself a gradient, that of a convolution
+    if transposed:  # the forward op is itself the gradient of a convolution
         dx = c.graph.conv_fprop(loss, w, **how) if output_mask[0] else None
         dw = c.graph.conv_wgrad(loss, x, taps=w.shape[2:], **how) if output_mask[1] else None
     else:

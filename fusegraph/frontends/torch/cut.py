@@ -1,9 +1,10 @@
-"""An FX graph cut into pieces: what fusegraph compiles, and between them what torch computes.
+"""Cuts an FX graph into pieces that fusegraph compiles; between them torch computes.
 
-Every node that the table takes has a level, the number of times that values on the way to it went through torch and
-back.  Those of one level (and device) are a piece: a path that leaves it ends in higher levels, so that each piece is
-convex, and there are as few of them as changes of hands on the longest path.  Views and constants belong nowhere: who
-needs one makes it, so that what is handed over lies in memory as torch says, and views of it stay views.
+Every node that the table supports has a level: the number of times that values on the way to it went through torch and
+back.  The nodes of one level and device form a piece.  A path that leaves a piece ends in higher levels, so each piece
+is convex, and there are no more levels than the longest path has changes between fusegraph and torch.  Views and
+constants belong to no piece: each piece makes those that it needs, so that tensors that are passed between pieces have
+torch's strides, and views of them stay views.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Form
 
 @dataclass(frozen=True)
 class Piece:
-    """Nodes of one level on one device, in the graph's order; what it takes and what others need of it, neither views
-    nor constants.
+    """The nodes of one level on one device, in the graph's order.
+
+    Inputs are the nodes that it takes from outside, outputs those of its nodes that are needed elsewhere; none of these
+    is a view or constant.
     """
 
     level: int
@@ -35,8 +38,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cut:
-    """levels: for every node that torch computes or a piece does.  left: the nodes that torch computes, with the
-    reason.
+    """A graph in pieces.
+
+    levels  the level of every node that torch or a piece computes.
+    left    the nodes that torch computes -> reasons.
     """
 
     pieces: tuple[Piece, ...]
@@ -45,17 +50,17 @@ class Cut:
 
 
 class Analysis:
-    """What of a graph is whose."""
+    """Finds out which nodes of a graph a piece can compute, and which are views and constants."""
 
     def __init__(self, graph: Any, forms: Forms) -> None:
         self.graph = graph
         self.forms = forms
         self._roots: dict[Any, tuple[Any, ...]] = {}
-        #: nodes that torch computes although they are in the table
+        #: Nodes that torch computes.
         self.torchs: set[Any] = set()
 
     def is_free(self, node: Any) -> bool:
-        """Returns true if a node is a view or a constant that a piece can make."""
+        """Tells whether a node is a view or a constant that a piece can make."""
         if is_projection(node):
             return self.is_free(node.args[0])
         if node.op != "call_function" or str(node.target) not in FREE:
@@ -64,12 +69,12 @@ class Analysis:
         return all(self._is_known(n) for n in (node, *sources))
 
     def _is_known(self, node: Any) -> bool:
-        """Returns true if a node's results are tensors of dtypes that there are."""
+        """Tells whether a node's results are tensors of dtypes that fusegraph has."""
         forms = self.forms.forms.get(node)
         return forms is not None and all(f is not None and f.dtype is not None for f in forms)
 
     def roots(self, node: Any) -> tuple[Any, ...]:
-        """Returns the node, or what it is a view of, constants being of nothing."""
+        """Returns the nodes that a node is a view of: itself if it is not one, none if it is a constant."""
         if node in self.forms.numbers:
             return ()
         if not self.is_free(node):
@@ -83,7 +88,7 @@ class Analysis:
         return tuple(dict.fromkeys(r for n in self.sources(node) for r in self.roots(n)))
 
     def sources(self, node: Any) -> tuple[Any, ...]:
-        """Returns the nodes that a node's handler looks at, all of them if torch computes it."""
+        """Returns the arguments that a node's handler reads; all of them if torch computes it."""
         skipped = IGNORED.get(str(node.target), ()) if node not in self.torchs else ()
         if not skipped:
             return tuple(node.all_input_nodes)
@@ -92,7 +97,7 @@ class Analysis:
         return tuple(n for n in node.all_input_nodes if n not in unread)
 
     def refusal(self, node: Any) -> str | None:
-        """Returns why torch computes a node, None where a piece may."""
+        """Returns why torch has to compute a node; None if a piece can."""
         if node.op != "call_function":
             return f"{node.op} of {node.target}"
         name = str(node.target)
@@ -124,28 +129,28 @@ class Analysis:
         return None
 
     def _used(self, node: Any, known: tuple[Form | None, ...]) -> tuple[Form | None, ...]:
-        """Returns the forms of those of a node's results that something takes."""
+        """Returns the forms of those of a node's results that are used."""
         users = list(node.users)
         if not (users and all(is_projection(user) for user in users)):
             return known
         return tuple(known[user.args[1]] for user in users if user.args[1] < len(known))
 
     def device(self, node: Any) -> str:
-        """Returns where a node's results are."""
+        """Returns the device of a node's results."""
         return next(form.device for form in self.forms.forms[node] or () if form is not None)
 
     def traffic(self, piece: Piece) -> int:
-        """Returns bytes that a kernel for each of a piece's operators would read and write."""
+        """Returns how many bytes one kernel for each of a piece's operators would read and write."""
         return sum(self.nbytes(n) for node in piece.nodes for n in (node, *node.all_input_nodes))
 
     def nbytes(self, node: Any) -> int:
-        """Returns bytes of a node's results."""
+        """Returns the size of a node's results in bytes."""
         forms = self.forms.forms.get(node) or ()
         return sum(prod(f.shape) * f.dtype.itemsize for f in forms if f is not None and f.dtype is not None)
 
 
 def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
-    """Cuts a graph, leaving to torch also the nodes that are ``refused``."""
+    """Cuts a graph; nodes in ``refused`` are also left to torch."""
     graph = analysis.graph
     left: dict[Any, str] = {}
     ours: dict[Any, Any] = {}  # a node, or a projection of it -> the node that a piece computes
@@ -185,15 +190,16 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
 
 
 def _may_draw(node: Any) -> bool:
-    """Returns true if an operator draws random numbers, or may as the functions do that it calls."""
+    """Tells whether an operator draws random numbers, or calls functions that may."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _delay(analysis: Analysis, levels: dict[Any, int], ours: Mapping[Any, Any]) -> None:
-    """Moves nodes to the piece of what takes their results where fewer bytes are handed over between pieces: a cast of
-    a weight belongs with the product.
+    """Moves nodes to the piece that takes their results if fewer bytes then pass between pieces.
+
+    For example, a cast of a weight belongs in the piece of the product.
     """
     takers: dict[Any, list[Any]] = defaultdict(list)
     for node in analysis.graph.nodes:
@@ -203,7 +209,7 @@ def _delay(analysis: Analysis, levels: dict[Any, int], ours: Mapping[Any, Any]) 
     for node in reversed([n for n, owner in ours.items() if n is owner]):
         if not takers[node] or any(t.op == "output" for t in takers[node]):
             continue
-        # Torch may come after a piece only: what it takes is of an earlier level than it is.
+        # A node that torch computes takes results of pieces of earlier levels only.
         latest = min(levels[t] if t in ours else levels[t] - 1 for t in takers[node])
         if latest <= levels[node]:
             continue
@@ -222,7 +228,7 @@ def _pieces(analysis: Analysis, levels: Mapping[Any, int], ours: Mapping[Any, An
         if node is owner:
             members[levels[node], analysis.device(node)].append(node)
     home = {node: key for key, nodes in members.items() for node in nodes}
-    wanted: dict[Any, None] = {}  # what of the pieces something else needs
+    wanted: dict[Any, None] = {}  # nodes of pieces that are needed outside their piece
     for node in analysis.graph.nodes:
         if node in levels or node.op == "output":
             for root in analysis.needs(node):

@@ -1,4 +1,4 @@
-"""What AOTAutograd writes out in simpler operators before the table of operators is looked at."""
+"""Operators that AOTAutograd decomposes into simpler ones before the table of operators is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ functional = torch.nn.functional
 
 @functools.cache
 def decompositions() -> Mapping[Any, Any]:
-    """Returns the core ATen decompositions, but for the operators that the table has, and those of this module."""
+    """Returns the core ATen decompositions except those of operators in the table, and those of this module."""
     aten = torch.ops.aten
     rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
     return {
@@ -33,13 +33,14 @@ def decompositions() -> Mapping[Any, Any]:
         aten.addbmm.default: _addbmm,
         aten.linspace.default: functools.partial(_linspace, rules.pop(aten.linspace.default, None)),
         aten.narrow_copy.default: lambda x, dim, start, length: x.narrow(dim, start, length).clone(),
-        aten._assert_tensor_metadata.default: lambda *_, **__: None,  # it is about what tracing has fixed
+        aten._assert_tensor_metadata.default: lambda *_, **__: None,  # tracing has fixed what it asserts
     }
 
 
 def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
-    """Returns native_dropout with a mask that torch can draw before anything is computed: it depends on the layout
-    alone.  Like eager's it is drawn in the order in which x lies in memory.
+    """Computes native_dropout with a mask that torch can draw beforehand, as it depends only on shape and strides of x.
+
+    As in eager mode, the mask is drawn in the order of the elements of x in memory.
     """
     if not train or probability in (0, 1):
         kept = train and probability == 1
@@ -51,7 +52,7 @@ def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
 
 
 def _batch_norm_backward(*given: Any) -> Any:
-    """Returns native_batch_norm_backward with known statistics, of which nothing need be kept from the forward pass."""
+    """Computes native_batch_norm_backward with known statistics without results saved by the forward pass."""
     *tensors, saved_mean, _, train, epsilon, mask = given
     if train or saved_mean is None:
         return NotImplemented
@@ -59,14 +60,14 @@ def _batch_norm_backward(*given: Any) -> Any:
 
 
 def _batch_norm_backward_of_either(*given: Any) -> Any:
-    """Returns batch_norm_backward, whose last argument is for one of torch's libraries."""
+    """Computes batch_norm_backward, whose last argument (a library's reserve) is ignored."""
     *tensors, saved_mean, saved_inverse, train, epsilon, mask, _ = given
     saved = (saved_mean, saved_inverse) if train else (None, None)
     return torch.ops.aten.native_batch_norm_backward(*tensors, *saved, train, epsilon, mask)
 
 
 def _batch_norm_training(x: Any, *given: Any) -> tuple[Any, ...]:
-    """Returns _batch_norm_with_update_functional, with an empty reserve for the gradient."""
+    """Computes _batch_norm_with_update_functional, with an empty reserve for the gradient."""
     *vectors, momentum, epsilon = given
     y, saved_mean, saved_inverse, *running = torch.ops.aten._native_batch_norm_legit_functional(
         x, *vectors, True, momentum, epsilon
@@ -75,13 +76,13 @@ def _batch_norm_training(x: Any, *given: Any) -> tuple[Any, ...]:
 
 
 def _batch_norm_evaluating(x: Any, *given: Any) -> tuple[Any, ...]:
-    """Returns _batch_norm_no_update, with an empty reserve for the gradient."""
+    """Computes _batch_norm_no_update, with an empty reserve for the gradient."""
     results = torch.ops.aten._native_batch_norm_legit_no_training(x, *given)
     return *results, x.new_empty(0, dtype=torch.uint8)
 
 
 def _linspace(rule: Any, *args: Any, dtype: Any = None, **how: Any) -> Any:
-    """Returns linspace by torch's rule, but for integers, which that rounds otherwise than the operator does."""
+    """Computes linspace by torch's rule; not for integers, which the rule rounds differently from the operator."""
     if rule is None or (dtype is not None and not dtype.is_floating_point):
         return NotImplemented
     return rule(*args, dtype=dtype, **how)
@@ -92,18 +93,18 @@ def _addmv(x: Any, matrix: Any, vector: Any, *, beta: float = 1, alpha: float = 
 
 
 def _addbmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """The products of a batch are one, along the batch too."""
+    """Computes addbmm; the sum over the batch becomes part of one product."""
     rows, columns = (t.flatten(0, 1) for t in (a.transpose(1, 2), b))
     return _added(x, rows.t() @ columns, beta, alpha)
 
 
 def _added(x: Any, product: Any, beta: float, alpha: float) -> Any:
-    """Returns beta x + alpha product; among integers the factors are integers."""
+    """Returns beta x + alpha product; for integers the factors are integers too."""
     if not (x.is_floating_point() or x.is_complex()):
         beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
     if beta == 0:
-        return product  # x counts for nothing, NaN or not
+        return product  # x is ignored, even NaN
     return (x if beta == 1 else x * beta) + product
 
 
@@ -122,7 +123,7 @@ def _attention(
     average: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """Returns what torch.nn.MultiheadAttention calls for inference: rows, batch first."""
+    """Computes what torch.nn.MultiheadAttention calls for inference, batch first: rows and attention weights."""
     if query.is_nested:
         return NotImplemented
     if query is key and key is value:
@@ -145,8 +146,9 @@ def _attention(
 
 
 def _seen(mask: torch.Tensor, kind: int | None) -> torch.Tensor:
-    """Returns what of the keys is seen, where a mask is true (or not 0, -inf, say) of those that are not: of kind 0
-    for all queries and keys, 1 for the keys of each element of the batch, 2 for everything.
+    """Returns the mask of keys that are seen; ``mask`` is true, or not 0 (such as -inf), for those that are not.
+
+    It is for queries and keys if ``kind`` is 0, for the keys of each batch element if 1, for all dimensions if 2.
     """
     hidden = mask if mask.dtype == torch.bool else mask != 0
     return ~(hidden[:, None, None] if kind == 1 else hidden)
@@ -174,7 +176,7 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> Any:
-    """Returns what torch.nn.TransformerEncoderLayer calls for inference."""
+    """Computes what torch.nn.TransformerEncoderLayer calls for inference."""
     if x.is_nested:
         return NotImplemented
 

@@ -1,4 +1,4 @@
-"""ATen's diagonals: every (columns + 1)-th element of a matrix whose rows lie one behind another."""
+"""ATen's diagonals: every (columns + 1)-th element of a row-major matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fusegraph.graph import Tensor
 
 
 def _last(x: Tensor, first: int, second: int) -> list[int]:
-    """Returns the axes of x, these two at the end."""
+    """Returns the axes of x with these two at the end."""
     pair = first % x.rank, second % x.rank
     return [*(d for d in range(x.rank) if d not in pair), *pair]
 
@@ -24,7 +24,7 @@ def _diagonal(c: Call, x: Tensor, offset: int = 0, first: int = 0, second: int =
 
 @aten("diagonal_scatter.default")
 def _diagonal_scatter(c: Call, x: Tensor, source: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor:
-    """Returns the element of a row that is on the diagonal is the source's of that row."""
+    """Replaces the elements on the diagonal by those of the source."""
     order = _last(x, first, second)
     if not source.size:
         return c.graph.identity(x)

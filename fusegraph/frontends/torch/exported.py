@@ -1,4 +1,4 @@
-"""Programs of ``torch.export`` as graphs."""
+"""Imports programs of ``torch.export`` as graphs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from fusegraph.runtime.targets import DEFAULT, named
 
 @dataclass(frozen=True)
 class Imported:
-    """The graphs of a program's pieces, in the order in which they run, and the nodes that torch has to compute between
-    them, by name, with operator and reason.
+    """An imported program.
+
+    graphs  those of its pieces, in the order in which they run.
+    left    the nodes that torch has to compute between them: name -> (operator, reason).
     """
 
     graphs: tuple[Graph, ...]
@@ -31,7 +33,7 @@ class Imported:
 
 
 def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
-    """Returns a program in pieces, and their graphs."""
+    """Cuts a program into pieces; returns the analysis, the pieces and their graphs."""
     lowered = program.run_decompositions(dict(decompositions()))
     graph = lowered.graph_module.graph
     signature = lowered.graph_signature
@@ -42,11 +44,10 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
 
 
 def import_program(program: Any, name: str = "model") -> Imported:
-    """Returns the graphs of an ``ExportedProgram``: one, unless operators that fusegraph has not stand between its
-    parts.
+    """Imports an ``ExportedProgram``: as one graph, unless operators that fusegraph lacks separate its parts.
 
     Parameters and buffers are inputs, named as in the module.  Sizes that the program leaves open are those of the
-    inputs it was exported with.
+    inputs that it was exported with.
     """
     _, division, graphs = _cut(program, name)
     left = {node.name: (str(node.target), reason) for node, reason in division.left.items()}
@@ -54,15 +55,16 @@ def import_program(program: Any, name: str = "model") -> Imported:
 
 
 def import_module(module: Any, *inputs: Any, name: str | None = None) -> Imported:
-    """Returns the graphs of a module for example inputs, which may be fake: only their types count."""
+    """Imports a module for example inputs, which may be fake tensors: only their shapes and dtypes count."""
     with torch.no_grad():
         program = torch.export.export(module, inputs)
     return import_program(program, name or type(module).__name__)
 
 
 def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
-    """Returns what the backend makes of a module for example inputs, which may be fake: its pieces are planned for a
-    target, and not compiled.
+    """Reports what the backend makes of a module for example inputs, which may be fake tensors.
+
+    The pieces are planned for ``target`` but not compiled.  Raises CompileError for an unknown target.
     """
     began = time.perf_counter()
     with torch.no_grad():
@@ -76,7 +78,7 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
 
 
 def _hints(graph: Any) -> dict[Any, Any]:
-    """Returns what symbols, and expressions of them, are in the example."""
+    """Returns the values in the example of symbols, and of expressions of them."""
     found: dict[Any, Any] = {}
     for node in graph.nodes:
         for measure in measures(node.meta.get("val")) if node.op == "placeholder" else ():

@@ -1,4 +1,4 @@
-"""What a file for the command line may hold of torch: recognised without importing torch."""
+"""Recognizes torch objects in a file for the command line, without importing torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fusegraph.graph import Graph
 
 
 def is_program(value: Any) -> bool:
-    """Returns true if a value is a program of torch.export."""
+    """Tells whether a value is a program of torch.export."""
     kind = type(value)
     return kind.__name__ == "ExportedProgram" and kind.__module__.partition(".")[0] == "torch"
 
 
 def is_model(value: Any) -> bool:
-    """Returns true if a value is a module of torch with a tuple of example inputs."""
+    """Tells whether a value is a tuple of a torch module and a tuple of example inputs."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, tuple) or len(value) != 2:
         return False
@@ -23,9 +23,7 @@ def is_model(value: Any) -> bool:
 
 
 def graphs_of(name: str, value: Any) -> list[Graph]:
-    """Returns the graphs of a program, or of a module with example inputs; what torch has to compute is named on
-    stderr.
-    """
+    """Returns the graphs of a program, or of a module with example inputs; prints on stderr what is left to torch."""
     from fusegraph.frontends.torch.exported import import_module, import_program
 
     made = import_program(value, name) if is_program(value) else import_module(value[0], *value[1], name=name)

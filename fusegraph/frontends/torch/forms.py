@@ -1,6 +1,6 @@
-"""What an FX graph says of its values: the form of every tensor, the value of every integer.
+"""The values in an FX graph: the form of every tensor, the value of every number.
 
-A graph that was traced with symbolic sizes has them for one choice of the symbols at a time.
+For a graph that was traced with symbolic sizes, they belong to one choice of the symbols.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ _DTYPES: dict[Any, DType] = {
 
 
 class UnknownSizeError(Exception):
-    """A size that depends on the data."""
+    """Raised for a size that depends on the data."""
 
 
 @dataclass(frozen=True)
 class Forms:
-    """forms: the forms of each node's results, None where they are not known or are no tensors.  numbers: the values of
-    nodes that are integers.
+    """What is known of a graph's nodes.
+
+    forms    the forms of each node's results; None if sizes depend on data, or for a result that is not a tensor.
+    numbers  the values of nodes that are numbers.
     """
 
     forms: Mapping[Any, tuple[Form | None, ...] | None]
     numbers: Mapping[Any, int | float | bool]
 
     def of(self, node: Any) -> Form | None:
-        """Returns the form of a node that is one tensor."""
+        """Returns the form of a node that is one tensor; None for others."""
         known = self.forms.get(node)
         return known[0] if known is not None and len(known) == 1 else None
 
 
-#: What torch has in the place of a number that differs between calls.
+#: torch's types of numbers that differ between calls.
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def measures(value: Any) -> tuple[Any, ...]:
-    """Returns the numbers that tell a value from others of its kind: a tensor's sizes and strides, or a number
-    itself.  Of anything else, such as the tokens that order effects, which are None in a call, there are none.
+    """Returns the numbers that may be symbolic in a value: a tensor's sizes and strides, or a number itself.
+
+    Other values, such as the tokens that order effects (None in a call), have none.
     """
     if isinstance(value, torch.Tensor):
         return (*value.shape, *(value.stride() if value.layout is torch.strided else ()))
@@ -55,13 +58,13 @@ def measures(value: Any) -> tuple[Any, ...]:
 
 
 def is_symbolic(graph: Any) -> bool:
-    """Returns true if a graph was traced for more than one choice of its inputs' sizes, strides and numbers."""
+    """Tells whether a graph was traced with symbols in its inputs' sizes, strides or numbers."""
     inputs = (n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
     return any(isinstance(measure, SYMBOLIC) for value in inputs for measure in measures(value))
 
 
 def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
-    """Returns what a graph's symbols, and expressions of them that its inputs are described by, are in a call."""
+    """Returns the values in a call of the symbols, and expressions of them, in a graph's inputs."""
     found: dict[Any, Any] = {}
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for node, argument in zip(placeholders, arguments):
@@ -72,7 +75,7 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
 
 
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
-    """Returns the forms of a graph's nodes, its symbols (and expressions of them) having these values."""
+    """Returns the forms of a graph's nodes for these values of symbols and of expressions of them."""
     known: dict[Any, int | float | bool] = dict(values)
     single = {expression: value for expression, value in values.items() if expression.is_Symbol}
 
@@ -111,5 +114,5 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
 
 
 def is_projection(node: Any) -> bool:
-    """Returns true if a node is one of the results of another."""
+    """Tells whether a node selects one of the results of another."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -1,4 +1,4 @@
-"""ATen's operators that read, write or combine elements at positions which are tensors."""
+"""ATen's operators that read, write or combine elements at positions given by tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Indices = Sequence[Tensor | None]
 
 
 def _wrapped(c: Call, index: Tensor, size: int) -> Tensor:
-    """Positions counted from the end, if negative, as positions."""
+    """Returns an index in which negative positions, which count from the end, are made positive."""
     if not index.dtype.is_int:
         raise NotSupportedError(f"an index of {index.dtype}")
     return c.graph.binary_select(index + size, index, index < 0)
 
 
 def _along(index: Tensor, rank: int, dim: int) -> Tensor:
-    """Returns an index along one dimension of so many."""
+    """Reshapes an index to vary along dimension ``dim`` of ``rank``."""
     return index.reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
@@ -37,8 +37,9 @@ def _embedding(c: Call, weight: Tensor, index: Tensor, *_: Any) -> Tensor:
 
 @aten("gather.default")
 def _gather(c: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """Returns one element a row of what is computed here, as a cross-entropy takes it, is picked while the row is
-    there.
+    """Gathers along a dimension.
+
+    One element per row of a computed tensor, as in a cross-entropy, is selected by a masked sum, which can be fused.
     """
     dim = dim % x.rank
     if not index.size:
@@ -62,8 +63,10 @@ def _take(c: Call, x: Tensor, index: Tensor) -> Tensor:
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def _index(c: Call, x: Tensor, indices: Indices) -> Tensor:
-    """Returns indices that vary along axes of their own, as those of an interpolation, are one gather each; others
-    one of the indexed dimensions as one.
+    """Indexes by tensors.
+
+    Indices that vary along separate axes, as in an interpolation, become one gather each.  Otherwise the indexed
+    dimensions are merged, and there is one gather.
     """
     given = [dim for dim, index in enumerate(indices) if index is not None]
     if not _vary_apart(indices, given):
@@ -73,7 +76,7 @@ def _index(c: Call, x: Tensor, indices: Indices) -> Tensor:
         order = [*range(rank, rank + first), *range(rank), *range(rank + first, found.rank)]
         return turned(found, order)
     result = x
-    for dim in reversed(given):  # the axes in front keep their places
+    for dim in reversed(given):  # earlier axes keep their places
         index = indices[dim]
         assert index is not None
         flat = index.reshape(-1) if len(given) > 1 or index.rank != 1 else index
@@ -86,7 +89,7 @@ def _side_by_side(given: Sequence[int]) -> bool:
 
 
 def _vary_apart(indices: Indices, given: Sequence[int]) -> bool:
-    """Returns true if indices of neighbouring dimensions vary along dimensions of their own, in the same order."""
+    """Tells whether indices of adjacent dimensions vary along separate dimensions, in the same order."""
     every = [index for index in indices if index is not None]
     rank = max(index.rank for index in every)
     varying = [d + rank - index.rank for index in every for d in range(index.rank) if index.shape[d] != 1]
@@ -94,13 +97,13 @@ def _vary_apart(indices: Indices, given: Sequence[int]) -> bool:
 
 
 def _joined(c: Call, x: Tensor, given: Sequence[int]) -> Tensor:
-    """Returns x with the indexed dimensions first, as one."""
+    """Returns x with the indexed dimensions first, merged into one."""
     rest = [d for d in range(x.rank) if d not in given]
     return turned(x, [*given, *rest]).reshape([prod(x.shape[d] for d in given), *(x.shape[d] for d in rest)])
 
 
 def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
-    """Returns positions along the indexed dimensions as one."""
+    """Returns positions along the merged indexed dimensions."""
     every = [_wrapped(c, index, x.shape[d]) for d in given if (index := indices[d]) is not None]
     return position_inside(c.graph, every, [x.shape[d] for d in given])
 
@@ -111,7 +114,7 @@ def _rows(c: Call, x: Tensor, indices: Indices, given: Sequence[int]) -> Tensor:
 def _put(
     c: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: Any = "none", include_self: bool = True
 ) -> Tensor:
-    """Returns x with elements put or combined where an index says, by the op `scatter`."""
+    """Puts or combines elements at the positions of an index, by the op `scatter`."""
     if reduction == "mean" and not x.dtype.is_float:
         raise NotSupportedError(f"a mean of {x.dtype}")
     if not index.size:
@@ -120,7 +123,7 @@ def _put(
 
 
 def _source(c: Call, index: Tensor, source: Any, like: Tensor) -> Tensor:
-    """Returns what a scatter puts: of a tensor as much as the index has, or a number."""
+    """Returns what a scatter puts: the part of a tensor that the index covers, or a number broadcast to it."""
     if not isinstance(source, Tensor):
         value = float(source) if like.dtype.is_float else source
         source = c.graph.constant(value, dtype=like.dtype)
@@ -143,7 +146,7 @@ def _scatter_add(c: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) ->
     return _put(c, x, dim, index, _source(c, index, source, x), "add")
 
 
-#: ATen's name of a reduction -> ours.
+#: ATen's name of a reduction -> that of the op.
 _REDUCTIONS = {"sum": "add", "prod": "mul", "mean": "mean", "amax": "max", "amin": "min"}
 
 
@@ -184,7 +187,7 @@ def _index_fill(c: Call, x: Tensor, dim: int, index: Tensor, value: Any) -> Tens
 
 @aten("index_put.default", "_unsafe_index_put.default")
 def _index_put(c: Call, x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
-    """Along one dimension where it is; along several, in their place in front of the others, as one."""
+    """Writes at indices: along one dimension in place; along several after moving them first and merging them."""
     given = [dim for dim, index in enumerate(indices) if index is not None]
     every = [index for index in indices if index is not None]
     if not given:
@@ -221,7 +224,7 @@ def _common(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def _masked(
     c: Call, x: Tensor, given: Sequence[int], masks: Sequence[Tensor], values: Tensor, accumulate: bool
 ) -> Tensor:
-    """Returns the same value at every place where a mask is true."""
+    """Puts the same value at every place where the mask is true.  Raises NotSupportedError for different values."""
     (mask, *others), before = masks, given[0]
     trailing = x.rank - before - mask.rank
     if others or any(n != 1 for n in values.shape[: max(values.rank - trailing, 0)]) or before:
@@ -240,7 +243,7 @@ def _put_flat(c: Call, x: Tensor, index: Tensor, source: Tensor, accumulate: boo
 
 @aten("masked_scatter.default")
 def _masked_scatter(c: Call, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Where the mask is true the source's elements, one after the other."""
+    """Puts the source's elements, one after the other, where the mask is true."""
     if not source.size or 0 in c.form.shape:
         raise NotSupportedError("no elements")
     x, mask = (c.spread(t, c.form.shape) for t in (x, mask))
@@ -258,7 +261,7 @@ def _masked_scatter_backward(c: Call, loss: Tensor, mask: Tensor, _: Sequence[in
 
 
 def _numbers(c: Call, mask: Tensor) -> Tensor:
-    """For each element that a mask chooses how many it has chosen before, in row-major order."""
+    """Returns for each element that a mask selects how many it selects before, in row-major order."""
     wide = int64 if mask.size > int32.max else int32
     return c.graph.cumsum(c.graph.cast(mask.reshape(-1), wide), 0) - 1
 
@@ -267,7 +270,7 @@ def _numbers(c: Call, mask: Tensor) -> Tensor:
 def _embedding_backward(
     c: Call, loss: Tensor, index: Tensor, count: int, padding: int = -1, by_frequency: bool = False
 ) -> Tensor:
-    """Returns the losses of each row of the table, summed; those of the row ``padding`` are left out."""
+    """Returns the sum of the losses for each row of the table, without those of the row ``padding``."""
     graph = c.graph
     rows = index.reshape([-1, 1])
     values = c.cast(loss.reshape([rows.size, loss.shape[-1]]))

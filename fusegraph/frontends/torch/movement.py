@@ -1,4 +1,4 @@
-"""ATen's views and other movement, and what is known without computing: constants, ranges."""
+"""ATen's views and other movement, constants, ranges and resampling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _same(c: Call, x: Tensor) -> Tensor:
 )
 def _reshape(c: Call, x: Tensor, *_: Any) -> Tensor:
     while (node := c.graph.producer(x)) is not None and node.op.name == "reshape":
-        x = node.inputs[0]  # there and back again is no way
+        x = node.inputs[0]  # of consecutive reshapes only the last counts
     return x if x.shape == c.form.shape else x.reshape(c.form.shape)
 
 
@@ -62,7 +62,7 @@ def _t(c: Call, x: Tensor) -> Tensor:
 
 @free("as_strided.default")
 def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
-    """Returns all elements in the order in which they lie in memory, divided otherwise."""
+    """Reinterprets all elements in memory with another shape and strides."""
     source = c.given[0]
     if offset or source is None:
         raise NotSupportedError("as_strided with an offset")
@@ -70,8 +70,9 @@ def _as_strided(c: Call, x: Tensor, size: Sequence[int], strides: Sequence[int],
 
 
 def _relaid(x: Tensor, given: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Returns a tensor that in torch lies in memory with ``given`` strides, seen there with another shape and
-    strides.
+    """Reinterprets a tensor, whose strides in torch are ``given``, with another shape and strides.
+
+    Raises NotSupportedError unless both cover the same memory without gaps or overlaps.
     """
     for sizes, steps in ((x.shape, given), (shape, strides)):
         if 0 in sizes or extent(sizes, steps) != prod(sizes) or overlaps(sizes, steps) or prod(sizes) != x.size:
@@ -113,7 +114,7 @@ def _unbind(c: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @free("unfold.default")
 def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Returns windows along an axis, which may overlap: each of their elements is looked up."""
+    """Returns windows along an axis, which may overlap, by a gather."""
     if not x.rank:
         return x.reshape(c.form.shape)
     dim, count = dim % x.rank, c.form.shape[dim]
@@ -191,7 +192,7 @@ def _copy(c: Call, x: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
 
 @aten("cat.default")
 def _cat(c: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    # An empty tensor of rank 1 goes with any others.
+    # torch ignores an empty tensor of rank 1 beside tensors of any rank.
     joined = [c.cast(x) for x in tensors if x.shape != (0,) or len(c.form.shape) == 1]
     return c.graph.concatenate(joined, axis=dim)
 
@@ -212,7 +213,7 @@ def _repeat(c: Call, x: Tensor, repeats: Sequence[int]) -> Tensor:
 @aten("constant_pad_nd.default")
 def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     pairs = _pairs(x, pad)
-    for dim, (before, after) in enumerate(pairs):  # what is cut off
+    for dim, (before, after) in enumerate(pairs):  # negative padding cuts off
         if min(before, after) < 0:
             x = _part(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
     kept = [(max(before, 0), max(after, 0)) for before, after in pairs]
@@ -221,7 +222,7 @@ def _constant_pad(c: Call, x: Tensor, pad: Sequence[int], value: float = 0) -> T
 
 
 def _pairs(x: Tensor, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns what is added in front and behind along each axis: torch begins with the last one."""
+    """Returns the padding (before, after) of each axis; torch's list begins with the last axis."""
     return [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
 
 
@@ -247,7 +248,7 @@ def _slice_scatter(
 
 
 def _strided_scatter(c: Call, x: Tensor, source: Tensor, dim: int, places: range) -> Tensor:
-    """Returns x with what is at some places of an axis replaced: each place takes its own element of the source."""
+    """Replaces the elements of x at ``places`` along an axis by those of the source, in order."""
     count = x.shape[dim]
     if not places:
         return c.graph.identity(x)
@@ -261,7 +262,7 @@ def _strided_scatter(c: Call, x: Tensor, source: Tensor, dim: int, places: range
 def _as_strided_scatter(
     c: Call, x: Tensor, source: Tensor, size: Sequence[int], strides: Sequence[int], offset: int | None = None
 ) -> Tensor:
-    """Returns all elements of a tensor replaced."""
+    """Replaces all elements of a tensor."""
     if offset:
         raise NotSupportedError("as_strided_scatter with an offset")
     whole = _relaid(source, tuple(strides), c.form.shape, c.form.strides)
@@ -280,7 +281,7 @@ def _select_scatter(c: Call, x: Tensor, source: Tensor, dim: int, index: int) ->
 
 @aten("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
 def _upsample_nearest(c: Call, x: Tensor, size: Sequence[int], *scales: float | None) -> Tensor:
-    """Returns positions as torch has them: floor(position / scale) in float32."""
+    """Reads the elements at torch's positions: floor(position / scale) in float32."""
     result = x
     for axis, (out, scale) in enumerate(zip(c.form.shape[2:], scales or (None,) * len(size)), start=2):
         step = np.float32(1 / scale) if scale else np.float32(x.shape[axis] / out)
@@ -305,7 +306,7 @@ def _upsample_linear(
     align_corners: bool,
     scales: Sequence[float] | None = None,
 ) -> Tensor:
-    """Between the elements around positions (i + 0.5) / scale - 0.5, or on a line between the outermost ones."""
+    """Interpolates at positions (i + 0.5) / scale - 0.5, or with align_corners at positions from first to last."""
     result = c.cast(x, float32) if x.dtype.itemsize < 4 else x  # 16-bit floats are rounded once
     for axis, (new, scale) in enumerate(zip(c.form.shape[2:], scales or (None,) * (x.rank - 2)), start=2):
         old = x.shape[axis]

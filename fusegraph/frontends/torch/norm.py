@@ -1,4 +1,4 @@
-"""ATen's norms, as the composites of the table."""
+"""ATen's norms, written as composite ops of the table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fusegraph.graph import Tensor
 
 
 def _or(c: Call, x: Tensor | None, value: float, like: Tensor) -> Tensor:
-    """Returns a scale or bias that may be missing."""
+    """Returns a scale or bias, or a constant ``value`` if it is missing."""
     return x if x is not None else c.graph.constant(value, dtype=like.dtype)
 
 
 def _column(x: Tensor, rank: int) -> Tensor:
-    """Returns a vector with one element a channel, as what broadcasts to images of some rank."""
+    """Reshapes a vector with one element per channel so that it broadcasts to images of a rank."""
     return x.reshape((1, -1, *(1,) * (rank - 2))) if x.rank == 1 else x
 
 
@@ -80,7 +80,7 @@ def _group_norm(
 
 
 def _as(c: Call, x: Tensor, number: int) -> Tensor:
-    """Returns a result with the dtype that torch gives it."""
+    """Casts result ``number`` to the dtype that torch gives it."""
     form = c.forms[number]
     return x if form is None else c.cast(x, form.dtype)
 
@@ -102,9 +102,7 @@ def _batch_norm_inference(
 
 
 def _known(c: Call, mean: Tensor, variance: Tensor, epsilon: float) -> Iterator[Tensor | None]:
-    """Yields statistics that were known before, as torch gives them back where something takes them: none of them on
-    a CPU, those that were given elsewhere.
-    """
+    """Yields the statistics that torch returns if they were known, None if unused; they are empty on a CPU."""
     for number in (1, 2):
         form = c.forms[number]
         if number not in c.used or form is None or form.dtype is None:
@@ -138,7 +136,7 @@ def _batch_norm(
 def _batch_norm_alone(
     c: Call, x: Tensor, scale: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
 ) -> tuple[Tensor | None, ...]:
-    """Without running statistics: of the batch, whether it is training or not."""
+    """Normalizes without running statistics: by those of the batch, in training or not."""
     return _of_batch(c, x, scale, bias, epsilon=epsilon, momentum=momentum)
 
 

@@ -10,14 +10,14 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
 
-#: Operators of one float (or of a bool or integer as the float it is) that are ops of the same name.
+#: Operators of one float (or of a bool or integer converted to float) that are ops of the same name.
 _ALIKE = (
     *("sigmoid", "tanh", "mish", "hardswish", "hardsigmoid", "relu", "erf"),
     *("neg", "abs", "reciprocal", "sqrt", "rsqrt", "ceil", "floor", "round", "trunc"),
     *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan"),
     *("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
 )
-#: An op -> the operators that do the same to their operands.
+#: Op -> the operators that compute the same from the same operands.
 _SAME = {name: (f"{name}.default",) for name in _ALIKE} | {
     "swish": ("silu.default",),
     "swish_backward": ("silu_backward.default",),
@@ -58,7 +58,7 @@ HANDLERS.update(
 
 
 def _scaled(c: Call, x: Any, alpha: float) -> Any:
-    """Returns alpha x, without a node where alpha is 1."""
+    """Returns alpha x, without a node if alpha is 1."""
     if alpha == 1:
         return x
     return alpha * x if not isinstance(x, Tensor) else c.apply("mul", x, alpha)
@@ -95,7 +95,7 @@ def _fma(c: Call, a: Any, b: Any, term: Any) -> Tensor:
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_rounded(c: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
-    """floor is Python's: what the remainder of the divisor's sign leaves, divided."""
+    """Divides and rounds; floor is as in Python: x minus the remainder with the divisor's sign, divided."""
     if rounding_mode is None:
         return c.apply("div", a, b)
     exact = c.dtype.is_float
@@ -179,7 +179,7 @@ def _elu(c: Call, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: fl
 
 @aten("softplus.default")
 def _softplus(c: Call, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    if threshold < 20:  # above it torch's is the identity, which ours equals to the last digit from 20 on
+    if threshold < 20:  # above it torch returns x; the op does so to the last digit only from 20 on
         raise NotSupportedError(f"softplus with a threshold of {threshold}")
     return c.apply("softplus", x, beta=beta)
 
@@ -191,7 +191,7 @@ def _log10(c: Call, x: Tensor) -> Tensor:
 
 
 def _beside_nan(op: str) -> Any:
-    """Returns the larger or smaller of two elements, of which one may be NaN."""
+    """Returns the handler for the larger or smaller of two elements, which ignores one NaN."""
 
     def handler(c: Call, a: Tensor, b: Tensor) -> Tensor:
         if not c.dtype.is_float:
@@ -218,7 +218,7 @@ HANDLERS.update({f"aten.{op}.default": _truth(op) for op in ("logical_and", "log
 
 
 def _bits(op: str) -> Any:
-    """Returns an op on the bits of integers, and of bools as they are."""
+    """Returns the handler for an op on the bits of integers, or on bools."""
 
     def handler(c: Call, *operands: Any) -> Tensor:
         given = [x if isinstance(x, Tensor) else c.graph.constant(x, dtype=c.dtype) for x in operands]
@@ -242,7 +242,7 @@ def _xor(c: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @aten("sign.default")
 def _sign(c: Call, x: Tensor) -> Tensor:
-    # The op's is NaN of NaN, torch's 0.
+    # Of NaN, the op gives NaN and torch gives 0.
     return c.graph.sub(c.cast(c.graph.cmp_gt(x, 0)), c.cast(c.graph.cmp_lt(x, 0)))
 
 
@@ -258,7 +258,7 @@ def _isinf(c: Call, x: Tensor) -> Tensor:
 
 @aten("where.self")
 def _where(c: Call, condition: Tensor, a: Any, b: Any) -> Tensor:
-    # Numbers of rank 0 may come as constants: what decides the dtype is the result's.
+    # Tensors of rank 0 may come as constants, so the result's dtype decides.
     a, b = (c.operand(x, c.dtype) for x in (a, b))
     return c.cast(c.graph.binary_select(a, b, condition))
 

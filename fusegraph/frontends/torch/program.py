@@ -1,4 +1,4 @@
-"""The function that runs the pieces, and torch's operators between them: straight Python, written out."""
+"""Generates the function that runs the pieces, and torch's operators between them, as straight-line Python."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
 from fusegraph.frontends.torch.forms import is_projection
 from fusegraph.runtime.arrays import torch_dtype
 
-#: Takes the list of all arguments, which it empties, and returns the list of all results.
+#: A function of the list of all arguments, which it clears, that returns all results.
 Program = Callable[[list[Any]], Sequence[Any]]
 
 
 def write(analysis: Analysis, cut: Cut, run: Mapping[Piece, Callable[..., Any]]) -> Program:
-    """Returns the function that computes a graph; ``run`` calls each piece with its inputs, for its output or a
-    tuple of them.
+    """Returns the function that computes a graph.
+
+    ``run`` maps each piece to a function of its inputs that returns its output, or a tuple of outputs.
     """
     return _Writer(analysis, cut, run).write()
 
@@ -47,7 +48,7 @@ class _Writer:
             for piece in self._cut.pieces:
                 if piece.level == level:
                     self._piece(piece)
-        if copies:  # of inputs that the model changes: when everything has been read
+        if copies:  # the model changes inputs: they are written after everything has been read
             targets, sources = ([self._text(n.args[k]) for n in copies] for k in (0, 1))
             self._scope["copy_all"] = torch._foreach_copy_
             self._line(f"copy_all([{', '.join(targets)}], [{', '.join(sources)}])", copies)
@@ -62,9 +63,7 @@ class _Writer:
         return program
 
     def _with_deletions(self, output: Any) -> list[str]:
-        """Returns the lines, each followed by the deletion of what is not needed any more, so that its memory is
-        free.
-        """
+        """Returns the lines, each followed by a deletion of values that are not needed any more, to free memory."""
         last: dict[str, int] = {}
         for number, (_, nodes) in enumerate(self._lines):
             last |= {self._names[n]: number for n in nodes}
@@ -91,7 +90,7 @@ class _Writer:
         self._lines.append((text, (*piece.inputs, *piece.outputs)))
 
     def _torch(self, node: Any) -> None:
-        """A call of torch's own."""
+        """Writes a call of one of torch's operators."""
         args = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
         target = f"op{len(self._scope)}"
         self._scope[target] = node.target
@@ -99,14 +98,14 @@ class _Writer:
         self._line(f"{self._name(node)} = {self._declared(node, call)}", [node])
 
     def _declared(self, node: Any, call: str) -> str:
-        """Returns what torch computes, seen to be what the pieces that take it were built for."""
+        """Wraps torch's call so that its result has the strides and dtype for which pieces that take it were built."""
         form = self._analysis.forms.of(node)
         if form is None or form.dtype is None or not any(node in piece.inputs for piece in self._cut.pieces):
             return call
         return f"as_declared({call}, {form.strides!r}, {self._literal(torch_dtype(torch, form.dtype))})"
 
     def _made(self, node: Any) -> str:
-        """Returns a node's value, made now if it is a view, a constant or one of several results."""
+        """Returns the text of a node's value; a view, a constant or one of several results is made now."""
         if node in self._analysis.forms.numbers and node not in self._names:
             return self._literal(self._analysis.forms.numbers[node])
         if node not in self._names:
@@ -119,7 +118,7 @@ class _Writer:
         return self._names[node]
 
     def _text(self, value: Any) -> str:
-        """Returns an argument as Python."""
+        """Returns an argument as Python source."""
         if isinstance(value, tuple | list):
             inner = "".join(f"{self._text(v)}, " for v in value)
             return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
@@ -138,8 +137,9 @@ class _Writer:
 
 
 def _as_declared(x: Any, strides: tuple[int, ...], dtype: Any) -> Any:
-    """Returns a tensor with the strides and the dtype that a piece was built for, as torch's operators promise but
-    do not always keep.
+    """Returns a tensor with the strides and dtype that a piece was built for, copied if necessary.
+
+    torch's operators promise these but do not always keep the promise.
     """
     if x.dtype is dtype and (x.stride() == strides or x.numel() == 0):
         return x

@@ -35,7 +35,7 @@ HANDLERS["aten.sum.dim_IntList"] = HANDLERS["aten.sum.default"] = _sum("add")
 HANDLERS["aten.mean.dim"] = HANDLERS["aten.mean.default"] = _sum("avg")
 HANDLERS["aten.prod.dim_int"] = HANDLERS["aten.prod.default"] = _sum("mul")
 
-#: The order of a vector's norm -> the mode of the reduction.
+#: Order of a vector norm -> mode of the reduction.
 _NORMS = {1: "norm1", 2: "norm2", float("inf"): "amax"}
 
 
@@ -72,7 +72,7 @@ for _mode_name, _operators in {
 
 
 def _extreme(mode: str) -> Any:
-    """Returns the largest or smallest element, and where it is."""
+    """Returns the handler for the largest or smallest element and its position."""
     return lambda c, x, dim, keepdim=False: tuple(_reduce(c, x, m, dim, keepdim) for m in (mode, f"arg{mode}"))
 
 
@@ -93,7 +93,7 @@ def _var_mean(
 
 
 def _running(op: str) -> Any:
-    """Returns a running sum or product, in the result's dtype, or int32 for smaller integers."""
+    """Returns the handler for a running sum or product, computed in the result's dtype, or int32 if that is smaller."""
 
     def handler(c: Call, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         own = int32 if c.dtype.is_int and c.dtype.itemsize < 4 else c.dtype
@@ -113,7 +113,7 @@ def _logcumsumexp(c: Call, x: Tensor, dim: int) -> Tensor:
 
 
 def _extreme_so_far(op: str) -> Any:
-    """Returns the largest or smallest element so far, and where the last of those is."""
+    """Returns the handler for the largest or smallest element so far, and the position of the last such element."""
 
     def handler(c: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         numbers = c.cast(x, int32) if x.dtype.is_bool else x
@@ -128,7 +128,7 @@ HANDLERS["aten.cummin.default"] = _extreme_so_far("cummin")
 
 
 def _along(op: str) -> Any:
-    """Returns softmax and its kin."""
+    """Returns the handler for softmax or log_softmax."""
 
     def handler(c: Call, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return c.cast(getattr(c.graph, op)(c.cast(x), axis=dim))

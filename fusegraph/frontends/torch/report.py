@@ -1,4 +1,4 @@
-"""What the backend has compiled: kernels, what was fused and what not, what was left to torch, seconds."""
+"""Reports what the backend has compiled: kernels, fused and declined pairs, what was left to torch, seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from fusegraph.report.explain import count_text, size_text, traffic
 
 @dataclass(frozen=True)
 class PieceReport:
-    """One piece: its ATen operators (but for views), the kernels they became, bytes of device-memory traffic that one
-    kernel an operator would move and what the kernels move, the pairs of nodes that were fused and those that were not,
-    with the reason.
+    """One piece.
+
+    operators      how many ATen operators it has, without views.
+    kernels        how many kernels they became.
+    bytes_unfused  device-memory traffic of one kernel per operator; bytes_moved: that of the kernels.
+    fused          how many pairs of nodes were fused.
+    declined       the pairs that were not, with reasons.
     """
 
     name: str
@@ -35,8 +39,11 @@ class PieceReport:
 
 @dataclass(frozen=True)
 class FunctionReport:
-    """One function that torch gave to compile: ``name`` is its phase (inference, forward or backward) and, of several,
-    its number.  left are the nodes that torch computes: name, operator, reason.  seconds are those spent in fusegraph.
+    """One function that torch had compiled.
+
+    name     its phase (inference, forward or backward), or the module's name from `explain`.
+    left     the nodes that torch computes: (name, operator, reason).
+    seconds  the time spent in fusegraph.
     """
 
     name: str
@@ -91,7 +98,7 @@ class FunctionReport:
 
 
 class Report(tuple[FunctionReport, ...]):
-    """The reports of some functions; as text, all of them."""
+    """The reports of several functions; its text is that of all of them."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled yet"
@@ -101,8 +108,9 @@ _COMPILED: list[FunctionReport] = []
 
 
 def report(*, clear: bool = False) -> Report:
-    """Returns what ``torch.compile(..., backend="fusegraph")`` has compiled in this process, in order; ``clear``
-    forgets it afterwards.
+    """Reports what ``torch.compile(..., backend="fusegraph")`` has compiled in this process, in order.
+
+    ``clear`` forgets it afterwards.
     """
     result = Report(_COMPILED)
     if clear:
@@ -111,12 +119,12 @@ def report(*, clear: bool = False) -> Report:
 
 
 def add(function: FunctionReport) -> None:
-    """Remembers what was compiled."""
+    """Remembers a function that was compiled."""
     _COMPILED.append(function)
 
 
 def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
-    """Returns the report of a piece with this plan."""
+    """Makes the report of a piece with this plan."""
     decisions = plan.partition.decisions
     return PieceReport(
         plan.graph.name,

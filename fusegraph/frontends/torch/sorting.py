@@ -8,23 +8,23 @@ from fusegraph.dtypes import int32, int64
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten
 from fusegraph.graph import Tensor
 
-#: The elements, and where they come from.
+#: The elements, and their positions before.
 Both = tuple[Tensor, Tensor]
 
 
 def _row(x: Tensor, dim: int) -> tuple[Tensor, int]:
-    """Returns a tensor and an axis of it; one of rank 0 is a row of one element."""
+    """Returns a tensor and its axis counted from 0; a tensor of rank 0 becomes one element of rank 1."""
     return (x, dim % x.rank) if x.rank else (x.reshape(1), 0)
 
 
 def _shaped(c: Call, values: Tensor, index: Tensor) -> Both:
-    """Returns results as torch shapes them: it may drop the axis, of which a tensor of rank 0 has none."""
+    """Reshapes results to torch's shape, which may lack the axis."""
     shape = c.form.shape
     return values.reshape(shape), index.reshape(shape)
 
 
 def _one(x: Tensor, axis: int, place: int) -> tuple[slice, ...]:
-    """Returns the key of one place along an axis."""
+    """Returns the index of one place along an axis, which keeps the axis."""
     return tuple(slice(place, place + 1) if d == axis else slice(None) for d in range(x.rank))
 
 
@@ -41,7 +41,7 @@ def _stable(c: Call, x: Tensor, *, stable: bool | None, dim: int = -1, descendin
 
 @aten("topk.default")
 def _topk(c: Call, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Both:
-    """In order, whether that is asked for or not."""
+    """Returns the elements in order, whether ``sorted`` or not."""
     rows, axis = _row(x, dim)
     return _shaped(c, c.graph.topk(rows, k, axis, largest), c.graph.topk_index(rows, k, axis, largest, int64))
 
@@ -54,7 +54,7 @@ def _kth(c: Call, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Bo
 
 
 def _median(c: Call, x: Tensor, dim: int, ignore: bool) -> Both:
-    """Returns the lower one of the two in the middle, of what is not NaN, or the first NaN of a row that has any."""
+    """Returns the lower median of each row; of a row with NaNs the first of these, or without them if ``ignore``."""
     graph, (rows, axis) = c.graph, _row(x, dim)
     values, index = graph.sort(rows, axis), graph.sort_index(rows, axis, dtype=int64)
     count = rows.shape[axis]

@@ -1,9 +1,9 @@
-"""The table of ATen operators: each name with a handler of a few calls of the builder.
+"""The table of ATen operators: each name has a handler, which writes the operator with methods of `Graph`.
 
-A handler is called as the operator is, its tensors being those of the graph, after a `Call` that has the graph and the
-types of the operator's results as torch infers them.  It returns the result, or a tuple of several (None where a result
-is never used).  It raises NotSupportedError, or whatever the builder raises, for arguments it does not take: torch
-computes that node then.
+A handler takes a `Call`, which has the graph and the forms of the operator's results as torch infers them, and then the
+operator's arguments, with tensors of the graph in place of torch's.  It returns the result, or a tuple of several (None
+for a result that is never used).  For arguments that it does not support it raises NotSupportedError, or what `Graph`
+raises; torch then computes that node.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from fusegraph.graph import Graph, Tensor
 
 @dataclass(frozen=True)
 class Form:
-    """A tensor as torch describes it; ``dtype`` is None where fusegraph has none of the kind, ``device`` as torch
-    writes it ("cuda:0").
-    """
+    """A tensor in torch: strides in elements, ``dtype`` None if fusegraph lacks it, ``device`` such as "cuda:0"."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -36,7 +34,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Precision:
-    """Whether matrix products and convolutions may round float32 operands to tf32, as torch's settings say."""
+    """Whether torch's settings allow float32 operands of matrix products and convolutions to be rounded to tf32."""
 
     matmul: bool = False
     convolution: bool = False
@@ -46,9 +44,9 @@ Handler = Callable[..., Any]
 
 #: Operators that compute: each becomes nodes of one piece.
 HANDLERS: dict[str, Handler] = {}
-#: Operators whose results are views, or known without computing: they are made wherever they are needed.
+#: Operators whose results are views or constants: they are made wherever they are needed.
 FREE: dict[str, Handler] = {}
-#: Operators -> the positions of arguments that handlers do not look at, seeds without dropout, say: they get None.
+#: Operators -> the positions of arguments that handlers do not read, such as seeds without dropout: they get None.
 IGNORED: dict[str, frozenset[int]] = {}
 
 
@@ -67,8 +65,10 @@ def aten(*names: str) -> Callable[[Handler], Handler]:
 
 
 def aten_by_name(*names: str) -> Callable[[Handler], Handler]:
-    """Enters a handler for operators of ATen of different signatures: it is given those of their arguments that it has
-    parameters for, by torch's names.  Operators that this torch has not are left out.
+    """Enters a handler for operators of ATen with different signatures.
+
+    It gets those of their arguments, by torch's names, for which it has parameters.  Operators that this torch lacks
+    are left out.
     """
 
     def enter(handler: Handler) -> Handler:
@@ -104,9 +104,14 @@ def free(*names: str) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operator: the graph it goes to, the forms of its results, torch's precision, which of several
-    results something takes, the factors and terms of batch normalisation that are there already, and the forms in torch
-    of its positional arguments (ours may lie otherwise in memory).
+    """One use of an operator.
+
+    graph      the graph that it is written to.
+    forms      the forms of its results in torch.
+    precision  torch's settings.
+    used       which of several results are used.
+    lines      the factors and terms of batch normalization that exist already.
+    given      the forms in torch of its positional arguments, whose strides may differ here.
     """
 
     graph: Graph
@@ -130,14 +135,15 @@ class Call:
         return self.form.dtype
 
     def cast(self, x: Tensor, dtype: DType | None = None) -> Tensor:
-        """Returns x in a dtype, by default that of the first result; 8-bit floats overflow as torch's do."""
+        """Casts x to a dtype, by default that of the first result; 8-bit floats overflow as in torch."""
         wanted = dtype or self.dtype
         return x if x.dtype == wanted else self.graph.cast(x, wanted, saturate=saturates(wanted))
 
     def converted(self, x: Tensor) -> Tensor:
-        """Returns x in the dtype of the first result as torch converts: what is not 0 is true, and floats wrap
-        around in integers narrower than a processor converts to, and negative ones in unsigned ones, where ours
-        saturate.
+        """Casts x to the dtype of the first result as torch does.
+
+        Numbers other than 0 become true.  Floats wrap around in narrow integers, and negative ones in unsigned
+        integers, where the op saturates.
         """
         if self.dtype.is_bool and not x.dtype.is_bool:
             return self.graph.cmp_neq(x, 0)
@@ -148,7 +154,7 @@ class Call:
         return self.cast(x)
 
     def spread(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Returns x broadcast to a shape, x itself if it has that."""
+        """Broadcasts x to a shape; returns x itself if it has that shape."""
         return x if x.shape == tuple(shape) else self.graph.broadcast(x, shape)
 
     def zeros(self, shape: Sequence[int]) -> Tensor:
@@ -156,8 +162,10 @@ class Call:
         return self.graph.broadcast(self.graph.constant(0, dtype=self.dtype), shape)
 
     def number(self, value: bool | int | float, like: DType) -> Tensor:
-        """Returns a number beside tensors of a dtype.  ATen computes 16-bit floats in float32, with float32 numbers:
-        those that the dtype does not hold exactly are float32 here too.
+        """Returns a number as an operand beside tensors of dtype ``like``.
+
+        ATen computes 16-bit floats in float32, with numbers in float32.  So a number that is not exact in the dtype is
+        a float32 constant here too.
         """
         dtype = like
         if like.is_float:
@@ -169,23 +177,21 @@ class Call:
         return self.graph.constant(float(value) if dtype.is_float else value, dtype=dtype)
 
     def operand(self, x: Any, dtype: DType) -> Tensor:
-        """Returns a tensor or number as operand of an op whose result has a dtype: of the same kind, no wider."""
+        """Returns a tensor or number as an operand of an op whose result has ``dtype``: of the same kind, not wider."""
         if not isinstance(x, Tensor):
             return self.number(x, dtype)
         narrower = x.dtype.is_float and dtype.is_float and x.dtype.itemsize <= dtype.itemsize
         return x if narrower else self.cast(x, dtype)
 
     def apply(self, op: str, *operands: Any, **attributes: Any) -> Tensor:
-        """Returns an op of the table on operands of the result's kind; the result has the dtype that torch says."""
+        """Applies an op of the table to operands of the result's kind, and casts the result to torch's dtype."""
         given = [self.operand(x, self.dtype) for x in operands]
         return self.cast(getattr(self.graph, op)(*given, **attributes))
 
 
 @cache
 def saturates(dtype: DType) -> bool:
-    """Returns true if infinity becomes the largest number in torch's casts to a dtype, which depends on torch's
-    version.
-    """
+    """Tells whether torch's casts to a dtype turn infinity into the largest number, which depends on its version."""
     if not dtype.saturates:
         return False
     kind = getattr(torch, dtype.numpy.name)
@@ -193,7 +199,7 @@ def saturates(dtype: DType) -> bool:
 
 
 def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Returns the axes that a ``dim`` means: None, and none at all, are all of them."""
+    """Returns the axes meant by ``dim``, counted from 0; None, which means all, for None or an empty sequence."""
     if dim is None or x.rank == 0:
         return None
     given = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -201,11 +207,11 @@ def axes(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def turned(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Returns x with its axes in an order, x itself if that is theirs."""
+    """Transposes x to an order of axes; returns x itself if it has that order."""
     return x if tuple(order) == tuple(range(x.rank)) else x.transpose(order)
 
 
 def pair(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns one number a spatial dimension, of one for all or a list."""
+    """Returns one number per spatial dimension, from one for all or a list."""
     given = (value,) if isinstance(value, int) else tuple(value)
     return given * count if len(given) == 1 else given

@@ -1,5 +1,7 @@
-"""Batch normalisation with known statistics is a factor and a term a channel.  Those of several layers are computed by
-one kernel, over their vectors one behind another: each by itself would be a launch for a few hundred numbers.
+"""Batch normalization with known statistics, as one factor and one term per channel.
+
+Those of several layers are computed by one kernel over their concatenated vectors; otherwise there would be one launch
+per layer for a few hundred numbers.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from dataclasses import dataclass
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Tensor
 
-#: Vectors that one kernel reads: what its threads can have in flight, less the results.
+#: How many vectors one kernel reads at most: what its threads can have in flight, less the results.
 _MOST = 26
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The vectors of a layer, scale and bias None where it has none, and its epsilon."""
+    """The vectors of a layer (scale and bias are None if it has none) and its epsilon."""
 
     scale: Tensor | None
     bias: Tensor | None
@@ -35,7 +37,7 @@ Line = tuple[Tensor, Tensor]
 
 
 def line(graph: Graph, layer: Layer) -> Line:
-    """Returns (scale / sqrt(variance + epsilon), bias - mean * that), in float32 or, for float64, in that."""
+    """Returns (factor, bias - mean * factor) for factor = scale / sqrt(variance + epsilon), in float32 or float64."""
     wide = float64 if layer.variance.dtype == float64 else float32
     factor = graph.rsqrt(graph.cast(layer.variance, wide) + layer.epsilon)
     factor = factor if layer.scale is None else factor * layer.scale
@@ -43,7 +45,7 @@ def line(graph: Graph, layer: Layer) -> Line:
 
 
 def lines(graph: Graph, layers: Iterable[Layer]) -> dict[Layer, Line]:
-    """Returns the factors and terms of layers whose vectors are inputs of the graph."""
+    """Returns layer -> (factor, term), for layers whose vectors are inputs of the graph."""
     alike: dict[object, list[Layer]] = defaultdict(list)
     for layer in layers:
         alike[layer.epsilon, *(None if v is None else v.dtype for v in layer.vectors)].append(layer)

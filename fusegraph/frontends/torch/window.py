@@ -14,7 +14,7 @@ from fusegraph.graph import Tensor
 def _windows(
     x: Tensor, window: Sequence[int], stride: Sequence[int], padding: int | Sequence[int], ceil_mode: bool
 ) -> dict[str, Any]:
-    """Returns the attributes that all sliding windows have, along the last axes."""
+    """Returns the attributes that all pooling along the last axes has."""
     count = len(window)
     return {
         "axes": _spatial(x, count),
@@ -33,7 +33,7 @@ def _dilated(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> dict[str, Any]:
-    """Returns those of max pooling."""
+    """Returns the attributes of max pooling."""
     return _windows(x, window, stride, padding, ceil_mode) | {"dilation": pair(dilation, len(window))}
 
 
@@ -59,7 +59,7 @@ def _averaged(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> dict[str, Any]:
-    """Returns those of average pooling."""
+    """Returns the attributes of average pooling.  Raises NotSupportedError for a divisor_override."""
     if divisor_override is not None:
         raise NotSupportedError("avg_pool with a divisor_override")
     return _windows(x, window, stride, padding, ceil_mode) | {"count_include_pad": count_include_pad}

@@ -1,4 +1,4 @@
-"""The functions of the table, by what their operators do.  Importing this package fills the table."""
+"""The functions of the table, grouped by what their operators do.  Importing this package fills the table."""
 
 from fusegraph.frontends.onnx.operators import (  # noqa: F401 - they fill the table
     attention,

@@ -1,4 +1,4 @@
-"""Attention, as the op sdpa.  What that does not have is left to what ONNX defines Attention by."""
+"""Attention as the op sdpa.  What sdpa lacks is left to ONNX's definition of Attention as a function."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def attention(
         missing = k.shape[2] - mask.shape[-1] if mask.rank else 0
         if mask.rank > 4 or missing < 0:
             raise ModelError(f"a mask {list(mask.shape)} is not one of {k.shape[2]} keys")
-        if missing:  # keys that it does not have are masked
+        if missing:  # keys beyond the mask are masked
             padding = [(0, 0)] * (mask.rank - 1) + [(0, missing)]
             mask = graph.pad(mask, padding, value=False if mask.dtype.is_bool else -inf)
         given["mask" if mask.dtype.is_bool else "bias"] = mask
-    # Positions count behind those of the past, or so that those of the last query and the last key are equal.
+    # Positions of queries count after the past, which aligns the last query with the last key.
     right = 0 if call["is_causal"] else _bound(call, "right_window_size")
     left = _bound(call, "left_window_size")
     last = lengths is not None or k.shape[2] > fresh
@@ -65,7 +65,7 @@ def attention(
 
 
 def _heads(call: Call, x: Tensor, name: str) -> Tensor:
-    """Returns (batch, length, heads * elements) as (batch, heads, length, elements)."""
+    """Reshapes (batch, length, heads * elements) to (batch, heads, length, elements).  Raises ModelError."""
     heads = call[name]
     if not heads or x.rank != 3 or heads < 1 or x.shape[2] % heads:
         raise ModelError(f"{name} {heads} does not divide the last dimension of {list(x.shape)}")
@@ -74,6 +74,6 @@ def _heads(call: Call, x: Tensor, name: str) -> Tensor:
 
 
 def _bound(call: Call, name: str) -> int | None:
-    """Returns the size of a window, None where it has no end."""
+    """Returns the size of a window; None if it is unbounded."""
     size = call[name]
     return size if size is not None and size >= 0 else None

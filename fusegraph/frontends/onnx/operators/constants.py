@@ -1,4 +1,4 @@
-"""Operators whose results are known while the graph is built: shapes, and what is made of numbers alone."""
+"""Operators whose results are known while the graph is built: shapes, and functions of numbers alone."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
-#: Operators that are a method of the same name, but for capitals.
+#: Operators that are a method of the same name in lower case.
 _SAME_NAME = """
 Abs Acos Acosh Add Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor HardSwish IsNaN Log Mish Mul Neg Reciprocal Relu
 Round Sigmoid Sign Sin Sinh Softplus Sqrt Sub Tan Tanh
 """
-#: Operators that are one method -> its name, and the attributes that it takes behind the operands.
+#: Operators that are one method -> its name, and the attributes that it takes after the operands.
 _METHODS: dict[str, tuple[str, ...]] = {
     **{name: (name.lower(),) for name in _SAME_NAME.split()},
     "And": ("logical_and",),
@@ -56,7 +56,7 @@ def identity(_: Call, x: Tensor) -> Tensor:
 
 @operator("Div")
 def divide(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Integers are rounded towards zero."""
+    """Divides; quotients of integers are rounded towards zero."""
     return call.graph.div(a, b) if a.dtype.is_float else call.graph.quotient(a, b)
 
 
@@ -75,7 +75,7 @@ def power(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
 
 @operator("Mod")
 def modulo(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Returns c's remainder with fmod, else one with the divisor's sign."""
+    """Returns C's remainder (with the dividend's sign) with fmod, else one with the divisor's sign."""
     graph = call.graph
     rest = graph.mod(a, b)
     if call["fmod"] or a.dtype.name == "uint8":
@@ -100,7 +100,7 @@ def mean(call: Call, *operands: Tensor) -> Tensor:
 
 @operator("Clip")
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """Returns max(min(x, high), low) as ONNX orders them: where low is above high, the result is high."""
+    """Returns min(max(x, low), high), in ONNX's order: if low is above high, the result is high."""
     graph = call.graph
     for bound in (low, high):
         if bound is not None and bound.size != 1:
@@ -188,7 +188,7 @@ def softsign(call: Call, x: Tensor) -> Tensor:
 
 @operator("Dropout")
 def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> list[Tensor]:
-    """Inference: everything is kept."""
+    """Keeps everything, as in inference; training mode is refused unless ratio is 0."""
     trained = training is not None and call.number(training, "training_mode")
     if trained and (ratio is None or call.number(ratio, "ratio")):
         raise call.refuse("training mode")
@@ -199,9 +199,7 @@ def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor
 
 
 def _cast(call: Call, x: Tensor, dtype: DType) -> Tensor:
-    """Returns floats that an integer of fewer than 8 bits does not hold wrap around in it, as in ONNX's own
-    evaluator.
-    """
+    """Casts; floats beyond the range of an integer of fewer than 8 bits wrap around, as in ONNX's own evaluator."""
     if x.dtype.is_float and dtype.is_int and dtype.is_packed:
         x = call.graph.cast(x, int32)
     return call.graph.cast(x, dtype, saturate=call["saturate"] != 0)

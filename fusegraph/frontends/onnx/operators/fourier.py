@@ -1,6 +1,6 @@
-"""Fourier transforms as products with matrices of sines and cosines, of a signal's elements and of whole frames.
+"""Fourier transforms as products with matrices of sines and cosines.
 
-A complex number is two neighbours in the last dimension, a real one has that dimension alone.
+The last dimension of a signal has size 2 for complex numbers (real, imaginary) and size 1 for real ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from fusegraph.frontends.onnx.tensors import Array
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.reduction import normal_axes
 
-#: Numbers of the largest matrix, and a length from which on one is taken apart if it has divisors.
+#: The most numbers of a matrix, and the largest length that is always transformed by one product.
 MAX_MATRIX, WHOLE = 1 << 24, 256
 
 
 @operator("DFT")
 def dft(call: Call, x: Tensor, length: Tensor | None = None, axis: Tensor | None = None) -> Tensor:
-    """The axis is an attribute before version 20, and may not be the last dimension, which has the real and the
-    imaginary part.
-    """
+    """Returns the transform along an axis, which may not be the last; before version 20 the axis is an attribute."""
     given = call["axis"] if call.version < 20 else -2 if axis is None else int(call.number(axis, "the axis"))
     along = _signal_axis(x, given)
     inverse, onesided = bool(call["inverse"]), bool(call["onesided"])
@@ -40,7 +38,7 @@ def dft(call: Call, x: Tensor, length: Tensor | None = None, axis: Tensor | None
 
 @operator("STFT")
 def stft(call: Call, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None) -> Tensor:
-    """Returns transforms of windows of the signal (batch, length, 1 or 2), each so many steps behind the one before."""
+    """Returns the transforms of frames of the signal (batch, length, 1 or 2), each ``step`` elements after the last."""
     graph, hop = call.graph, int(call.number(step, "the step"))
     if x.rank != 3:
         raise ModelError(f"a signal (batch, length, 1 or 2) is wanted, got {list(x.shape)}")
@@ -63,7 +61,7 @@ def stft(call: Call, x: Tensor, step: Tensor, window: Tensor | None = None, leng
 
 
 def _signal_axis(x: Tensor, axis: int) -> int:
-    """Returns the axis of a signal, counted from 0."""
+    """Returns the axis of a signal, counted from 0.  Raises ModelError if it or the signal is wrong."""
     if x.rank < 2 or x.shape[-1] not in (1, 2):
         raise ModelError(f"the last dimension has a real part, and maybe an imaginary one, got {list(x.shape)}")
     (along,) = normal_axes(axis, x.rank)
@@ -75,10 +73,10 @@ def _signal_axis(x: Tensor, axis: int) -> int:
 
 
 def transform(call: Call, x: Tensor, axis: int, size: int, inverse: bool, onesided: bool) -> Tensor:
-    """Returns the transform of ``size`` elements along an axis; a signal that is shorter counts as zero beyond its end.
+    """Returns the transform of ``size`` elements along an axis; a shorter signal is padded with zeros.
 
-    onesided: the first half of the result, of which the other is the conjugate; inverse, the signal is such a half,
-    and the result real.
+    If ``onesided``, the result is only the first half, whose conjugate the other half is.  If also ``inverse``, the
+    signal is such a half, and the result is real.
     """
     if size > MAX_MATRIX:
         raise ModelError(f"a transform of {size} elements is too long; at most {MAX_MATRIX} are possible")
@@ -114,17 +112,17 @@ def _wide(x: Tensor) -> DType:
 
 
 def _direct(size: int) -> bool:
-    """Returns true if a transform is one product: it is short, or cannot be taken apart."""
+    """Tells whether a transform is computed by one product: it is short, or its length is prime."""
     return size <= WHOLE or _divisor(size) == 1
 
 
 def _divisor(size: int) -> int:
-    """Returns the largest divisor that is no larger than the square root."""
+    """Returns the largest divisor that is not larger than the square root."""
     return next(d for d in range(isqrt(size), 0, -1) if size % d == 0)
 
 
 def _turns(first: Array, second: Array, size: int) -> tuple[Array, Array]:
-    """Returns cosine and sine of 2 pi first * second / size, exact where they are 0 or 1."""
+    """Returns the cosine and sine of 2 pi first * second / size, exact where they are 0."""
     eighths = (first.astype(np.int64) * second.astype(np.int64) % size) * 8
     angle = 2 * np.pi * (eighths / 8) / size
     cosine, sine = np.cos(angle), np.sin(angle)
@@ -134,7 +132,10 @@ def _turns(first: Array, second: Array, size: int) -> tuple[Array, Array]:
 
 
 def _matrix(size: int, taken: int, parts: int, inverse: bool, onesided: bool) -> Array:
-    """Returns (element, its part, result, its part): what a part of an element adds to a part of a result."""
+    """Returns the matrix (element, its part, result, its part): what a part of an element adds to a part of a result.
+
+    A part is the real or imaginary one.
+    """
     whole = inverse and onesided
     results = size if whole or not onesided else size // 2 + 1
     if 2 * taken * parts * results > MAX_MATRIX:
@@ -154,7 +155,7 @@ def _matrix(size: int, taken: int, parts: int, inverse: bool, onesided: bool) ->
 
 
 def _product(graph: Graph, rows: Tensor, matrix: Array, like: Tensor) -> Tensor:
-    """Returns (rows, elements, parts) times (elements, parts, results, kinds)."""
+    """Returns (rows, elements, parts) times (elements, parts, results, kinds): (rows, results, kinds)."""
     elements, parts, results, kinds = matrix.shape
     flat = graph.reshape(rows, [rows.shape[0], elements * parts])
     wide = _wide(like).numpy
@@ -163,7 +164,7 @@ def _product(graph: Graph, rows: Tensor, matrix: Array, like: Tensor) -> Tensor:
 
 
 def _mirrored(graph: Graph, rows: Tensor, size: int, half: int) -> Tensor:
-    """Returns the whole spectrum of which (rows, elements, 2) is the beginning: the other half is its conjugate."""
+    """Returns the whole spectrum of a real signal, of which (rows, elements, 2) is the first half."""
     rows = graph.pad(rows, [(0, 0), (0, half - rows.shape[1]), (0, 0)])
     k = np.arange(size)
     back = k >= half
@@ -175,9 +176,7 @@ def _mirrored(graph: Graph, rows: Tensor, size: int, half: int) -> Tensor:
 
 
 def _in_steps(graph: Graph, x: Tensor, inverse: bool) -> Tensor:
-    """Returns the transform of (rows, size, 2), not yet divided by the size: of columns, then of rows (Cooley and
-    Tukey).
-    """
+    """Returns the transform of (rows, size, 2) without the division by size, by Cooley and Tukey's algorithm."""
     count, size, _ = x.shape
     if _direct(size):
         return _product(graph, x, _matrix(size, size, 2, inverse, False) * (size if inverse else 1), x)
@@ -199,9 +198,7 @@ def _in_steps(graph: Graph, x: Tensor, inverse: bool) -> Tensor:
 
 @operator("MelWeightMatrix")
 def mel_weight_matrix(call: Call, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Returns (length // 2 + 1, bins): triangles over the frequencies of a transform, between places that are evenly
-    apart on the mel scale.
-    """
+    """Returns weights (length // 2 + 1, bins): triangles over a transform's frequencies, equally spaced in mel."""
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     numbers = [float(call.number(t, name)) for name, t in zip(names, (bins, length, rate, lower, upper))]
     if not all(np.isfinite(numbers)) or min(numbers[:3]) < 1 or not 0 <= numbers[3] <= numbers[4]:

@@ -1,4 +1,4 @@
-"""Operators that read or write elements at positions which are tensors."""
+"""Operators that read or write elements at positions given by tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fusegraph.ops.reduction import normal_axes
 
 
 def positions(call: Call, index: Tensor, size: int) -> Tensor:
-    """Returns an index of which negative numbers count from the end.  Known ones are checked, others clamped."""
+    """Returns an index in which negative numbers, which count from the end, are made positive.
+
+    Raises ModelError for known indices that are out of range; others are clamped by the ops that take them.
+    """
     if not index.dtype.is_int:
         raise ModelError(f"indices are integers, got {index.dtype}")
     known = call.values.known(index)
@@ -30,7 +33,7 @@ def positions(call: Call, index: Tensor, size: int) -> Tensor:
 
 @operator("Gather")
 def gather(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    """Returns a slice where the position is one known number."""
+    """Gathers along an axis; it is a slice if the position is one known number."""
     (axis,) = normal_axes(call["axis"], x.rank)
     known = call.values.known(index)
     if known is not None and not known.shape and index.dtype.is_int:
@@ -54,9 +57,7 @@ def gather_nd(call: Call, x: Tensor, index: Tensor) -> Tensor:
 
 
 def _from_the_end(call: Call, index: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Returns positions along several dimensions, in the last one of index, of which negative ones count from the
-    end.
-    """
+    """Returns positions along several dimensions (the last dimension of ``index``) with negative ones made positive."""
     if not index.dtype.is_int or not index.rank or index.shape[-1] > len(sizes):
         raise ModelError(f"indices {index.dtype} {list(index.shape)} are not positions along {list(sizes)}")
     ends = call.graph.constant(np.array(sizes[: index.shape[-1]]), dtype=index.dtype)
@@ -73,7 +74,7 @@ def one_hot(call: Call, index: Tensor, depth: Tensor, both: Tensor) -> Tensor:
 
 
 def positions_or_beyond(call: Call, index: Tensor, size: int) -> Tensor:
-    """Returns an index of which numbers from -size count from the end; those out of range stay so."""
+    """Returns an index in which numbers from -size to -1 are made positive; those out of range stay so."""
     graph = call.graph
     negative = graph.logical_and(graph.cmp_lt(index, 0), graph.cmp_ge(index, -size))
     return graph.binary_select(graph.add(index, size), index, negative)
@@ -81,7 +82,7 @@ def positions_or_beyond(call: Call, index: Tensor, size: int) -> Tensor:
 
 @operator("Compress")
 def compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
-    """Returns how many elements are left decides on the shape, so which they are must be known."""
+    """Keeps the elements at which the condition is true; it must be known, because the shape depends on it."""
     kept = np.flatnonzero(call.known(condition, "the condition"))
     if call["axis"] is None:
         x, axis = call.graph.reshape(x, [-1]), 0
@@ -94,7 +95,7 @@ def compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
 
 @operator("ReverseSequence")
 def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the first elements of each sequence, as many as its length says, in reverse."""
+    """Reverses the first elements of each sequence, as many as its length; the others stay."""
     graph, batch, time = call.graph, call["batch_axis"], call["time_axis"]
     if {batch, time} != {0, 1} or x.rank < 2 or lengths.shape != (x.shape[batch],):
         raise ModelError(f"batch_axis and time_axis are 0 and 1, with a length for each of {list(x.shape)}")
@@ -133,7 +134,7 @@ def scatter_nd(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 
 @operator("TensorScatter")
 def tensor_scatter(call: Call, x: Tensor, updates: Tensor, start: Tensor | None = None) -> Tensor:
-    """Returns the updates at places one behind another from a start of each sample, as in a cache of keys or values."""
+    """Writes updates at consecutive positions from each sample's start, as in a cache of keys or values."""
     graph, (axis,) = call.graph, normal_axes(call["axis"], x.rank)
     mode = call.word("mode", "linear", "circular")
     line = [updates.shape[d] if d == axis else 1 for d in range(x.rank)]

@@ -1,6 +1,4 @@
-"""Operators of ONNX's other domains that are written with ops of the builder: optimisers' steps, and of classical
-machine learning what reads or compares numbers.
-"""
+"""Operators of ONNX's other domains: optimizer steps, some of classical machine learning, and n-gram counts."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 
 _ML, _TRAINING = "ai.onnx.ml", "ai.onnx.preview.training"
-#: (a parameter, its gradient with that of the norm, its states) -> the parameter and its states after the step.
+#: (a parameter, its gradient including that of the norm, its states) -> the parameter and its states after the step.
 Step = Callable[..., tuple[Tensor, ...]]
 
 
@@ -27,7 +25,7 @@ def binarizer(call: Call, x: Tensor) -> Tensor:
 
 @operator("ArrayFeatureExtractor", domain=_ML)
 def array_feature_extractor(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    """Returns elements of the last dimension; a vector counts as one row."""
+    """Gathers elements of the last dimension; a vector counts as one row."""
     if not x.rank:
         raise ModelError("a tensor of rank 0 has no features")
     rows = call.graph.reshape(x, [1, -1]) if x.rank == 1 else x
@@ -39,7 +37,10 @@ def array_feature_extractor(call: Call, x: Tensor, index: Tensor) -> Tensor:
 
 
 def _stepped(call: Call, step: Step, states: int, tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Takes the step of each parameter, of so many states; all tensors of one kind come before those of the next."""
+    """Takes the step of each parameter, which has ``states`` states.
+
+    ``tensors`` and the results hold all parameters first, then (in ``tensors``) all gradients, then each state of all.
+    """
     graph, kinds, results = call.graph, 2 + states, []
     count, rest = divmod(len(tensors), kinds)
     if rest or not count:
@@ -108,7 +109,7 @@ def adam(call: Call, rate: Tensor, step: Tensor, *tensors: Tensor) -> list[Tenso
 
 @operator("TfIdfVectorizer")
 def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
-    """Returns how often each n-gram of a pool is in a row, its elements next to each other or equally far apart."""
+    """Counts the n-grams of a pool in each row; the elements of an n-gram are adjacent or equally spaced."""
     graph = call.graph
     if call["pool_int64s"] is None:
         raise call.refuse("type string")
@@ -129,7 +130,7 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
             places.setdefault(place, []).append(total + number)
         total += len(known)
     every = graph.concatenate(*counts, axis=1) if len(counts) > 1 else counts[0]
-    # Several n-grams may have one place; column 0 has zeros for places of fewer.
+    # Several n-grams may share a place; column 0 is zero, to fill up places with fewer of them.
     turns = zip_longest(*(places.get(place, (0,)) for place in range(size)), fillvalue=0)
     y = reduce(graph.add, (graph.resample(every, 1, list(index)) for index in turns))
     if mode == "IDF":
@@ -143,7 +144,7 @@ def tf_idf_vectorizer(call: Call, x: Tensor) -> Tensor:
 
 
 def _pool(call: Call) -> tuple[dict[int, dict[tuple[int, ...], int]], int]:
-    """Returns the n-grams of each length that counts, with the place of their number in the result; and its size."""
+    """Returns length -> n-gram -> its place in the result, for the lengths that count, and the size of the result."""
     pool, starts, places = call["pool_int64s"], call["ngram_counts"], call["ngram_indexes"]
     if not places or not 0 <= min(places) <= max(places) < 1 << 24:
         raise ModelError(f"ngram_indexes {places[:8]} are no places of a result")
@@ -164,7 +165,7 @@ def _pool(call: Call) -> tuple[dict[int, dict[tuple[int, ...], int]], int]:
 
 
 def _found(call: Call, rows: Tensor, grams: list[tuple[int, ...]], length: int) -> Tensor | None:
-    """Returns (rows, n-grams): how often each is in a row."""
+    """Returns (rows, n-grams): how often each is in a row; None if rows are too short."""
     graph, total = call.graph, None
     for apart in range(1, call["max_skip_count"] + 2 if length > 1 else 2):
         count = rows.shape[1] - apart * (length - 1)

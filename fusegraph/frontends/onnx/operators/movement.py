@@ -1,4 +1,4 @@
-"""Operators that move elements: shapes, slices, padding, gathers."""
+"""Operators that move elements: shapes, parts and padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusegraph.ops.reduction import normal_axes
 
 @operator("Reshape")
 def reshape(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """A size of 0 is that of the input, unless allowzero says otherwise; -1 is what is left."""
+    """Reshapes: a size of 0 means the input's, unless allowzero is set; -1 means what is left."""
     wanted = call.integers(shape, "the shape")
     if not call["allowzero"]:
         for d, size in enumerate(wanted):
@@ -36,7 +36,7 @@ def flatten(call: Call, x: Tensor) -> Tensor:
 
 @operator("Squeeze")
 def squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """Axes are an attribute before version 13, as those of Unsqueeze and the sizes of Split."""
+    """Squeezes; before version 13 the axes are an attribute, like those of Unsqueeze and the sizes of Split."""
     return call.graph.squeeze(x, call["axes"] if axes is None else call.integers(axes, "axes"))
 
 
@@ -52,7 +52,7 @@ def transpose(call: Call, x: Tensor) -> Tensor:
 
 @operator("Expand")
 def expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """Returns both broadcast to one another."""
+    """Broadcasts the input and the shape to each other."""
     wanted = checked_shape("the shape", call.integers(shape, "the shape"))
     rank = max(x.rank, len(wanted))
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in (x.shape, wanted)]
@@ -72,7 +72,7 @@ def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
 
 @operator("DepthToSpace")
 def depth_to_space(call: Call, x: Tensor) -> Tensor:
-    """CRD is torch's order, DCR has the place in the block before the channel."""
+    """Moves channels to space; CRD is torch's order of channels, DCR has the place in the block before the channel."""
     if x.rank != 4:
         raise ModelError(f"an image (N, C, H, W) is wanted, got {list(x.shape)}")
     block, (images, channels, *sizes) = call["blocksize"], x.shape
@@ -86,7 +86,7 @@ def depth_to_space(call: Call, x: Tensor) -> Tensor:
 
 @operator("SpaceToDepth")
 def space_to_depth(call: Call, x: Tensor) -> Tensor:
-    """CRD is torch's order, DCR, which older versions have, has the place in the block before the channel."""
+    """Moves space to channels; CRD is torch's order, DCR (also that of older versions) as in DepthToSpace."""
     if x.rank != 4:
         raise ModelError(f"an image (N, C, H, W) is wanted, got {list(x.shape)}")
     y = call.graph.space_to_depth(x, call["blocksize"])
@@ -106,7 +106,7 @@ def concat(call: Call, *operands: Tensor) -> Tensor:
 
 @operator("Split")
 def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> list[Tensor]:
-    """Into parts of these sizes, or as many as there are outputs, of which the last may be smaller."""
+    """Splits into parts of the given sizes, or into num_outputs parts, of which the last may be smaller."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if sizes is not None or call["split"]:
         parts = call["split"] if sizes is None else call.integers(sizes, "the sizes")
@@ -135,7 +135,7 @@ def slice_(
     for a, b, c, axis in zip(first, last, step, along):
         if not -x.rank <= axis < x.rank or bounds[2][axis] is not None:
             raise ModelError(f"axes {along[:8]} are not axes of {list(x.shape)}, each once")
-        # An end before the first element, which Python would count from the end.
+        # An end before the first element would be counted from the end by Python.
         stop = None if c < 0 and b < -x.shape[axis] else b
         bounds[0][axis], bounds[1][axis], bounds[2][axis] = a, stop, c
     return call.graph.slice(x, *bounds)
@@ -143,7 +143,7 @@ def slice_(
 
 @operator("Pad")
 def pad(call: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
-    """Returns negative padding cuts off."""
+    """Pads; negative padding cuts off."""
     numbers = call.integers(pads, "pads")
     along = list(range(x.rank)) if axes is None else normal_axes_in_order(call.integers(axes, "axes"), x.rank)
     if len(numbers) != 2 * len(along):

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Normalizations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusegraph.ops.reduction import normal_axes
 
 
 def per_channel(call: Call, x: Tensor, value: Tensor) -> Tensor:
-    """Returns one number a channel, so that it broadcasts to an image (N, C, spatial...)."""
+    """Reshapes one number per channel so that it broadcasts to an image (N, C, spatial...).  Raises ModelError."""
     if value.rank != 1 or x.rank < 2:
         raise ModelError(f"one number a channel of {list(x.shape)} is wanted, got {list(value.shape)}")
     return call.graph.reshape(value, [1, value.size, *(1 for _ in x.shape[2:])])
@@ -24,7 +24,7 @@ def batch_normalization(
     if not call["training_mode"]:
         inverse = graph.rsqrt(graph.add(wide[3], epsilon))
         return [graph.cast(graph.batchnorm_inference(x, wide[2], inverse, wide[0], wide[1]), x.dtype)]
-    # The running variance moves towards that of the batch as it is, without Bessel's correction.
+    # The running variance moves towards that of the batch without Bessel's correction.
     kept, axes = call["momentum"], [0, *range(2, x.rank)]
     y, batch_mean, _ = graph.batchnorm(x, wide[0], wide[1], epsilon=epsilon)
     centred = graph.sub(x, graph.reduction(x, "avg", axes))
@@ -44,7 +44,7 @@ def instance_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -
 
 @operator("GroupNormalization")
 def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Before version 21 scale and bias are those of the groups, then of the channels."""
+    """Normalizes groups of channels; scale and bias are per group before version 21, then per channel."""
     graph, groups = call.graph, call["num_groups"]
     if call.version < 21 and x.rank >= 2 and groups > 0 and x.shape[1] % groups == 0:
         each = x.shape[1] // groups
@@ -56,7 +56,7 @@ def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> T
 
 
 def _trailing(call: Call, x: Tensor) -> tuple[int, ...]:
-    """Returns all axes from the one given."""
+    """Returns all axes from that of the attribute on."""
     (first,) = normal_axes(call["axis"], x.rank)
     return tuple(range(first, x.rank))
 
@@ -77,7 +77,7 @@ def rms_normalization(call: Call, x: Tensor, scale: Tensor) -> Tensor:
 
 @operator("LpNormalization")
 def lp_normalization(call: Call, x: Tensor) -> Tensor:
-    """Returns x / its norm along an axis; 0 where that is 0."""
+    """Returns x divided by its norm along an axis; 0 where the norm is 0."""
     graph = call.graph
     if call["p"] not in (1, 2):
         raise ModelError(f"p is 1 or 2, got {call['p']}")
@@ -95,7 +95,11 @@ def mean_variance_normalization(call: Call, x: Tensor) -> Tensor:
 
 @operator("LRN")
 def local_response_normalization(call: Call, x: Tensor) -> Tensor:
-    """Returns an even window reaches further forward than back, ours further back: that of the reversed channels."""
+    """Normalizes over a window of channels.
+
+    An even window reaches further forward in ONNX and further back in `Graph.local_response_norm`, so channels are
+    flipped for it.
+    """
     graph, turned = call.graph, call["size"] % 2 == 0
     source = graph.flip(x, 1) if turned else x
     y = graph.local_response_norm(source, call["size"], call["alpha"], call["beta"], call["bias"])

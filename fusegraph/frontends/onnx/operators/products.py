@@ -20,7 +20,7 @@ Window = tuple[list[int], Pads, list[int]]
 
 @operator("MatMul")
 def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Returns NumPy's matmul: vectors are rows on the left and columns on the right, and go again."""
+    """Multiplies as NumPy's matmul: vectors count as a row on the left, a column on the right; that axis is dropped."""
     graph = call.graph
     left = graph.unsqueeze(a, 0) if a.rank == 1 else a
     right = graph.unsqueeze(b, 1) if b.rank == 1 else b
@@ -60,9 +60,7 @@ def _factor(call: Call, name: str, x: Tensor) -> float:
 
 @operator("Det")
 def determinant(call: Call, x: Tensor) -> Tensor:
-    """Returns the product of the pivots of Gauss's elimination: row by row, the one of the largest first element in
-    front.
-    """
+    """Returns the product of the pivots of Gaussian elimination with partial pivoting."""
     graph = call.graph
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.dtype.is_float:
         raise ModelError(f"square matrices of floats are wanted, got {x.dtype} {list(x.shape)}")
@@ -77,7 +75,7 @@ def determinant(call: Call, x: Tensor) -> Tensor:
         pivot = graph.take_along_axis(a, graph.broadcast(place, [a.shape[0], 1, a.shape[2]]), 1)
         first = pivot[:, :, :1]
         y = graph.mul(y, graph.binary_select(first, graph.neg(first), graph.cmp_eq(place, 0)))
-        # The first row takes the place of the pivot's.
+        # The first row takes the place of the pivot row.
         rest = graph.binary_select(a[:, :1], a, graph.cmp_eq(graph.gen_index(a, 1), place))[:, 1:]
         share = graph.div(rest[:, :, :1], graph.binary_select(1.0, first, graph.cmp_eq(first, 0.0)))
         a = graph.sub(rest[:, :, 1:], graph.mul(share, pivot[:, :, 1:]))
@@ -96,7 +94,7 @@ def window_of(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> Window:
 def _pads(
     call: Call, sizes: Sequence[int], taps: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Pads:
-    """Returns (before, after) of each spatial dimension, as pads or auto_pad say."""
+    """Returns the padding (before, after) of each spatial dimension, from pads or auto_pad."""
     rank, mode, pads = len(sizes), call["auto_pad"], call["pads"] or [0] * (2 * len(sizes))
     if mode in ("NOTSET", None):
         if len(pads) != 2 * rank:
@@ -110,14 +108,14 @@ def _pads(
 
 
 def _same(mode: str, total: int) -> tuple[int, int]:
-    """Returns (before, after) where auto_pad asks for so much padding: SAME_UPPER has more of an odd number behind."""
+    """Splits the total padding of auto_pad into (before, after); SAME_UPPER has more after if it is odd."""
     less = max(total, 0) // 2
     more = max(total, 0) - less
     return (less, more) if mode == "SAME_UPPER" else (more, less)
 
 
 def per_axis(call: Call, name: str, rank: int) -> list[int]:
-    """Returns strides or dilations: a positive number for each spatial dimension, by default 1."""
+    """Returns strides or dilations: a positive number for each spatial dimension, by default 1.  Raises ModelError."""
     values = call[name] or [1] * rank
     if len(values) != rank or min(values) < 1:
         raise ModelError(f"{name} has {rank} numbers of at least 1, got {values[:8]}")
@@ -125,7 +123,7 @@ def per_axis(call: Call, name: str, rank: int) -> list[int]:
 
 
 def taps_of(call: Call, x: Tensor, w: Tensor) -> tuple[int, ...]:
-    """Returns the spatial sizes of a filter, which kernel_shape may repeat."""
+    """Returns the spatial sizes of a filter.  Raises ModelError if kernel_shape differs or ranks are wrong."""
     if w.rank != x.rank or x.rank < 3:
         raise ModelError(f"an image and a filter of one rank of at least 3 are wanted, got {x.rank} and {w.rank}")
     taps = w.shape[2:]
@@ -145,7 +143,7 @@ def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor
 
 @operator("ConvTranspose")
 def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns the gradient of a convolution's input: of the size that output_padding or output_shape says."""
+    """Returns a convolution's gradient by its input, of the size that output_padding or output_shape gives."""
     graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
     stride, dilation = (per_axis(call, name, rank) for name in ("strides", "dilations"))
     more, wanted, mode = call["output_padding"] or [0] * rank, call["output_shape"], call["auto_pad"]
@@ -161,7 +159,7 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
     else:
         padding = _pads(call, x.shape[2:], taps, stride, dilation)
     sizes = list(wanted) if wanted else [f + extra - sum(pads) for f, extra, pads in zip(full, more, padding)]
-    # Beyond what the last position and the stride behind it reach there is nothing but zeros.
+    # Beyond the reach of the last position and the stride after it there are only zeros.
     fitting = [min(size, f - sum(p) + s - 1) for size, f, p, s in zip(sizes, full, padding, stride)]
     y = graph.conv_dgrad(x, w, fitting, stride, padding, dilation, call["group"])
     if fitting != sizes:

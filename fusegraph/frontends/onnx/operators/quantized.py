@@ -1,4 +1,4 @@
-"""Quantized numbers: small integers or 8-bit floats, with a scale and a zero."""
+"""Quantized numbers: small integers or 8-bit floats with a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fusegraph.ops.reduction import normal_axes
 
 
 def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
-    """Returns a scale or zero as it broadcasts to x: one for all, for each place of an axis, or for each block of
-    it.
+    """Returns a scale or zero point so that it broadcasts to x.
+
+    There is one for all elements, one for each position along an axis, or one for each block along it.
     """
     graph = call.graph
     if parameter.size == 1:
@@ -37,8 +38,9 @@ def _spread(call: Call, x: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _quantized(call: Call, x: Tensor, zero: Tensor | None, dtype: DType, *, saturate: bool = True) -> Tensor:
-    """Returns numbers in units of the scale, rounded and shifted; what the dtype does not hold is its end, or for
-    8-bit floats infinite or NaN if ``saturate`` is not set.
+    """Quantizes numbers in units of the scale: rounds them for integers, adds the zero point and casts.
+
+    Numbers out of range saturate; as 8-bit floats they become infinite or NaN unless ``saturate``.
     """
     graph = call.graph
     if dtype.is_int:

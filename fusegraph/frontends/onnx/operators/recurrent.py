@@ -1,4 +1,4 @@
-"""Recurrent networks, written once a time step; what follows from the inputs alone is one product for all steps."""
+"""Recurrent networks, unrolled over time steps; the products with the inputs are one product for all steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Graph, Tensor
 
 Activation = Callable[[Tensor], Tensor]
-#: What a step makes: (inputs' part of the gates, states, weights) -> states, the first of which is the output.
+#: A time step: (cell, inputs' part of the gates, states) -> new states, the first of which is the output.
 Step = Callable[["Cell", Tensor, list[Tensor]], list[Tensor]]
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "softplus")
@@ -20,9 +20,10 @@ _ACTIVATIONS = ("relu", "tanh", "sigmoid", "softplus")
 
 @dataclass(frozen=True)
 class Cell:
-    """The weights of one direction, rows of gates (B, gates * hidden) being inputs @ w + states @ r + their biases.
+    """The weights of one direction.  Gates (B, gates * hidden) are inputs @ w + states @ r + biases.
 
-    recurrent  r (hidden, gates * hidden), its bias (gates * hidden,), the peepholes (3, hidden) of an LSTM.
+    recurrent  r, of shape (hidden, gates * hidden); bias: its bias (gates * hidden,).
+    peepholes  those of an LSTM, (3, hidden).
     """
 
     call: Call
@@ -37,7 +38,7 @@ class Cell:
         return self.call.graph
 
     def gate(self, x: Tensor, number: int) -> Tensor:
-        """Returns one of the gates that lie side by side."""
+        """Returns one gate of those that are side by side in the last dimension."""
         return x[..., number * self.hidden : (number + 1) * self.hidden]
 
     def clipped(self, x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class Cell:
         return x if limit is None else self.graph.clamp(x, -limit, limit)
 
     def fed_back(self, state: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """Returns the states' part of gates first to last, with their bias."""
+        """Returns the states' part of gates ``first`` to ``last`` (exclusive), with its bias."""
         columns = slice(first * self.hidden, None if last is None else last * self.hidden)
         y = self.graph.matmul(state, self.recurrent[:, columns])
         return y if self.bias is None else self.graph.add(y, self.bias[columns])
@@ -57,7 +58,7 @@ def _rnn(cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
 
 
 def _gru(cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
-    """Gates: update, reset, hidden."""
+    """A step of a GRU, whose gates are update, reset, hidden."""
     graph, (state,), (f, g) = cell.graph, states, cell.activations
     both = graph.add(x[..., : 2 * cell.hidden], cell.fed_back(state, 0, 2))
     update, reset = (f(cell.clipped(cell.gate(both, n))) for n in (0, 1))
@@ -70,7 +71,7 @@ def _gru(cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
 
 
 def _lstm(cell: Cell, x: Tensor, states: list[Tensor]) -> list[Tensor]:
-    """Gates: input, output, forget, cell; peepholes: input, output, forget."""
+    """A step of an LSTM, whose gates are input, output, forget, cell, and peepholes input, output, forget."""
     graph, (state, old), (f, g, h) = cell.graph, states, cell.activations
     gates = graph.add(x, cell.fed_back(state))
 
@@ -99,7 +100,10 @@ def _recurrent(
     lengths: Tensor | None = None,
     *initial: Tensor | None,
 ) -> list[Tensor]:
-    """Returns Y (steps, directions, batch, hidden), and the last of each state (directions, batch, hidden)."""
+    """Returns Y (steps, directions, batch, hidden) and the last of each state (directions, batch, hidden).
+
+    With layout 1, batch is the first dimension of each.
+    """
     graph, count = call.graph, 2 if step is _lstm else 1
     if call["layout"]:
         x = graph.transpose(x, [1, 0, 2])

@@ -1,4 +1,4 @@
-"""Operators that combine the elements along axes."""
+"""Operators that combine elements along axes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.reduction import normal_axes
 
-#: (call, operand, axes, whether they stay as dimensions of 1) -> result.
+#: (call, operand, axes, whether these stay as dimensions of size 1) -> result.
 Write = Callable[[Call, Tensor, tuple[int, ...], bool], Tensor]
 
 
 def axes_of(call: Call, x: Tensor, given: Tensor | None) -> tuple[int, ...]:
-    """Returns the axes, which older versions have as an attribute; those of none are all, or none if the node says
-    so.
-    """
+    """Returns the axes, an attribute in older versions; if none are given, all, or none with noop_with_empty_axes."""
     axes = call["axes"] if given is None else call.integers(given, "axes")
     if axes:
         return normal_axes(axes, x.rank)
@@ -39,7 +37,7 @@ def _mode(mode: Any) -> Write:
 
 
 def _mean(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """Means of integers are rounded towards zero."""
+    """Returns means; those of integers are rounded towards zero."""
     if x.dtype.is_float:
         return _mode("avg")(call, x, axes, keepdims)
     total = call.graph.reduction(x, "add", axes, keepdims)
@@ -47,7 +45,7 @@ def _mean(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tenso
 
 
 def _of_floats(write: Write) -> Write:
-    """Returns integers by way of float64."""
+    """Returns a function that computes integers by way of float64."""
 
     def written(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if x.dtype.is_float:
@@ -58,7 +56,7 @@ def _of_floats(write: Write) -> Write:
 
 
 def _extreme(combiner: Combiner, truth: Any) -> Write:
-    """Returns the largest or smallest; of no elements the number that all others win over."""
+    """Returns a function for maxima or minima; of no elements, it gives the combiner's neutral number."""
     mode: Any = combiner.name
 
     def write(call: Call, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -104,7 +102,7 @@ for _name, _write in {
 
 
 def _position(mode: Any, call: Call, x: Tensor) -> Tensor:
-    """Returns where the first extreme is, or the last."""
+    """Returns the position of the first extreme, or of the last with select_last_index."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if not call["select_last_index"]:
         return call.graph.reduction(x, mode, axis, bool(call["keepdims"]), dtype=int64)
@@ -117,7 +115,7 @@ operator("ArgMin")(partial(_position, "argmin"))
 
 
 def _along(write: Callable[[Graph, Tensor, int], Tensor], call: Call, x: Tensor) -> Tensor:
-    """Along an axis; before version 13 along it and all behind it as one."""
+    """Applies a function along an axis; before version 13, along this and all later axes as one."""
     (axis,) = normal_axes(call["axis"], x.rank)
     if 0 in x.shape:
         return x
@@ -139,8 +137,9 @@ operator("Hardmax")(partial(_along, _hardmax))
 
 
 def _running(op: str, neutral: int, call: Call, x: Tensor, axis: Tensor) -> Tensor:
-    """Returns a running sum or product; an exclusive one is of the others alone: the elements one place on, and a
-    neutral.
+    """Returns a running sum or product.
+
+    An exclusive one leaves out the element itself: elements are shifted by one position, and a neutral one is added.
     """
     (along,) = normal_axes(int(call.number(axis, "axis")), x.rank)
     reverse = bool(call["reverse"])

@@ -1,4 +1,4 @@
-"""Operators that read or write an image at places which other inputs say: regions, deformed windows, columns."""
+"""Operators that read or write an image at places given by other inputs: regions, deformed windows, columns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fusegraph.frontends.onnx.tensors import Array, checked_shape
 from fusegraph.graph import Graph, Tensor
 from fusegraph.resampling import around
 
-#: Places along one side of a part of a region, where regions say how many there are.
+#: The most samples along one side of a part of a region, if the region's size decides how many there are.
 MAX_SAMPLES = 1024
 
 
 def _counting(x: Tensor) -> DType:
-    """Returns the dtype of positions in a tensor."""
+    """Returns the integer dtype for positions in a tensor."""
     return int64 if x.size >= 2**31 else int32
 
 
 def _line(graph: Graph, size: int, rank: int, axis: int, dtype: DType) -> Tensor:
-    """Returns 0, 1, ... along an axis of so many dimensions."""
+    """Returns 0, 1, ... along an axis of ``rank`` dimensions."""
     return graph.reshape(graph.arange(size, dtype=dtype), [size if d == axis else 1 for d in range(rank)])
 
 
@@ -37,8 +37,9 @@ def _line(graph: Graph, size: int, rank: int, axis: int, dtype: DType) -> Tensor
 
 @operator("RoiAlign")
 def roi_align(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
-    """Each part of a region is what is made of its samples, which lie on a grid inside of it, between four elements
-    each.  Where regions say how many samples their parts have, their values must be known.
+    """Pools parts of regions from samples on a grid, each interpolated between four elements.
+
+    With sampling_ratio 0 the number of samples depends on the regions' sizes, so their values must be known.
     """
     graph, sizes = call.graph, (call["output_height"], call["output_width"])
     if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 4 or images.shape != rois.shape[:1]:
@@ -87,7 +88,7 @@ def roi_align(call: Call, x: Tensor, rois: Tensor, images: Tensor) -> Tensor:
 
 
 def _samples(call: Call, rois: Tensor, axis: int, parts: int, whole: bool) -> Array:
-    """Returns how many samples there are along an axis of each part of every region."""
+    """Returns how many samples there are along an axis in each part of every region.  Raises ModelError if too many."""
     ratio = call["sampling_ratio"]
     if ratio > 0:
         return np.full(rois.shape[0], ratio)
@@ -115,8 +116,9 @@ def _read(
 def deform_conv(
     call: Call, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Returns a convolution whose taps are moved by offsets of their own, read between elements and multiplied by a
-    mask: what they read becomes the channels of a convolution of single elements.
+    """Returns a convolution whose taps are moved by offsets, interpolated, and multiplied by a mask.
+
+    The values read become the channels of a 1x1 convolution.
     """
     graph, taps, rank = call.graph, taps_of(call, x, w), x.rank - 2
     stride, padding, dilation = window_of(call, x.shape[2:], taps)
@@ -157,8 +159,9 @@ def deform_conv(
 
 @operator("Col2Im")
 def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
-    """Returns (N, C * elements of a block, blocks) as images, overlapping elements added up: the gradient of a
-    convolution whose filters each take one element of a block.
+    """Turns (N, C * elements of a block, blocks) into images; overlapping elements are added up.
+
+    It is the gradient of a convolution each of whose filters takes one element of a block.
     """
     graph = call.graph
     sizes = checked_shape("the image", call.integers(image, "the image's shape"))
@@ -185,8 +188,9 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
 
 @operator("MaxUnpool")
 def max_unpool(call: Call, x: Tensor, places: Tensor, shape: Tensor | None = None) -> Tensor:
-    """Returns zeros but for the elements of x at their places in the image that was pooled; a larger one has zeros
-    behind.
+    """Puts the elements of x at their places in the image that was pooled, and zeros elsewhere.
+
+    If output_shape is larger than that image, zeros are added after it.
     """
     graph, rank, taps = call.graph, x.rank - 2, call["kernel_shape"]
     stride, pads = per_axis(call, "strides", rank), call["pads"] or [0] * (2 * rank)

@@ -1,4 +1,4 @@
-"""Resize: which elements around which position make up each one of the result."""
+"""Resize, Upsample and GridSample: interpolation between elements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resize(
 def _resized(
     call: Call, x: Tensor, axes: Sequence[int], factors: list[float], new: list[int], roi: Tensor | None = None
 ) -> Tensor:
-    """Returns resized along axes by these factors, to these sizes."""
+    """Resizes along axes by these factors to the sizes ``new``."""
     graph = call.graph
     mode, how = call.word("mode", "nearest", "linear", "cubic"), call["coordinate_transformation_mode"]
     crop = [0.0] * len(axes) + [1.0] * len(axes)
@@ -64,7 +64,7 @@ def _resized(
 
 @operator("Upsample")
 def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
-    """Returns resize as it was before operator set 10: scales are an attribute before version 9."""
+    """Resizes as before operator set 10; before version 9 the scales are an attribute."""
     factors = call["scales"] if scales is None else [float(v) for v in call.known(scales, "scales").reshape(-1)]
     if len(factors) != x.rank or not all(1 <= f < 2**31 for f in factors):
         raise ModelError(f"scales {factors[:8]} are not numbers of at least 1 for {list(x.shape)}")
@@ -99,7 +99,7 @@ def _scaled(
 
 
 def _positions(how: str, old: int, count: int, factor: float, start: float, end: float) -> Array:
-    """Returns where the elements of the result are on the axis."""
+    """Returns the positions on the input's axis of the elements of the result."""
     x, width = np.arange(count, dtype=np.float64), factor * old
     if how == "asymmetric":
         return np.asarray(x / factor)
@@ -117,7 +117,7 @@ def _positions(how: str, old: int, count: int, factor: float, start: float, end:
 
 
 def _table(call: Call, places: Array, old: int, factor: float) -> tuple[Array, Array | None]:
-    """Returns the elements around every position, and their weights."""
+    """Returns the indices of the elements around every position, and their weights (None: 1)."""
     if call["mode"] == "nearest":
         if call["nearest_mode"] not in _NEAREST:
             raise ModelError(f"there is no nearest_mode {call['nearest_mode'][:40]!r}")
@@ -134,6 +134,6 @@ def _table(call: Call, places: Array, old: int, factor: float) -> tuple[Array, A
 
 @operator("GridSample")
 def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    """Returns older versions call the modes bilinear and bicubic."""
+    """Samples at positions of a grid; in older versions the modes are called bilinear and bicubic."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call["mode"], call["mode"])
     return call.graph.grid_sample(x, grid, mode, call["padding_mode"], bool(call["align_corners"]))

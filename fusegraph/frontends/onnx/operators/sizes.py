@@ -1,7 +1,6 @@
-"""Selections of which the number of results was given, computed by the graph: cut off, or filled up.
+"""Selections whose number of results was given: computed by the graph, then cut off or filled up.
 
-The first so many of what is selected are found by sorting: whether an element is selected is a number, and those that
-are equal stay in their order.
+The first selected elements are found by sorting 0 and 1 (not selected, selected), which keeps the order of equal ones.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from fusegraph.frontends.onnx.table import Call
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import packed_strides
 
-#: Positions of what is not there.
+#: Fills up positions.
 NOTHING = -1
 
 
 def first_of(graph: Graph, chosen: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Returns the positions, int64, of the first elements that are true, and whether there is one: ``size`` of each."""
+    """Returns the int64 positions of the first elements that are true, and whether each exists: ``size`` of both."""
     count = min(size, chosen.size)
     flags = graph.cast(chosen, "uint8")
     index, found = graph.topk_index(flags, count, 0, True, int64), graph.cmp_neq(graph.topk(flags, count), 0)
@@ -36,20 +35,23 @@ def non_zero(call: Call, x: Tensor, size: int) -> Tensor:
 
 
 def unique(call: Call, x: Tensor, size: int) -> list[Tensor]:
-    """Returns the elements, where they come first, which one each element of x is, and how often they are there."""
+    """Returns distinct elements, their first positions, the number of each element of x among them, and their counts.
+
+    All but the third have ``size`` elements.
+    """
     if not x.size:
         raise call.refuse("no elements")
     graph, flat = call.graph, call.graph.reshape(x, [-1])
     values, order = graph.sort(flat), graph.sort_index(flat, dtype=int64)
     differs = graph.cmp_neq(values[1:], values[:-1])
-    if x.dtype.is_float:  # all NaN are one
+    if x.dtype.is_float:  # all NaNs are equal here
         alike = graph.logical_and(graph.isnan(values[1:]), graph.isnan(values[:-1]))
         differs = graph.logical_and(differs, graph.logical_not(alike))
     begins = graph.concatenate(graph.constant([True], dtype="bool"), differs)
-    begin, found = first_of(graph, begins, size + 1)  # the next one is where the last one ends
+    begin, found = first_of(graph, begins, size + 1)  # one more, at which the last one ends
     begin, end = (graph.binary_select(begin, x.size, found)[part] for part in (slice(size), slice(1, None)))
     found = found[:size]
-    y, counts = graph.gather(values, begin), graph.sub(end, begin)  # positions beyond the end are those of the last
+    y, counts = graph.gather(values, begin), graph.sub(end, begin)  # positions beyond the end gather the last element
     first = graph.binary_select(graph.gather(order, begin), NOTHING, found)
     number = graph.sub(graph.cumsum(graph.cast(begins, int64), dtype=int64), 1)
     inverse = graph.gather(number, graph.sort_index(order))
@@ -63,10 +65,11 @@ def unique(call: Call, x: Tensor, size: int) -> list[Tensor]:
 def non_max_suppression(
     call: Call, corners: tuple[Tensor, Tensor], scores: Tensor, most: int, share: float, size: int
 ) -> Tensor:
-    """Returns (size, 3): batch, class and box of those that are left, then -1.
+    """Returns (size, 3): batch, class and box of the boxes that are kept, then -1.
 
-    corners are the least and the largest, (batches, boxes, 2); scores (batches, classes, boxes), -inf of what is left
-    out from the beginning.  Each step takes the best score of every class and leaves out what its box covers.
+    ``corners`` are the lower and the upper ones, each (batches, boxes, 2).  ``scores`` (batches, classes, boxes) are
+    -inf for boxes that are excluded from the start.  Each of ``most`` steps keeps the box of the best score in every
+    class, and removes those that overlap it by more than ``share`` of the union.
     """
     graph, (batches, classes, boxes) = call.graph, scores.shape
     most = min(most, boxes, size)
@@ -105,6 +108,6 @@ def non_max_suppression(
 
 
 def _area(graph: Graph, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
-    """Returns the area between two corners, 0 where they have changed sides."""
+    """Returns the area between two corners; 0 if they are in the wrong order."""
     height, width = graph.sub(bottom, top), graph.sub(right, left)
     return graph.mul(graph.max(height, 0), graph.max(width, 0))

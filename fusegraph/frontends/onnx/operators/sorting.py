@@ -1,7 +1,7 @@
 """Operators that sort, or select elements by their values.
 
-Of all but TopK the number of results depends on the values.  Where it was not given, they must be known while the graph
-is built, as constants or as what was given for an input, and so are the results.
+For all but TopK the number of results depends on the values.  If it was not given, the values must be known while the
+graph is built, as constants or as values given for inputs; the results are then constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusegraph.ops.reduction import normal_axes
 
 @operator("TopK")
 def topk(call: Call, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Those asked for in any order are in order, too."""
+    """Returns the elements and their positions, always sorted."""
     (axis,) = normal_axes(call["axis"], x.rank)
     count, largest = int(call.number(k, "K")), bool(call["largest"])
     if not 0 <= count <= x.shape[axis]:
@@ -30,7 +30,7 @@ def topk(call: Call, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("NonZero")
 def non_zero(call: Call, x: Tensor) -> Tensor:
-    """Returns positions, one column each; those of a tensor of rank 0 have no rows."""
+    """Returns the positions of elements that are not 0, one per column; for a tensor of rank 0 there are no rows."""
     size = call.given_size([x.rank, None])
     if size is not None:
         return sizes.non_zero(call, x, size)
@@ -41,7 +41,7 @@ def non_zero(call: Call, x: Tensor) -> Tensor:
 
 @operator("Unique")
 def unique(call: Call, x: Tensor) -> list[Tensor]:
-    """Returns slices along an axis, or elements, each once: in order, or in that in which they come first."""
+    """Returns distinct elements, or slices along an axis, sorted or in order of first occurrence, and their places."""
     axis = call["axis"]
     if axis is not None:
         (axis,) = normal_axes(axis, x.rank)
@@ -71,9 +71,9 @@ def non_max_suppression(
     overlap: Tensor | None = None,
     least: Tensor | None = None,
 ) -> Tensor:
-    """Returns (batch, class, box) of the boxes that are left, those with the best scores first.
+    """Returns (batch, class, box) of the boxes that are kept, in each class those with the best scores first.
 
-    A box goes where it covers one with a better score by more than a share of what both cover together.
+    A box is removed if its overlap with a kept one of a better score exceeds iou_threshold times their union.
     """
     if boxes.rank != 3 or boxes.shape[2] != 4 or scores.shape[::2] != boxes.shape[:2] or scores.rank != 3:
         raise ModelError(
@@ -99,13 +99,13 @@ def non_max_suppression(
 
 
 def _known(call: Call, x: Tensor) -> Array:
-    """Returns a value that decides on the shape of a result that was not given."""
+    """Returns a value on which the shape of the result depends; it must be known as that shape was not given."""
     name = call.node.output[0][:80]
     return call.known(x, f"the input, or the shape of the result as shapes={{{name!r}: ...}},")
 
 
 def _sides(graph: Graph, boxes: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """Returns `_corners` where boxes are not known."""
+    """Returns the lower and upper corners of boxes, (..., 2) each, as `_corners` does for known ones."""
     first, second = boxes[..., :2], boxes[..., 2:]
     if centred:
         first, second = graph.sub(first, second / 2), graph.add(first, second / 2)
@@ -113,7 +113,7 @@ def _sides(graph: Graph, boxes: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
-    """Returns (least, largest) corners of boxes, (..., 2, 2), of two corners each, or of a centre and sizes."""
+    """Returns the lower and upper corners of boxes, (..., 2, 2), from two corners each, or from a center and sizes."""
     pairs = boxes.reshape(*boxes.shape[:-1], 2, 2)
     if centred:
         middle, half = pairs[..., 0, :], pairs[..., 1, :] / 2
@@ -122,7 +122,7 @@ def _corners(boxes: Array, centred: bool) -> Array:
 
 
 def _kept(corners: Array, order: Array, count: int, share: float) -> list[int]:
-    """Returns the boxes, at most so many, that are left of those in an order."""
+    """Returns the boxes, at most ``count``, that are kept of those in ``order``, the best first."""
     area = np.prod(corners[:, 1] - corners[:, 0], axis=-1)
     kept: list[int] = []
     while order.size and len(kept) < count:

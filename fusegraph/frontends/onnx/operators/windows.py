@@ -12,7 +12,7 @@ from fusegraph.graph import Tensor
 
 
 def _window(call: Call, x: Tensor) -> tuple[list[int], *Window]:
-    """Returns taps, stride, padding and dilation."""
+    """Returns taps, stride, padding and dilation.  Raises ModelError for a wrong kernel_shape."""
     rank, taps = x.rank - 2, call["kernel_shape"]
     if rank < 1 or len(taps) != rank or min(taps) < 1:
         raise ModelError(f"kernel_shape {taps[:8]} is not one of an image {list(x.shape)}")
@@ -22,7 +22,7 @@ def _window(call: Call, x: Tensor) -> tuple[list[int], *Window]:
 
 
 def _ceil(call: Call) -> bool:
-    """Returns true if a last window may hang over the end; with auto_pad the number of windows is given."""
+    """Tells whether a last window may extend beyond the end; with auto_pad, ceil_mode has no effect."""
     return bool(call["ceil_mode"]) and call["auto_pad"] in (None, "NOTSET")
 
 
@@ -36,7 +36,7 @@ def max_pool(call: Call, x: Tensor) -> list[Tensor]:
     where = graph.max_pool_index(x, *window, dtype=int64)
     if call["storage_order"]:
         where = _columns_first(call, where, x.shape[2:])
-    # Ours are positions in one image and channel, these in the whole tensor.
+    # The op's positions are within one image and channel, ONNX's within the whole tensor.
     images, channels = (graph.cast(graph.gen_index(where, axis), int64) for axis in (0, 1))
     plane = prod(x.shape[2:])
     start = graph.add(graph.mul(images, x.shape[1] * plane), graph.mul(channels, plane))
@@ -44,7 +44,7 @@ def max_pool(call: Call, x: Tensor) -> list[Tensor]:
 
 
 def _columns_first(call: Call, place: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Returns row-major positions in an image as those where the first dimension is the fastest."""
+    """Converts row-major positions in an image to those in which the first dimension varies fastest."""
     graph, total = call.graph, None
     for d in reversed(range(len(sizes))):
         own = graph.mod(graph.quotient(place, prod(sizes[d + 1 :])), sizes[d])
@@ -68,7 +68,7 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
 
 
 def _beyond(call: Call, x: Tensor, taps: list[int], stride: list[int], padding: Pads, dilation: list[int]) -> list[int]:
-    """Returns how far a last window hangs over the end, if it starts inside or in the padding in front."""
+    """Returns how far a last window extends beyond the end, if it starts inside or in the padding before."""
     result = []
     for n, k, s, d, (before, after) in zip(x.shape[2:], taps, stride, dilation, padding):
         room = n + before + after - (k - 1) * d - 1
