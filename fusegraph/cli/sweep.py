@@ -2,53 +2,71 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from fusegraph.bench.measure import Bench, environment
-from fusegraph.bench.sweep.run import Sweep, summary, worst
-from fusegraph.cli.console import note, say
+from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.errors import DeviceError, FusegraphError
 from fusegraph.report import artifacts
+from fusegraph.runtime import driver
 
-#: Share of the time that compiling may take: timing a case takes about a third of that on one of 16 cores.
-PREPARING = 0.55
-#: Cases that are compiled before they are timed: caches of many would leave nothing in time.
-AT_ONCE = 400
+#: The share of the time that is for compiling; and the cases that are compiled before they are timed, so that a run
+#: that is cut short has timed most of what it compiled.
+COMPILING, AT_ONCE = 0.55, 400
 
 
 def sweep(
-    *,
-    seed: int,
-    count: int,
-    minutes: float,
-    kinds: Sequence[str],
-    dtypes: Sequence[str],
-    processes: int,
-    json_file: str | None,
-    most: int = 20,
+    only: str | None, *, seed: int, count: int, minutes: float, json_file: str | None, names_only: bool = False
 ) -> int:
-    """Measures cases until the count or the time is reached; prints the figures and the worst rows."""
+    """Times cases of a seed until so many have rows or the time is over; prints figures and the slowest rows.
+
+    only is a regular expression: kinds of cases (`fusegraph.bench.sweep.cases.KINDS`) and dtypes that it is found in;
+    of either all, if it is found in none.  The JSON file keeps the rows; the same command goes on from it.  Returns 1
+    if a case does not run, else 0.  Raises FusegraphError without torch or for a wrong expression, DeviceError without
+    a GPU.
+    """
+    if find_spec("torch") is None:
+        raise FusegraphError("--suite sweep compares with torch, which is not installed")
+    from fusegraph.bench.sweep.cases import DTYPES, KINDS, case
+    from fusegraph.bench.sweep.run import Sweep, summary, worst
+
+    try:
+        wanted = re.compile(only or "")
+    except re.error as error:
+        raise FusegraphError(f"--only {only!r} is no regular expression: {error}") from None
+    kinds, dtypes = ([name for name in names if wanted.search(name)] for names in (KINDS, DTYPES))
+    if not kinds and not dtypes:
+        raise FusegraphError(f"--only {only!r} is found in none of {', '.join((*KINDS, *DTYPES))}")
+    kinds, dtypes = (sorted(names) if only else [] for names in (kinds, dtypes))
+    if names_only:
+        for n in range(count):
+            say(f"{n} {case(seed, n, kinds, dtypes).name}")
+        return 0
+    reason = driver.unavailable_reason()
+    if reason is not None:
+        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
     made = Sweep(seed, kinds, dtypes, file)
     made.facts = environment()
-    bench = Bench()
-    end = time.perf_counter() + 60 * minutes
-    while (numbers := made.missing(count)) and time.perf_counter() < end:
-        left = end - time.perf_counter()
-        ready = [n for n, _ in made.prepare(numbers[:AT_ONCE], processes, left * PREPARING)]
-        note(f"{len(ready)} of {len(numbers)} cases compiled, {end - time.perf_counter():.0f} s left")
+    if made.rows:
+        note(f"going on from {file}: {len(made.rows)} cases are measured already")
+    bench, end = Bench(), time.perf_counter() + 60 * minutes
+    while (numbers := made.missing(count)[:AT_ONCE]) and time.perf_counter() < end:
+        seconds = (end - time.perf_counter()) * COMPILING
+        ready = [n for n, _ in made.prepare(numbers, max(1, (os.cpu_count() or 2) - 1), seconds)]
+        note(f"{len(ready)} of {len(numbers)} cases are compiled, {end - time.perf_counter():.0f} s are left")
         for n in ready:
-            if time.perf_counter() > end:
-                break
-            made.measure(n, bench)
-            if len(made.rows) % 20 == 0:
+            if time.perf_counter() < end:
+                made.measure(n, bench)
                 made.save()
-        made.save()
         if not ready:
             break
-    rows = list(made.rows.values())
+    rows = [made.rows[n] for n in sorted(made.rows)]
     say(summary(rows))
     say("")
-    say(worst(rows, most))
-    return 0
+    say(worst(rows))
+    return NOT_OK if any("fusegraph" in row.why for row in rows) else 0

@@ -67,6 +67,12 @@ class Row:
         return self.us[self.peer] / self.us["fusegraph"] if self.peer and "fusegraph" in self.us else None
 
 
+def _row(told: dict[str, Any]) -> Row:
+    """Returns a row as it is written."""
+    kernels = {engine: [(name, us) for name, us in every] for engine, every in told["kernels"].items()}
+    return Row(**{**told, "kernels": kernels})
+
+
 def operands(drawn: Case, device: str = "cuda") -> list[Any]:
     """Returns the operands of a case, random and the same each time."""
     import torch
@@ -149,7 +155,7 @@ class Sweep:
         if file is not None and file.exists():
             told = json.loads(file.read_text("utf-8"))
             if (told["seed"], *map(tuple, (told["kinds"], told["dtypes"]))) == (seed, self.kinds, self.dtypes):
-                self.rows = {row["number"]: Row(**row) for row in told["rows"]}
+                self.rows = {row["number"]: _row(row) for row in told["rows"]}
 
     def save(self) -> None:
         """Writes all rows to the file."""
