@@ -37,9 +37,8 @@ PORTABLE_BLOCKS = 8
 EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
 #: Bytes in flight on an SM that keep the memory busy, and those that an SM could read while a kernel begins and ends.
 FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
-#: Microseconds that a block lives at least: loads, what a row's threads exchange, stores.  Each 16 elements of a thread
-#: are as much again.
-LATENCY_US = 1.5
+#: Microseconds from one block to the next that an SM begins.
+BEGIN_US = 0.08
 #: Across rows: the fewest neighbouring rows that are worth it, the most rows of a thread, the bytes that neighbouring
 #: threads should read together, and the fewest that do not waste memory bandwidth.
 LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
@@ -257,11 +256,10 @@ def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, 
     starved = 1 + max(0.0, 1 - resident * nbytes / min(FLIGHT_BYTES, share)) * 0.5
     exchange = 1 + 0.01 * (schedule.lanes // 32).bit_length()
     together = 1 + 0.095 * (schedule.cluster.bit_length() - 1) + 0.5 * (schedule.cluster > PORTABLE_BLOCKS)
-    # Many blocks of little work each: an SM holds so many at a time, and each lives as long as its loads take.
-    elements = nbytes / (itemsize * schedule.threads)
-    lives = (1 + elements / 16) * blocks / (target.sms * max(1, resident))
-    moved = nbytes * blocks / (LATENCY_US * target.memory_rate)
-    return idle * few * starved * exchange * together * max(1.0, lives / max(1.0, moved))
+    # An SM begins one block after the other, which takes longer than the work of very small ones.
+    begun = BEGIN_US * blocks / target.sms
+    moved = nbytes * blocks / target.memory_rate
+    return idle * few * starved * exchange * together * max(1.0, begun / max(moved, 1.0))
 
 
 def _clusters(target: Target) -> list[int]:
