@@ -47,20 +47,31 @@ class Kernel(Writer):
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
     @contextmanager
-    def role(self, name: str, condition: str = "") -> Iterator[None]:
-        """Writes what some warps do, under the condition that tells them apart."""
-        before, self.trace.role = self.trace.role, name
-        with self.block(f"if ({condition})", when=bool(condition)):
+    def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Iterator[None]:
+        """Writes what some warps do, under the condition that tells them apart.
+
+        otherwise  whether they are none of those of the role in front of it, or of the block in front of it.
+        groups     of threads, one thread of each of which releases stages; 0: that is not known.
+        """
+        before = self.trace.role, self.trace.groups
+        self.trace.role, self.trace.groups = name, groups
+        text = f"if ({condition})" if condition else ""
+        if otherwise:
+            self.lines.pop()  # the brace that closes the role in front
+            text = f"}} else {text}".rstrip()
+        with self.block(text, when=bool(text)):
             yield
-        self.trace.role = before
+        self.trace.role, self.trace.groups = before
 
     @contextmanager
-    def loop(self, text: str) -> Iterator[None]:
-        """Writes a loop, which the trace follows."""
-        self.trace.add("loop")
-        with self.block(text):
+    def loop(self, text: str, *, when: bool = True) -> Iterator[None]:
+        """Writes a loop, which the trace follows; none unless ``when``."""
+        if when:
+            self.trace.add("loop")
+        with self.block(text, when=when):
             yield
-        self.trace.add("end")
+        if when:
+            self.trace.add("end")
 
     def moved(self, stage: str, to: str) -> None:
         """Notes that a stage is called otherwise from now on, by what has been written."""
@@ -70,6 +81,11 @@ class Kernel(Writer):
         """Notes that what is written next reads the results of asynchronous products."""
         for name in sums:
             self.trace.add("read", name)
+
+    def writes(self, *registers: str) -> None:
+        """Notes that what is written next overwrites operands of asynchronous products that lie in registers."""
+        for name in registers:
+            self.trace.add("write", name)
 
     def source(
         self,
