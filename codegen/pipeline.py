@@ -9,12 +9,11 @@ device; here it is a `PipelineError` when the kernel is written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from codegen.buffers import Buffer
-
 
 #: Threads of a warpgroup.
 GROUP = 128
@@ -27,6 +26,8 @@ class Kernel(Protocol):
 
     def line(self, text: str = "") -> None: ...
 
+    def block(self, text: str) -> AbstractContextManager[None]: ...
+
     def reads(self, *sums: str) -> None: ...
 
 
@@ -34,7 +35,7 @@ class PipelineError(AssertionError):
     """A kernel's barriers, copies or products do not fit together: a mistake of who wrote its form."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """Something that a role does: ``what`` it is, with which pipeline or result, at which stage, and how much of it."""
 
@@ -55,6 +56,7 @@ class Trace:
     meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
     groups: int = 0
+    depth: int = 0  # loops around what is written next
 
     def add(
         self, what: str, name: str = "", stage: str = "", count: int = 0, reads: Iterable[tuple[str, str]] = ()
@@ -64,11 +66,6 @@ class Trace:
     def of(self, name: str, *what: str) -> list[Event]:
         """Returns what of some kinds happens to a pipeline."""
         return [e for e in self.events if e.name == name and e.what in what]
-
-    @property
-    def depth(self) -> int:
-        """The number of loops around what is written next."""
-        return sum({"loop": 1, "end": -1}.get(e.what, 0) for e in self.events)
 
     def behind(self, sums: str) -> int:
         """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
@@ -87,7 +84,9 @@ class Trace:
         for meeting in self.meetings.values():
             self._check_meeting(meeting)
         for role in dict.fromkeys(e.role for e in self.events):
-            _Products([e for e in self.events if e.role == role]).check()
+            passes = _passes(e for e in self.events if e.role == role)
+            self._check_waits(passes)
+            _Products().check(passes)
 
     def _check_fills(self, pipeline: Pipeline) -> None:
         name = pipeline.name
@@ -111,17 +110,26 @@ class Trace:
 
     def _check_releases(self, pipeline: Pipeline) -> None:
         name = pipeline.name
-        for release in self.of(name, "release"):
-            if release.count != pipeline.releases:
-                raise PipelineError(
-                    f"{release.count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}"
-                )
-        for role in dict.fromkeys(e.role for e in self.of(name, "wait")):
-            done = [e.what for e in self.of(name, "wait", "release") if e.role == role]
-            if done[-1] != "release":
-                raise PipelineError(f"the {role} waits for a stage of {pipeline} and does not release it")
+        parts = {(e.role, e.count) for e in self.of(name, "release")}  # several roles may release a stage together
+        count = sum(count for _, count in parts)
+        if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
+            raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
         if self.of(name, "release") and not self.of(name, "acquire"):
             raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
+
+    def _check_waits(self, passes: Sequence[Event]) -> None:
+        """Raises PipelineError unless a role releases what it waits for, be it in the next pass of a loop."""
+        waits: dict[int, tuple[int, Event]] = {}
+        released: dict[str, int] = {}
+        for at, event in enumerate(passes):
+            if event.what == "wait":
+                waits.setdefault(id(event), (at, event))
+            elif event.what == "release":
+                released[event.name] = at
+        for at, e in waits.values():
+            if at > released.get(e.name, -1):
+                which = self.pipelines[e.name]
+                raise PipelineError(f"the {e.role} waits for a stage of {which} and does not release it")
 
     def _check_meeting(self, meeting: Meeting) -> None:
         """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
@@ -134,41 +142,42 @@ class Trace:
             raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
 
 
+def _passes(events: Iterable[Event]) -> list[Event]:
+    """Returns events as they happen: those of a loop twice, for what one pass leaves to the next."""
+    found: list[Event] = []
+    begins: list[int | None] = []  # of loops; None for branches
+    for event in events:
+        if event.what == "loop":
+            begins.append(len(found))
+        elif event.what == "end" and (begin := begins.pop()) is not None:
+            found += found[begin:]
+        else:
+            found.append(event)
+            if event.what == "branch":
+                begins.append(None)
+    return found
+
+
 class _Products:
     """The groups of asynchronous products that a role has committed, and not yet awaited."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._events = events
+    def __init__(self) -> None:
         self._pending: list[Event] = []
         self._awaited: set[str] = set()  # pipelines
+        self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
-    def check(self) -> None:
-        self._run(0, len(self._events))
-
-    def _run(self, begin: int, end: int) -> None:
-        """Follows some events; the body of a loop twice, for what one pass leaves to the next."""
-        at = begin
-        while at < end:
-            event = self._events[at]
-            if event.what == "loop":
-                stop = self._end(at)
-                self._run(at + 1, stop)
-                self._run(at + 1, stop)
-                at = stop
-            else:
-                self._step(event)
-            at += 1
-
-    def _end(self, begin: int) -> int:
-        depth = 0
-        for at in range(begin, len(self._events)):
-            depth += {"loop": 1, "end": -1}.get(self._events[at].what, 0)
-            if not depth:
-                return at
-        raise PipelineError("a loop is not closed")
+    def check(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._step(event)
 
     def _step(self, event: Event) -> None:
-        if event.what == "wait":
+        if event.what == "branch":
+            self._beside.append(list(self._pending))
+        elif event.what == "otherwise":
+            self._pending, self._beside[-1] = self._beside[-1], self._pending
+        elif event.what == "end":
+            self._pending += [e for e in self._beside.pop() if e not in self._pending]
+        elif event.what == "wait":
             self._awaited.add(event.name)
         elif event.what == "commit":
             for name, stage in event.reads:
@@ -243,14 +252,22 @@ class Pipeline:
     # ---- producers
 
     def acquire(self, stage: str = "stage") -> None:
-        """Writes what waits until a stage is empty."""
+        """Writes what waits until a stage is empty, to fill it."""
         self._k.trace.add("acquire", self.name, stage)
-        self._k.line(f"barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+        self.await_empty(stage)
 
-    def expect(self, count: int, stage: str = "stage", barrier: str = "") -> None:
-        """Writes that so many bytes will be copied to a stage; this arrives, too."""
+    def await_empty(self, stage: str = "stage", *, condition: str = "") -> None:
+        """Writes what waits until a stage is empty, where this is not to fill it."""
+        when = f"if ({condition}) " if condition else ""
+        self._k.line(f"{when}barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+
+    def expect(self, count: int, stage: str = "stage", barrier: str = "", *, condition: str = "") -> None:
+        """Writes that so many bytes will be copied to a stage, by the thread for which the condition holds; this
+        arrives, too.
+        """
         self._k.trace.add("expect", self.name, stage, count)
-        self._k.line(f"barrier_expect({barrier or self.full(stage)}, {count});")
+        when = f"if ({condition}) " if condition else ""
+        self._k.line(f"{when}barrier_expect({barrier or self.full(stage)}, {count});")
 
     def copied(self, count: int, stage: str = "stage") -> None:
         """Notes that so many bytes are copied to a stage by what is written next to it."""
@@ -331,6 +348,18 @@ class Meeting:
         when, comment = f"if ({condition}) " if condition else "", f"  // {note}" if note else ""
         barrier = f"{self._number} + {at}" if at else self._number
         self._k.line(f"{when}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
+
+
+def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
+    """Writes the initialisation of pipelines, by one thread; those of a ring have equally many stages."""
+    with k.block("if (threadIdx.x == 0)"):
+        for ring in filter(None, rings):
+            with k.block(f"for (int i = 0; i < {ring[0].stages}; ++i)"):
+                for pipeline in ring:
+                    pipeline.init()
+        k.line("barrier_fence_init();")
+    k.line("__syncthreads();")
+    k.line()
 
 
 @contextmanager

@@ -17,25 +17,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention import backward_wgmma_schedule
+from codegen.attention import backward_wgmma_schedule as wgmma
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.backward_wgmma_block import MAP, Block, descriptor
-from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, check, registers_held
+from codegen.attention.backward_wgmma_block import Block, descriptor
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, panels
 from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
-from codegen.iteration import linear
+from codegen.iteration import linear, packed
 from codegen.kernel import parameter
 from codegen.pipeline import Meeting, Relay, await_products, products, results, use
 from codegen.spec import KernelSource, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import refusal
 
-#: Consumer warpgroups of a block; registers of a thread of the producer and of a consumer, and the same with short
-#: sums.
-GROUPS, REGISTERS, FEWER = 2, (24, 240), (40, 232)
+#: Consumer warpgroups of a block.
+GROUPS = 2
 #: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = 224
 #: Warps that add to the sums of queries, taking tiles by turns: while one waits, the others have their turns.
@@ -60,15 +58,15 @@ class AttentionBackwardFusedSchedule(Schedule):
     apart: bool = True
 
     @property
-    def block(self) -> AttentionBackwardWgmmaSchedule:
+    def block(self) -> wgmma.AttentionBackwardWgmmaSchedule:
         """What a block has in common with those that compute the sums of keys alone."""
-        return AttentionBackwardWgmmaSchedule(GROUPS, self.cols, self.stages, apart=self.apart)
+        return wgmma.AttentionBackwardWgmmaSchedule(GROUPS, self.cols, self.stages, apart=self.apart)
 
 
 def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardFusedSchedule) -> Buffers:
     """Returns what a block has in shared memory."""
     t, sums, note = spec.attention.q.dtype.ctype, 2 * panels(spec.attention.depth), "on their way to those of queries"
-    return backward_wgmma_schedule.buffers(
+    return wgmma.buffers(
         spec,
         s.block,
         Buffer("gradients", t, (GROUPS, s.cols, ROWS), WRITERS, align=SWIZZLED, note="by scores, in turn"),
@@ -82,7 +80,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
     if not spec.fused:
         return ()
-    check(spec, target)
+    wgmma.check(spec, target)
     a = spec.attention
     if spec.first is None or spec.second is None or spec.by_scores is not None or spec.sloped:
         raise Declined("there are other results than the sums of queries, keys and values")
@@ -96,7 +94,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     found = []
     for cols, stages in preferred:
         s = AttentionBackwardFusedSchedule(min(cols, -(-a.rows // 32) * 32), stages)
-        few = registers_held(spec, s.cols, apart=s.apart) <= HELD
+        few = wgmma.registers_held(spec, s.cols, apart=s.apart) <= HELD
         if few and buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
             _sums_map(spec, s.cols, 0)
             found.append(s)
@@ -132,14 +130,15 @@ class _Fused(Block):
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardFusedSchedule) -> None:
         short = max(spec.attention.depth, spec.attention.width) <= PANEL
-        super().__init__(spec, schedule.block, buffers(spec, schedule), FEWER if short else REGISTERS)
+        super().__init__(spec, schedule.block, wgmma.FEWER if short else wgmma.REGISTERS[GROUPS])
+        self.buffers = buffers(spec, schedule)
         assert spec.by_queries is not None
         assert spec.order is not None
         self.scores.whole_tiles = True
-        unique, self.number = self.w.names.unique, len(self.passed)
+        unique, self.number = self.w.names.unique, len(self.w.passed)
         self.map, self.order = unique(spec.by_queries.name, "_map"), unique(spec.order.name)
-        self.take(MAP + self.map, _sums_map(spec, schedule.cols, self.number))
-        self.take(parameter(spec.order, self.order, written=True))
+        self.w.take(self.map, map_=_sums_map(spec, schedule.cols, self.number))
+        self.w.take(parameter(spec.order, self.order, written=True))
         self.deep = self.held[0].buffer.shape[0]
         self.queries = schedule.cols if self.deep > 1 else schedule.cols // GROUPS
         self.sums = Relay(self.w, "sums", WRITERS, first=SUMS, fills=GROUPS * GROUP, waiting=32)
@@ -147,7 +146,7 @@ class _Fused(Block):
 
     def render(self) -> KernelSource:
         w, a = self.w, self.a
-        with self.begin():
+        with self.begin(self.buffers):
             self.sums.init()
             w.line(f"shared.number = take_number({self.order});")
         self.place("shared.number", 1, last_first=self.growing)
@@ -192,12 +191,8 @@ class _Fused(Block):
     def _turn(self) -> None:
         """Writes the counter of blocks that have added to the tile, and the wait for those before this one."""
         w, s, a = self.w, self.s, self.a
-        terms: list[tuple[str, int]] = []
-        step = -(-a.rows // s.cols)
-        for d, n in reversed([*enumerate(a.batch)]):
-            if n > 1:
-                terms.insert(0, (f"b{d}", step))
-            step *= n
+        steps = packed((*a.batch, -(-a.rows // s.cols)))
+        terms = [(f"b{d}", steps[d]) for d, n in enumerate(a.batch) if n > 1]
         w.line(f"int32* const turns = {self.order} + {linear([*terms, ('tile', 1)], 1)};")
         self.scores.keys = s.height
         begin, end = self.scores.keys_range(f"tile * {s.cols}", s.cols, whole=True)

@@ -32,18 +32,18 @@ class _Separate(Block):
     """Writes a kernel of the gradients for queries, or of those for keys and values."""
 
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardWgmmaSchedule) -> None:
-        super().__init__(spec, schedule, buffers(spec, schedule), registers(spec, schedule))
+        super().__init__(spec, schedule, registers(spec, schedule))
         self.by_scores = ""
         if spec.by_scores is not None:
             self.by_scores = self.w.names.unique(spec.by_scores.name)
-            self.take(parameter(spec.by_scores, self.by_scores, written=True))
+            self.w.take(parameter(spec.by_scores, self.by_scores, written=True))
         #: whether results leave while the next tile of rows is worked on
         self.late = schedule.ahead > 1 and bool(self.mapped)
         self.numbers = Meeting(self.w, "numbers", NUMBERS, numbers=32, consumer=GROUP)
 
     def render(self) -> KernelSource:
         w = self.w
-        with self.begin():
+        with self.begin(buffers(self.spec, self.s)):
             pass
         with w.block("if (group < 0)"):
             self.producer(self._work())

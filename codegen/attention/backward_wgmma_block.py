@@ -7,14 +7,14 @@ of queries, lse and row_dot, may have any strides: warps bring them by ordinary 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 
 from codegen.attention.backward_fragments import BackwardFragments
 from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.backward_wgmma_schedule import QUERIES, AttentionBackwardWgmmaSchedule
+from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, tiles
 from codegen.attention.scores import kernel_details
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates
 from codegen.buffers import Buffer, Buffers, Edge
@@ -24,9 +24,6 @@ from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
 from codegen.pipeline import Pipeline, await_products, products
 from codegen.spec import KernelSource, TensorMap
-
-#: Declares a parameter that is a tensor map.
-MAP = "const __grid_constant__ TensorMap "
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,18 @@ class Tile:
 
 @dataclass(frozen=True)
 class Result:
-    """A result: the C variable of its sums, and their factor; the C variable of their operand A, and the tiles of their
-    operand B; its operand and C name, with the map if TMA stores it; the tiles whose place it takes then.
+    """A result: the C variables of its sums and of their operand A, the tiles of operand B, and those whose place it
+    takes; its factor, operand and C name, which is that of its tensor map if TMA stores it.
     """
 
     sums: str
-    factor: float
     a: str
     b: Tile
+    held: Tile
+    factor: float
     op: Operand
     name: str
-    map: TensorMap | None
-    held: Tile
+    mapped: bool
 
 
 class Block:
@@ -62,66 +59,50 @@ class Block:
     held, brought  the tiles of the scores and of the products with the loss; rows and ring are their pipelines.
     by_s, by_p     what is summed up of gradients and of probabilities.
     part           C expression of a consumer's first row in a tile; first_row that among all rows.
-    passed         what is passed to the parameters.
     """
 
     def __init__(
-        self,
-        spec: AttentionBackwardSpec,
-        s: AttentionBackwardWgmmaSchedule,
-        buffers: Buffers,
-        registers: tuple[int, int],
+        self, spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule, registers: tuple[int, int]
     ) -> None:
-        self.spec, self.s, self.a, self.buffers, self.registers = spec, s, spec.attention, buffers, registers
-        self.w = Kernel(spec.name)
-        self.element = self.a.q.dtype.ctype
+        self.spec, self.s, self.a, self.registers = spec, s, spec.attention, registers
+        w = self.w = Kernel(spec.name)
         self.part = f"group * {ROWS}" if s.groups > 1 else "0"
         self.first_row = linear([("r0", 1), ("group", ROWS if s.groups > 1 else 0)])
         self.tiles, self.batches = -(-spec.rows // s.height), prod(spec.batch)
         self.growing = any(b.row > 0 and b.key < 0 for b in self.a.bounds)  # whether later queries meet more keys
-        self.passed: list[int | TensorMap] = []
-        unique = self.w.names.unique
-        maps = [unique(op.name, "_map") for op in spec.arguments[:4]]
-        self.lse, self.row_dot = (unique(op.name) for op in spec.arguments[4:])
-        self.scores = BackwardFragments(self.w, spec, self.w.names, s.height, s.cols, self.first_row, ROWS)
-        every = [self._operand(buffer, maps) for buffer in [*buffers][:4]]
+        maps = [w.names.unique(op.name, "_map") for op in spec.arguments[:4]]
+        self.lse, self.row_dot = (w.names.unique(op.name) for op in spec.arguments[4:])
+        self.scores = BackwardFragments(w, spec, w.names, s.height, s.cols, self.first_row, ROWS)
+        every = [self._operand(buffer, maps) for buffer in tiles(spec, s)]
         self.held, self.brought = every[:2], every[2:]
         for tile in sorted(every, key=lambda tile: tile.map.argument):
-            self.take(MAP + tile.map_name, tile.map)
-        pointers = [parameter(op, name) for op, name in zip(spec.arguments[4:], (self.lse, self.row_dot))]
-        for text in (*pointers, *self.scores.parameters()):
-            self.take(text)
-        self.both = spec.first is not None and spec.second is not None
-        self.by_s = self._result("by_s", spec.factor, "g_factor" if self.both and s.apart else "factor", spec.first, 0)
-        self.by_p = self._result("by_p", 1.0, "factor", spec.second, 1)
+            w.take(tile.map_name, map_=tile.map)
+        numbers = (parameter(op, name) for op, name in zip(spec.arguments[4:], (self.lse, self.row_dot)))
+        w.take(*numbers, *self.scores.parameters())
+        apart = spec.second is not None and s.apart
+        self.by_s = self._result("by_s", "g_factor" if apart else "factor", 0, spec.factor, spec.first)
+        self.by_p = self._result("by_p", "factor", 1, 1.0, spec.second)
         self.results = [r for r in (self.by_s, self.by_p) if r is not None]
-        self.mapped = [r for r in self.results if r.map is not None]
-        self.rows = Pipeline(self.w, "held", s.ahead, releases=s.groups)
-        self.ring = Pipeline(self.w, "", s.stages, releases=s.groups)
-
-    def take(self, declaration: str, passed: TensorMap | None = None) -> None:
-        """Adds a parameter: a tensor map, or the pointer of the argument of its number."""
-        self.w.parameters.append(declaration)
-        self.passed.append(passed or len(self.passed))
+        self.mapped = [r for r in self.results if r.mapped]
+        self.rows = Pipeline(w, "held", s.ahead, releases=s.groups)
+        self.ring = Pipeline(w, "", s.stages, releases=s.groups)
 
     def _operand(self, buffer: Buffer, maps: list[str]) -> Tile:
         a, number = self.a, ("queries", "keys", "values", "losses").index(buffer.name)
-        rows, elements = a.rows if buffer.name in QUERIES else a.keys, a.depth if number < 2 else a.width
-        op = self.spec.arguments[number]
+        op, rows = self.spec.arguments[number], (a.rows, a.keys, a.keys, a.rows)[number]
+        elements = a.depth if number < 2 else a.width
         return Tile(op, buffer, elements, box(a, op, number, rows, elements, buffer.shape[1]), maps[number])
 
-    def _result(self, sums: str, factor: float, a: str, op: Operand | None, which: int) -> Result | None:
+    def _result(self, sums: str, a: str, which: int, factor: float, op: Operand | None) -> Result | None:
         if op is None:
             return None
-        held, found = self.held[which], None
-        try:
-            if op.dtype.itemsize == 2:
-                found = box(self.a, op, len(self.passed), self.spec.rows, held.elements, ROWS)
-        except Declined:
-            pass
-        name = self.w.names.unique(op.name, "_map" if found else "")
-        self.take(MAP + name if found else parameter(op, name, written=True), found)
-        return Result(sums, factor, a, self.brought[which], op, name, found, held)
+        w, held, found = self.w, self.held[which], None
+        if op.dtype.itemsize == 2:
+            with suppress(Declined):
+                found = box(self.a, op, len(w.passed), self.spec.rows, held.elements, ROWS)
+        name = w.names.unique(op.name, "_map" if found else "")
+        w.take(name if found else parameter(op, name, written=True), map_=found)
+        return Result(sums, a, self.brought[which], held, factor, op, name, found is not None)
 
     def source(self, blocks: int, zeroed: tuple[tuple[int, int], ...] = ()) -> KernelSource:
         """Returns the kernel, whose body is complete."""
@@ -135,17 +116,16 @@ class Block:
             threads=s.threads,
             barriers=True,
             blocks_per_sm=1,
-            arguments=self.passed,
             zeroed=zeroed,
         )
 
     # ---- the block
 
     @contextmanager
-    def begin(self) -> Iterator[None]:
+    def begin(self, buffers: Buffers) -> Iterator[None]:
         """Writes what lies in shared memory, and what one thread does first, around what it does besides."""
         w = self.w
-        w.share(self.buffers)
+        w.share(buffers)
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
         with w.block("if (threadIdx.x == 0)"):
             for pipeline in (self.rows, self.ring):
@@ -221,12 +201,9 @@ class Block:
         count = cols * (1 + with_loss)
         # Loads one after the other may take longer than a tile; there are registers for three or four of one kind.
         few, of_one_kind = self.registers[0] < 40, cols % 32 == 0
+        at_once = 1 if few else cols // 32 if of_one_kind else 2
         if of_one_kind and cols <= 64:
             at_once = count // 32
-        elif few:
-            at_once = 1
-        else:
-            at_once = cols // 32 if of_one_kind else 2
         w.line(f"#pragma unroll {at_once}")
         with w.block(f"for (int i = threadIdx.x % 32; i < {count}; i += 32)"):
             w.line(f"const {self.scores.t} x = tile * {cols} + {i};")
@@ -258,7 +235,7 @@ class Block:
 
     def wgmma(self, steps: int, width: int, *operands: str, turned: bool = True) -> None:
         """Writes products of so many columns, 16 elements a step; ``turned``: operand B has them in its rows."""
-        w, t = self.w, self.element
+        w, t = self.w, self.scores.element_type
         w.macros[f"FUSEGRAPH_WGMMA({width})"] = None
         with w.unrolled(f"for (int kk = 0; kk < {steps}; ++kk)"):
             w.line(f"wgmma<{t}, {t}, {width}{', 1' if turned else ''}>(")
@@ -284,7 +261,7 @@ class Block:
         row_dot, a = f"&shared.numbers{numbers}[1][0]", self.by_s.a if self.by_s else ""
 
         def ready() -> None:
-            if self.both and not self.s.apart:
+            if self.by_p and self.by_p.a == a:
                 await_products(self.w, note="the operands are no longer needed")
             self.w.writes(a)
 
@@ -308,7 +285,7 @@ class Block:
         """
         w = self.w
         for r in self.results:
-            if r.map is None:
+            if not r.mapped:
                 self.scores.store(r.sums, r.op, r.name, r.held.elements, columns(r.held.elements), r.factor)
         if not self.mapped:
             # Warps that multiply are in step; where there was nothing to multiply one may be late.
@@ -341,7 +318,7 @@ class Block:
             value = f"{factor}{r.sums}[j / 2 + i]"
             w.unrolled_line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
             pointer = f"&shared.{r.held.buffer.name}[held.index][j / {PANEL}][{self.part}][0]"
-            if out != self.element:
+            if out != self.scores.element_type:
                 pointer = f"reinterpret_cast<{out}*>({pointer})"
             w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
 

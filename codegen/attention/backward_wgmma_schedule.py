@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from codegen.attention.backward_fragments import random_registers
@@ -16,8 +17,6 @@ from codegen.family import Schedule
 from codegen.pipeline import barriers
 from codegen.target import Target
 
-#: Tiles with a row for every query, and for every key: operands of the scores and of the products with the loss.
-QUERIES, KEYS = ("queries", "losses"), ("keys", "values")
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 #: The same for two consumers that hold at most so many registers.
@@ -59,23 +58,21 @@ class AttentionBackwardWgmmaSchedule(Schedule):
 
 
 def tiles(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> list[Buffer]:
-    """Returns the two tiles of rows that a block holds, and the two rings of tiles of columns."""
-    a = spec.attention
-    rows, cols = (QUERIES, KEYS) if spec.queries else (KEYS, QUERIES)
+    """Returns the two tiles of rows that a block holds, and the two rings of tiles of columns: of the scores and of the
+    products with the loss.
+    """
+    a, queries, keys = spec.attention, ("queries", "losses"), ("keys", "values")
+    rows = s.ahead, s.height, "panels of 128 bytes, swizzled", queries if spec.queries else keys
+    cols = s.stages, s.cols, "", keys if spec.queries else queries
     return [
         Buffer(name, a.q.dtype.ctype, (panels(elements), height, PANEL), stages, align=SWIZZLED, note=note)
-        for pair, stages, height, note in (
-            (rows, s.ahead, s.height, "panels of 128 bytes, swizzled"),
-            (cols, s.stages, s.cols, ""),
-        )
-        for name, elements in zip(pair, (a.depth, a.width))
+        for stages, height, note, names in (rows, cols)
+        for name, elements in zip(names, (a.depth, a.width))
     ]
 
 
 def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule, *more: Buffer) -> Buffers:
-    """Returns what a block has in shared memory.  Lastly come numbers of queries, where columns are queries, intervals
-    of rows, and barriers.
-    """
+    """Returns what a block has in shared memory; ``more`` is what it has beside the tiles."""
     found = [*tiles(spec, s), *more]
     if not spec.queries:
         shape = (2, 1 + spec.with_loss, s.cols)
@@ -133,7 +130,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     each = spec.cols * (a.depth + a.width) * 2
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
     found = []
-    for groups, width in ((groups, width) for groups in ((1, 2) if spec.rows <= ROWS else (2,)) for width in widths):
+    for groups, width in product((1, 2) if spec.rows <= ROWS else (2,), widths):
         cols = min(width, max(16, -(-spec.cols // 16) * 16))
         # The threads that bring tiles look at ranges, too, which takes more registers.
         most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
