@@ -118,18 +118,27 @@ class Trace:
             raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
 
     def _check_waits(self, passes: Sequence[Event]) -> None:
-        """Raises PipelineError unless a role releases what it waits for, be it in the next pass of a loop."""
-        waits: dict[int, tuple[int, Event]] = {}
-        released: dict[str, int] = {}
-        for at, event in enumerate(passes):
-            if event.what == "wait":
-                waits.setdefault(id(event), (at, event))
+        """Raises PipelineError unless a role releases each stage that it waits for, but for those of branches.
+
+        A stage of another name than any has, such as that of the tile before, is the one held longest.
+        """
+        named = {e.stage for e in passes if e.what in ("wait", "rename")}
+        held: list[tuple[str, str]] = []
+        branches = 0
+        for event in passes:
+            if event.what in ("branch", "end"):
+                branches += 1 if event.what == "branch" else -1
+            elif event.what == "wait" and not branches:
+                held.append((event.name, event.stage))
+            elif event.what == "rename":
+                held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
             elif event.what == "release":
-                released[event.name] = at
-        for at, e in waits.values():
-            if at > released.get(e.name, -1):
-                which = self.pipelines[e.name]
-                raise PipelineError(f"the {e.role} waits for a stage of {which} and does not release it")
+                fits = [(n, s) for n, s in held if n == event.name and (s == event.stage or event.stage not in named)]
+                if fits:
+                    held.remove(fits[0])
+        for name, _ in held:
+            role, which = passes[0].role, self.pipelines[name]
+            raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
 
     def _check_meeting(self, meeting: Meeting) -> None:
         """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
