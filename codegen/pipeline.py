@@ -70,6 +70,8 @@ class Trace:
     def behind(self, sums: str) -> int:
         """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
         groups = [e.name for e in self.events if e.role == self.role and e.what == "commit"]
+        if sums not in groups:
+            raise PipelineError(f"the {self.role} waits for {sums!r}, to which no products are added")
         return groups[::-1].index(sums)
 
     def check(self) -> None:
@@ -118,17 +120,23 @@ class Trace:
             raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
 
     def _check_waits(self, passes: Sequence[Event]) -> None:
-        """Raises PipelineError unless a role releases each stage that it waits for, but for those of branches.
+        """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
+        the last one, which is not filled again.
 
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
         named = {e.stage for e in passes if e.what in ("wait", "rename")}
+        awaited, released = ({e.name for e in passes if e.what == what} for what in ("wait", "release"))
+        for name in released - awaited:
+            raise PipelineError(
+                f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
+            )
         held: list[tuple[str, str]] = []
         branches = 0
         for event in passes:
             if event.what in ("branch", "end"):
                 branches += 1 if event.what == "branch" else -1
-            elif event.what == "wait" and not branches:
+            elif event.what == "wait" and not branches and self.of(event.name, "acquire"):
                 held.append((event.name, event.stage))
             elif event.what == "rename":
                 held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
@@ -137,8 +145,9 @@ class Trace:
                 if fits:
                     held.remove(fits[0])
         for name, _ in held:
-            role, which = passes[0].role, self.pipelines[name]
-            raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
+            if name not in released or sum(name == other for other, _ in held) > 1:
+                which = self.pipelines[name]
+                raise PipelineError(f"the {passes[0].role} waits for a stage of {which} and does not release it")
 
     def _check_meeting(self, meeting: Meeting) -> None:
         """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""

@@ -99,6 +99,7 @@ class _Separate(Block):
             with self.met():
                 self.scores.define()
                 w.line(f"Ring<{s.stages}> previous = stage;")
+                w.moved("previous", "out of scope")
                 with w.loop("for (int tile = first; tile < last; ++tile)"):
                     self._work_on_tile()
                 await_products(w)
