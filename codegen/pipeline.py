@@ -146,8 +146,8 @@ class Trace:
                     held.remove(fits[0])
         for name, _ in held:
             if name not in released or sum(name == other for other, _ in held) > 1:
-                which = self.pipelines[name]
-                raise PipelineError(f"the {passes[0].role} waits for a stage of {which} and does not release it")
+                role, which = passes[0].role, self.pipelines[name]
+                raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
 
     def _check_meeting(self, meeting: Meeting) -> None:
         """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
@@ -181,7 +181,7 @@ class _Products:
 
     def __init__(self) -> None:
         self._pending: list[Event] = []
-        self._awaited: set[str] = set()  # pipelines
+        self._held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
         self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
     def check(self, events: Iterable[Event]) -> None:
@@ -196,15 +196,16 @@ class _Products:
         elif event.what == "end":
             self._pending += [e for e in self._beside.pop() if e not in self._pending]
         elif event.what == "wait":
-            self._awaited.add(event.name)
+            self._held.add((event.name, event.stage))
         elif event.what == "commit":
             for name, stage in event.reads:
-                if stage and name not in self._awaited:
+                if stage and (name, stage) not in self._held:
                     raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
             self._pending.append(event)
         elif event.what == "await":
             del self._pending[: max(0, len(self._pending) - event.count)]
         elif event.what == "rename":
+            self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
             renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
             every = iter(renamed)
             self._pending = [
@@ -216,6 +217,7 @@ class _Products:
         elif event.what == "write" and any((event.name, "") in e.reads for e in self._pending):
             raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
         elif event.what == "release":
+            self._held.discard((event.name, event.stage))
             for e in self._pending:
                 if (event.name, event.stage) in e.reads:
                     raise PipelineError(
