@@ -205,6 +205,9 @@ class _Products:
         elif event.what == "await":
             del self._pending[: max(0, len(self._pending) - event.count)]
         elif event.what == "rename":
+            for name, stage in self._held:
+                if stage == event.stage:
+                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
             self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
             renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
             every = iter(renamed)

@@ -134,6 +134,17 @@ def test_released_in_the_next_pass(k: Tiny, left: str) -> None:
     refused(k, "the consumer waits for a stage of pipeline 'ring' and does not release it")
 
 
+def test_a_name_taken_from_a_stage_that_is_not_released(k: Tiny) -> None:
+    k.produce()
+    with k.role("consumer", groups=2):
+        for _ in range(2):
+            k.ring.wait()
+            k.moved("stage", "previous")
+        for _ in range(2):
+            k.ring.release("previous")
+    refused(k, "the consumer loses 'previous' of 'ring' and has not released it")
+
+
 def test_released_and_not_waited_for(k: Tiny) -> None:
     k.produce()
     with k.role("consumer"):
