@@ -8,6 +8,7 @@ row_dot, numbers of the thread's rows if those are queries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import e, log2
 
 from codegen.attention.backward_scores import BackwardScores
@@ -190,10 +191,10 @@ class BackwardFragments(BackwardScores):
             pair = f"attention::pair<{self.element_type}>(weighted[0], weighted[1])"
             self._weigh(tile, "s", f"factor[j / 8][j / 2 % 4 + f] = {pair};")
 
-    def gradients(self, tile: str, row_dot: str, by_scores: str, factor: str, ready: str = "") -> None:
-        """Writes the gradients of the products with the loss, then operands A, once the statement ``ready``
-        has waited.
-        """
+    def gradients(
+        self, tile: str, row_dot: str, by_scores: str, factor: str, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """Writes the gradients of the products with the loss, then, behind what ``ready`` writes, operands A."""
         w, spec = self.w, self.whole
         if self.weight is not None:
             self._weigh(tile, "d", "d[j + f * 2] = weighted[0];", "d[j + f * 2 + 1] = weighted[1];")
@@ -213,8 +214,7 @@ class BackwardFragments(BackwardScores):
         if spec.sloped:
             w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
         if spec.first is not None:
-            if ready:
-                w.line(ready)
+            ready()
             w.line(f"attention::round_to_fragments<{self.element_type}>(d, {factor});")
 
     def store(self, sums: str, op: Operand, name: str, elements: int, width: int, factor: float) -> None:

@@ -70,6 +70,11 @@ class AttentionBackwardSpec(KernelSpec):
         return len(self.program.stores) > 1
 
     @property
+    def with_loss(self) -> bool:
+        """Whether products with the loss are needed: second alone is of probabilities."""
+        return self.first is not None or self.by_scores is not None
+
+    @property
     def rows(self) -> int:
         """The number of queries or keys that have results."""
         return self.attention.rows if self.queries else self.attention.keys
