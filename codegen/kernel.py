@@ -22,7 +22,7 @@ class Kernel(Writer):
 
     name        its C identifier.
     names       gives the names of its parameters and variables (`codegen.naming.Names`).
-    parameters  declarations, in order.
+    parameters  declarations, in order; passed is what `take` has added to them.
     buffers     what lies in shared memory.
     macros      what defines functions of the device library for this kernel, in front of it.
     trace       what its roles do with pipelines and asynchronous products, checked when it is complete.
@@ -33,9 +33,16 @@ class Kernel(Writer):
         self.name, self.depth = name, 1
         self.names = Names()
         self.parameters: list[str] = []
+        self.passed: list[int | TensorMap] = []
         self.buffers = Buffers()
         self.macros: dict[str, None] = {}
         self.trace = Trace()
+
+    def take(self, *declarations: str, map_: TensorMap | None = None) -> None:
+        """Adds parameters: the arguments with their numbers, declared so, or a tensor map with this C name."""
+        for text in declarations:
+            self.parameters.append(f"const __grid_constant__ TensorMap {text}" if map_ else text)
+            self.passed.append(map_ or len(self.passed))
 
     def share(self, buffers: Iterable[Buffer]) -> None:
         """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
@@ -47,20 +54,46 @@ class Kernel(Writer):
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
     @contextmanager
-    def role(self, name: str, condition: str = "") -> Iterator[None]:
-        """Writes what some warps do, under the condition that tells them apart."""
-        before, self.trace.role = self.trace.role, name
-        with self.block(f"if ({condition})", when=bool(condition)):
+    def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Iterator[None]:
+        """Writes what some warps do, under the condition that tells them apart.
+
+        otherwise  whether they are none of those of the role in front of it, or of the block in front of it.
+        groups     of threads, one thread of each of which releases stages; 0: that is not known.
+        """
+        before = self.trace.role, self.trace.groups
+        self.trace.role, self.trace.groups = name, groups
+        text = f"if ({condition})" if condition else ""
+        if otherwise:
+            self.lines.pop()  # the brace that closes the role in front
+            text = f"}} else {text}".rstrip()
+        with self.block(text, when=bool(text)):
             yield
-        self.trace.role = before
+        self.trace.role, self.trace.groups = before
 
     @contextmanager
-    def loop(self, text: str) -> Iterator[None]:
-        """Writes a loop, which the trace follows."""
-        self.trace.add("loop")
-        with self.block(text):
+    def loop(self, text: str, *, when: bool = True) -> Iterator[None]:
+        """Writes a loop, which the trace follows; none unless ``when``."""
+        if when:
+            self.trace.add("loop")
+            self.trace.depth += 1
+        with self.block(text, when=when):
+            yield
+        if when:
+            self.trace.depth -= 1
+            self.trace.add("end")
+
+    @contextmanager
+    def branch(self, condition: str) -> Iterator[None]:
+        """Writes a block under a condition, which the trace follows apart from what is done without it."""
+        self.trace.add("branch")
+        with self.block(f"if ({condition})"):
             yield
         self.trace.add("end")
+
+    def alternative(self) -> None:
+        """Writes where what is done without the condition of a branch begins."""
+        self.trace.add("otherwise")
+        self.otherwise()
 
     def moved(self, stage: str, to: str) -> None:
         """Notes that a stage is called otherwise from now on, by what has been written."""
@@ -70,6 +103,11 @@ class Kernel(Writer):
         """Notes that what is written next reads the results of asynchronous products."""
         for name in sums:
             self.trace.add("read", name)
+
+    def writes(self, *registers: str) -> None:
+        """Notes that what is written next overwrites operands of asynchronous products that lie in registers."""
+        for name in registers:
+            self.trace.add("write", name)
 
     def source(
         self,
@@ -92,7 +130,7 @@ class Kernel(Writer):
         barriers       whether threads of a block depend on each other.
         blocks_per_sm  the least that are to fit a multiprocessor.
         shared_bytes   of dynamic shared memory, where it is not for the buffers alone.
-        arguments      of its parameters (`KernelSource.parameters`).
+        arguments      of its parameters (`KernelSource.parameters`), if they are not those that `take` has added.
         cluster        blocks of a cluster; zeroed as `KernelSource` has it.
         """
         self.trace.check()
@@ -111,6 +149,7 @@ class Kernel(Writer):
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
         for number, text in enumerate(self.parameters):
             head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
+        passed = (self.passed or None) if arguments is None else arguments
         return KernelSource(
             self.name,
             named([*head.lines, "{", *self.lines, "}"]),
@@ -118,7 +157,7 @@ class Kernel(Writer):
             (threads, 1, 1),
             self.buffers.bytes if shared_bytes is None else shared_bytes,
             uses_barriers=barriers,
-            parameters=None if arguments is None else tuple(arguments),
+            parameters=None if passed is None else tuple(passed),
             cluster=(cluster, 1, 1),
             zeroed=zeroed,
         )

@@ -9,9 +9,11 @@ from math import prod
 from codegen.attention.fragments import check_types
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
+from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
+from codegen.pipeline import barriers
 from codegen.spec import AttentionSpec, Pages, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
@@ -73,11 +75,10 @@ class AttentionWgmmaSchedule(Schedule):
     chains: int = 2
     alternate: bool = False
 
-    def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
+    def registers(self, spec: AttentionSpec) -> tuple[int, int]:
         """Returns registers of a thread of the producer and of a consumer."""
-        if spanned:
-            return SPANNED_REGISTERS[self.groups]
-        return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
+        every = LISTING_REGISTERS if listed(spec) else SPANNED_REGISTERS if spanned(spec) else REGISTERS
+        return every[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
         """Tells whether the first product of a tile of queries begins while the tile before ends.
@@ -111,11 +112,6 @@ def spanned(spec: AttentionSpec) -> bool:
     return bool(spec.ranges) and not listed(spec)
 
 
-def dynamic(spec: AttentionSpec) -> bool:
-    """Tells whether blocks take tiles of queries as they come to them: a block with short tiles takes more."""
-    return spec.order is not None and spanned(spec)
-
-
 def panels(elements: int, size: int = 2) -> int:
     """Returns how many rows of 128 bytes hold ``elements`` elements of ``size`` bytes."""
     return -(-elements * size // (2 * PANEL))
@@ -134,13 +130,27 @@ def columns(width: int) -> int:
     return -(-width // 16) * 16
 
 
-def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
-    row, deep = 2 * PANEL, panels(spec.depth, spec.q.dtype.itemsize)
-    queries = s.rows * row * max(deep, panels(spec.width))
-    values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
-    ring = s.stages * row * (s.keys * deep + values)
-    spans = 32 * s.ahead if spanned(spec) else 0
-    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + spans + 128
+def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
+    """Returns what a block has in shared memory."""
+    t, size = spec.q.dtype.ctype, spec.q.dtype.itemsize
+    deep, wide, panel = panels(spec.depth, size), panels(spec.width), 2 * PANEL // size
+    of_values = (1, columns(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
+    found = [
+        Buffer("queries", t, (max(deep, wide), s.rows, panel), s.ahead, 0, SWIZZLED, "panels of 128 bytes, swizzled"),
+        Buffer("keys", t, (deep, s.keys, panel), s.stages, 0, SWIZZLED),
+        Buffer("values", t, of_values, s.stages, 0, SWIZZLED, "along the keys" if narrow(spec) else ""),
+        *(() if spec.computed[0] is not None else barriers("queries", s.ahead)),
+        *barriers("keys", s.stages),
+        *barriers("values", s.stages),
+    ]
+    if spanned(spec):
+        found += barriers("spans", s.ahead)
+        note = "of queries to come, and the end; who reads one says so"
+        found.append(Buffer("spans", "attention::Span", (), s.ahead, note=note))
+    if listed(spec):
+        note = "of keys: twice the number, and whether no range is broken; -1 is the end"
+        found.append(Buffer("tiles", "int", (), s.stages, note=note))
+    return Buffers(found)
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
@@ -207,47 +217,55 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
-    if spec.computed[0] is None:
-        box(spec, spec.q, 0, spec.rows, spec.depth, 64)
-    if narrow(spec):
-        if spec.pages is not None:
-            raise Declined("8-bit floats in pages do not lie along the keys")
-        box(spec, spec.k, 1, spec.keys, spec.depth, 64)
-        values_box(spec)
-        return spec
-    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
-        pages = None if spec.pages is None else spec.pages[n]
-        if pages is not None and pages.size % 8:
+    if narrow(spec) and spec.pages is not None:
+        raise Declined("8-bit floats in pages do not lie along the keys")
+    for pages in spec.pages or ():
+        if pages.size % 8:
             raise Declined(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
-        box(spec, op, n + 1, spec.keys if pages is None else pages.size, elements, 8, pages)
+    maps(spec, ROWS, 8)
     return spec
 
 
-def values_box(spec: AttentionSpec) -> TensorMap:
+def maps(spec: AttentionSpec, rows: int, keys: int) -> tuple[TensorMap | None, TensorMap, TensorMap]:
+    """Returns the maps of queries, None if they are computed, of keys and of values, for tiles of so many.
+
+    A box of keys or values is a tile, or what of it lies in one page.
+    """
+    queries = None if spec.computed[0] is not None else box(spec, spec.q, 0, spec.rows, spec.depth, rows)
+    if narrow(spec):
+        return queries, _narrow_keys(spec), _narrow_values(spec)
+    made = []
+    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
+        pages = None if spec.pages is None else spec.pages[n]
+        total, height = (spec.keys, keys) if pages is None else (pages.size, min(keys, pages.size))
+        made.append(box(spec, op, n + 1, total, elements, height, pages))
+    return queries, made[0], made[1]
+
+
+def _narrow_keys(spec: AttentionSpec) -> TensorMap:
+    """Returns the map of 8-bit keys, of which a box has the first two of each four keys, or the last two; or all keys,
+    where there is no such map.
+    """
+    plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
+    if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
+        return plain
+    (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
+    return replace(
+        plain,
+        sizes=(elements, 4, keys // 4, *sizes),
+        strides=(step, 4 * step, *strides),
+        box=(plain.box[0], 2, PANEL // 2, *plain.box[2:]),
+        steps=(1, *plain.steps),
+    )
+
+
+def _narrow_values(spec: AttentionSpec) -> TensorMap:
     """Returns the map of 8-bit values: a box has 128 keys of all elements."""
     *batch, key, element = spec.v.strides
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
     return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
-
-
-def quads_box(spec: AttentionSpec) -> TensorMap | None:
-    """Returns the map of 8-bit keys whose box has the first two of each four keys, or the last two; None if there is
-    none.
-    """
-    plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
-    if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
-        return None
-    (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
-    boxed = (plain.box[0], 2, PANEL // 2, *plain.box[2:])
-    return replace(
-        plain,
-        sizes=(elements, 4, keys // 4, *sizes),
-        strides=(step, 4 * step, *strides),
-        box=boxed,
-        steps=(1,) * len(boxed),
-    )
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
@@ -261,52 +279,55 @@ def tile_keys(spec: AttentionSpec, most: int) -> int:
     return max((n for n in range(16, most + 1, 16) if all(n % s == 0 or s % n == 0 for s in sizes)), default=0)
 
 
-def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
-    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
-    spec = check(spec, target)
+def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
+    """Returns consumers and keys of the tiles worth trying, best guess first."""
     sides = {b.key for b in spec.bounds if b.key}
-    reads = any(op.strides[-1] for op in spec.program.loads)
+    reads, programmed = any(op.strides[-1] for op in spec.program.loads), bool(spec.inside.instructions)
     tall = max(spec.depth, spec.width)
-    if tall <= 64:
+    if narrow(spec):
+        preferred = [(2, 2 * PANEL)]
+    elif tall <= 64:
         preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
         # Two tiles, the last not whole: the loop is unrolled, and there are no registers for three consumers.
-        if not sides and not 128 < spec.keys < 256:
+        if not (sides or 128 < spec.keys < 256 or reads or programmed):
             preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
-        if sides:
-            preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
-        if len(sides) > 1 or spec.inside.instructions:
-            preferred = [(2, 128), (2, 176), (2, 96)]
-            if spanned(spec):
-                preferred = [(2, 128), (2, 96), *([] if spec.within.instructions else [(2, 160)])]
         if reads:
             preferred = [(2, 128), (2, 96), (2, 112)] if spec.ranges else [(2, 96), (2, 80), (2, 112)]
+        elif spanned(spec) and (len(sides) > 1 or programmed):
+            preferred = [(2, 128), (2, 96), *([] if spec.within.instructions else [(2, 160)])]
+        elif len(sides) > 1 or programmed:
+            preferred = [(2, 128), (2, 176), (2, 96)]
+        elif sides:
+            preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
     elif tall <= 192:
         preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
+    elif reads or programmed:
+        preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     else:
         preferred = [(2, 80), (2, 64), (2, 48)]
-        if reads or spec.inside.instructions:
-            preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
-    if reads or spec.inside.instructions:
-        preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
-    if spec.weight is not None:  # what the weight computes, such as random numbers, needs registers of its own
+    if spec.weight is not None and not narrow(spec):
+        # What the weight computes, such as random numbers, needs registers of its own.
         most = 128 if tall <= 128 else 64 if tall <= 192 else 48
-        preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
-    if narrow(spec):
-        preferred = [(2, 2 * PANEL)]
+        preferred = [(2, min(keys, most)) for _, keys in preferred]
     if spec.rows <= 64:
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
+    found = ((groups, tile_keys(spec, keys)) for groups, keys in preferred)
+    return list(dict.fromkeys(tile for tile in found if tile[1]))
+
+
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    spec = check(spec, target)
+    sides, tall = any(b.key for b in spec.bounds), max(spec.depth, spec.width)
     # Where tiles of queries take very different times, blocks of one tile each spread them better.
     blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else target.sms
     shared = target.l2_share(SHARED_IN_L2)
     found = []
-    for groups, keys in dict.fromkeys(preferred):
-        keys = tile_keys(spec, keys)
-        if not keys:
-            continue
+    for groups, keys in _tiles(spec, target):
         # Few queries: the bytes in flight count.  Short rows: so does what follows a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys, shared)
@@ -323,15 +344,13 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             s = AttentionWgmmaSchedule(groups, keys, stages, pingpong, heads, grid, ahead, chains, alternate=alternate)
-            if (
-                registers_held(spec, keys) <= HELD[groups]
-                and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
-            ):
+            fits = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block
+            if fits and registers_held(spec, keys) <= HELD[groups]:
                 found.append(s)
                 break
     if not found:
         raise Declined("no tile fits the shared memory and registers of a block")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
@@ -341,7 +360,7 @@ def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int
     more numerous.
     """
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
-    begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
+    begun_early = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
     each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))
     return sum(met * (keys + OF_KEYS) + (0 if begun_early else OF_QUERIES) for met in each)
