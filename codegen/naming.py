@@ -32,6 +32,7 @@ INCLUDES = "#include"
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
 #: Characters that are neither in a word nor between a variable and its member become spaces.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
+_UNPRINTABLE = re.compile("[^ -~]")
 _BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
 #: Most characters around a name that belong to the same identifier.
 _LONGEST = 128
@@ -125,7 +126,7 @@ def named(lines: Sequence[str]) -> str:
 
 def comment(text: str, limit: int = 110) -> str:
     """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
+    safe = _UNPRINTABLE.sub("?", text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 

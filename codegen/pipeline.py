@@ -35,7 +35,7 @@ class PipelineError(AssertionError):
     """A kernel's barriers, copies or products do not fit together: a mistake of who wrote its form."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """Something that a role does: ``what`` it is, with which pipeline or result, at which stage, and how much of it."""
 
@@ -84,7 +84,9 @@ class Trace:
         for meeting in self.meetings.values():
             self._check_meeting(meeting)
         for role in dict.fromkeys(e.role for e in self.events):
-            _Products().check(_passes([e for e in self.events if e.role == role]))
+            passes = _passes(e for e in self.events if e.role == role)
+            self._check_waits(passes)
+            _Products().check(passes)
 
     def _check_fills(self, pipeline: Pipeline) -> None:
         name = pipeline.name
@@ -112,13 +114,34 @@ class Trace:
         count = sum(count for _, count in parts)
         if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
             raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
-        for role in dict.fromkeys(e.role for e in self.of(name, "wait")):
-            done = [e for e in _passes([e for e in self.events if e.role == role]) if e.name == name]
-            first = {id(e): at for at, e in reversed(list(enumerate(done))) if e.what == "wait"}
-            if max(first.values()) > max((at for at, e in enumerate(done) if e.what == "release"), default=-1):
-                raise PipelineError(f"the {role} waits for a stage of {pipeline} and does not release it")
         if self.of(name, "release") and not self.of(name, "acquire"):
             raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
+
+    def _check_waits(self, passes: Sequence[Event]) -> None:
+        """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
+        the last one, which is not filled again.
+
+        A stage of another name than any has, such as that of the tile before, is the one held longest.
+        """
+        named = {e.stage for e in passes if e.what in ("wait", "rename")}
+        released = {e.name for e in passes if e.what == "release"}
+        held: list[tuple[str, str]] = []
+        branches = 0
+        for event in passes:
+            if event.what in ("branch", "end"):
+                branches += 1 if event.what == "branch" else -1
+            elif event.what == "wait" and not branches and self.of(event.name, "acquire"):
+                held.append((event.name, event.stage))
+            elif event.what == "rename":
+                held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
+            elif event.what == "release":
+                fits = [(n, s) for n, s in held if n == event.name and (s == event.stage or event.stage not in named)]
+                if fits:
+                    held.remove(fits[0])
+        for name, _ in held:
+            if name not in released or sum(name == other for other, _ in held) > 1:
+                role, which = passes[0].role, self.pipelines[name]
+                raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
 
     def _check_meeting(self, meeting: Meeting) -> None:
         """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
@@ -131,27 +154,20 @@ class Trace:
             raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
 
 
-def _passes(events: Sequence[Event]) -> Iterator[Event]:
-    """Yields events as they happen: the body of a loop twice, for what one pass leaves to the next."""
-    at = 0
-    while at < len(events):
-        if events[at].what == "loop":
-            stop = _end(events, at)
-            yield from 2 * list(_passes(events[at + 1 : stop]))
-            at = stop
+def _passes(events: Iterable[Event]) -> list[Event]:
+    """Returns events as they happen: those of a loop twice, for what one pass leaves to the next."""
+    found: list[Event] = []
+    begins: list[int | None] = []  # of loops; None for branches
+    for event in events:
+        if event.what == "loop":
+            begins.append(len(found))
+        elif event.what == "end" and (begin := begins.pop()) is not None:
+            found += found[begin:]
         else:
-            yield events[at]
-        at += 1
-
-
-def _end(events: Sequence[Event], begin: int) -> int:
-    """Returns the index of the end of the loop that begins at this one."""
-    depth = 0
-    for at in range(begin, len(events)):
-        depth += {"loop": 1, "branch": 1, "end": -1}.get(events[at].what, 0)
-        if not depth:
-            return at
-    raise PipelineError("a loop is not closed")
+            found.append(event)
+            if event.what == "branch":
+                begins.append(None)
+    return found
 
 
 class _Products:
@@ -159,7 +175,7 @@ class _Products:
 
     def __init__(self) -> None:
         self._pending: list[Event] = []
-        self._awaited: set[str] = set()  # pipelines
+        self._held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
         self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
     def check(self, events: Iterable[Event]) -> None:
@@ -174,15 +190,16 @@ class _Products:
         elif event.what == "end":
             self._pending += [e for e in self._beside.pop() if e not in self._pending]
         elif event.what == "wait":
-            self._awaited.add(event.name)
+            self._held.add((event.name, event.stage))
         elif event.what == "commit":
             for name, stage in event.reads:
-                if stage and name not in self._awaited:
+                if stage and (name, stage) not in self._held:
                     raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
             self._pending.append(event)
         elif event.what == "await":
             del self._pending[: max(0, len(self._pending) - event.count)]
         elif event.what == "rename":
+            self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
             renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
             every = iter(renamed)
             self._pending = [
@@ -194,6 +211,7 @@ class _Products:
         elif event.what == "write" and any((event.name, "") in e.reads for e in self._pending):
             raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
         elif event.what == "release":
+            self._held.discard((event.name, event.stage))
             for e in self._pending:
                 if (event.name, event.stage) in e.reads:
                     raise PipelineError(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from codegen.attention.scores import merged
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_producer import produce
-from codegen.attention.wgmma_results import ComputedQueries, Queries, Results, StoredByTma
+from codegen.attention.wgmma_results import await_queries, define_queries, free_results, prefetch_queries, store_results
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule
 from codegen.attention.wgmma_walk import Intervals, Lists, Spans
 from codegen.iteration import linear
@@ -28,23 +28,26 @@ def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSourc
     """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
     b = Block(merged(spec), schedule)
     walk = (Lists if b.scores.listed else Spans if b.scores.spanned else Intervals)(b)
+    consumer = (_NarrowConsumer if b.narrow else _Consumer)(b, walk)
     b.begin()
     with b.w.role("producer", "group < 0"):
         produce(b, walk)
     with b.w.role("consumer", otherwise=True, groups=schedule.groups):
-        _Consumer(b, walk).consume()
+        consumer.consume()
     return b.source()
 
 
 class _Consumer:
-    """Writes what a consumer does: products, exponentials, and the release of what has been multiplied."""
+    """Writes what a consumer does: products, exponentials, and the release of what has been multiplied.
+
+    sums  where products with values are added up; options, behind and adding are arguments of wgmma.
+    """
+
+    sums, options, behind, adding = "o", ", 1", 2048, "true"
 
     def __init__(self, b: Block, walk: Intervals) -> None:
         self.b, self.w, self.s, self.scores, self.walk = b, b.w, b.s, b.scores, walk
         self.keys, self.values = b.keys, b.values
-        self.queries = (Queries if b.queries else ComputedQueries)(b)
-        self.products = (_NarrowProducts if b.narrow else _Products)(b)
-        self.results = (StoredByTma if b.out_map else Results)(b, walk)
         self.sink = b.arguments[-1] if b.spec.sink is not None else ""
 
     def consume(self) -> None:
@@ -57,55 +60,57 @@ class _Consumer:
         w.line(f"Ring<{s.ahead}> query;")
         self.scores.unit()
         self.scores.scalars()
-        self.queries.define()
+        if (prologue := self.scores.computed[0]) is not None:
+            define_queries(self.b, prologue)
         if s.pingpong:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
         if self.b.joined:
             self._joined()
         else:
             self._apart()
-        self.results.end()
+        if self.b.out_map:
+            w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
     def _apart(self) -> None:
         """Writes the work on tiles of queries one after the other."""
         w, latest = self.w, self.walk.latest
         with self.walk.tiles():
             self.scores.state(self.sink, self.b.width)
-            self.queries.wait("query", "work")
+            await_queries(self.b, "query", "work")
             with self.walk.met():
-                self.products.declare()
+                self._declare()
                 self.scores.define()
                 self.walk.await_first()
                 with self._turn():
-                    self.products.multiply_keys("query")
+                    self._multiply_keys("query")
                 self._tiles()
                 self.values.wait(latest)
-                self.products.multiply_values(latest)
+                self._multiply_values(latest)
                 await_products(w)
                 self.values.release(latest)
-                self.products.add()
-            self._results()
+                self._add()
+            store_results(self.b, self.walk)
             w.line("++query;")
 
     def _joined(self) -> None:
         """Writes the work on tiles of queries, of which each begins while the one before ends."""
         w = self.w
-        self.products.declare()
+        self._declare()
         self.walk.look("attention::Span span", "query")
-        self.queries.wait("query", "blockIdx.x")
+        await_queries(self.b, "query", "blockIdx.x")
         self.keys.wait()
         with self._turn():
-            self.products.multiply_keys("query")
+            self._multiply_keys("query")
         with self.walk.tiles():
             self.scores.state(self.sink, self.b.width)
             self.scores.define()
             self._tiles()
             self.values.wait()
-            self.products.multiply_values("stage")
+            self._multiply_values("stage")
             self._begin_next()
             self.values.release("previous")
-            self.products.add()
-            self._results()
+            self._add()
+            store_results(self.b, self.walk)
             w.line("query = next;")
             w.moved("next", "query")
         await_products(w, note="nothing is in flight, but the compiler cannot know")
@@ -131,10 +136,10 @@ class _Consumer:
         w.line("++next;")
         following = self.walk.look("const attention::Span following", "next")
         with w.branch(f"{following} < {self.b.work}"):
-            self.queries.wait("next", following)
+            await_queries(self.b, "next", following)
             self.keys.wait()
             with self._turn():
-                self.products.multiply_keys("next")
+                self._multiply_keys("next")
             await_products(w, 1, "the results are there")
             w.alternative()
             await_products(w)
@@ -142,22 +147,22 @@ class _Consumer:
     def _tiles(self) -> None:
         """Writes the products with all keys, of which the first have begun, and with all values but the last."""
         w, s, scores = self.w, self.s, self.scores
-        self.queries.prefetch(self.walk.following)
+        prefetch_queries(self.b, self.walk.following)
         await_products(w)
         self.keys.release()
         w.reads("s")
         scores.make(self.walk.begin)
         scores.softmax(s.chains)
-        self.results.free()
-        self.products.round(first=True)
+        free_results(self.b, self.walk)
+        self._round(first=True)
         # Where consumers do not ping-pong and multiply 8-bit floats, it was faster to look for maxima while the
         # products with values go on.
         apart = self.b.narrow and not s.pingpong
         with self.walk.further():
             with self._turn():
-                self.products.multiply_keys("query")
+                self._multiply_keys("query")
                 self.values.wait("previous")
-                self.products.multiply_values("previous")
+                self._multiply_values("previous")
             await_products(w, 1, "the scores are there")
             self.keys.release()
             w.reads("s")
@@ -168,29 +173,17 @@ class _Consumer:
             # the units for exponentials are busy, but only once nothing reads the probabilities of the tile before.
             await_products(w)
             self.values.release("previous")
-            self.products.add()
+            self._add()
             (scores.exponentials if apart else scores.softmax)(s.chains)
-            self.products.round()
+            self._round()
 
-    def _results(self) -> None:
-        self.w.reads("o")
-        self.scores.finish(self.b.stats)
-        self.results.store()
-
-
-class _Products:
-    """Products of 16-bit floats: wgmma adds those with values up in the results ``o``."""
-
-    def __init__(self, b: Block) -> None:
-        self.b, self.w = b, b.w
-
-    def declare(self) -> None:
+    def _declare(self) -> None:
         """Declares the scores of a tile and, rounded, its probabilities."""
         s = self.b.s
         self.w.line(f"float s[{s.keys // 2}], rescale[2];")
         self.w.line(f"uint32 probability[{s.keys // self.b.step}][4];")
 
-    def multiply_keys(self, query: str) -> None:
+    def _multiply_keys(self, query: str) -> None:
         """Writes the start of the products of a tile of queries with the keys of ``stage``."""
         b, w, s = self.b, self.w, self.b.s
         steps = -(-b.spec.depth // b.step)
@@ -207,52 +200,49 @@ class _Products:
                 else:
                     w.line("    s, matrix_behind(queries, kk * 32), matrix_behind(keys, kk * 32), kk > 0);")
 
-    def multiply_values(self, stage: str) -> None:
+    def _multiply_values(self, stage: str) -> None:
         """Writes the start of the products of the probabilities with the values of a stage."""
-        self._multiply_values(stage, self.b.s.keys * 2 * PANEL, "o", ", 1", "kk * 2048), true")
-
-    def _multiply_values(self, stage: str, leading: int, sums: str, options: str, step: str) -> None:
-        b, w = self.b, self.w
+        b, w, sums = self.b, self.w, self.sums
+        leading = 16 if b.narrow else b.s.keys * 2 * PANEL
         with w.block(""):
             place = f"shared.values[{stage}.index][0][0]"
             w.line(f"const uint64 values = matrix_descriptor<128>({place}, {leading}, 1024);")
             steps = f"for (int kk = 0; kk < {b.s.keys // b.step}; ++kk)"
             with products(w, sums, (b.values, stage), registers="probability"), w.unrolled(steps):
-                w.line(f"wgmma<{b.element}, {b.element}, {b.width}{options}>(")
-                w.line(f"    {sums}, probability[kk], matrix_behind(values, {step});")
+                w.line(f"wgmma<{b.element}, {b.element}, {b.width}{self.options}>(")
+                w.line(f"    {sums}, probability[kk], matrix_behind(values, kk * {self.behind}), {self.adding});")
 
-    def add(self) -> None:
+    def _add(self) -> None:
         """Writes the addition of a tile's products with values to the results, where wgmma does not add them up."""
 
-    def round(self, *, first: bool = False) -> None:
-        """Writes the rounding of exponentials to the operand of the products with values; of the first tile, or not."""
+    def _rescale(self, first: bool) -> None:
+        """Writes the multiplication of the results with factors, of tiles but the first."""
         if not first:
             self.w.reads("o")
             self.w.line("attention::scale(o, rescale);")
-        self._round()
 
-    def _round(self) -> None:
+    def _round(self, *, first: bool = False) -> None:
+        """Writes the rounding of a tile's exponentials to the operand of the products with values."""
+        self._rescale(first)
         self.w.writes("probability")
         quads = "_quads" if self.b.scores.quads else ""
         self.w.line(f"attention::round{quads}_to_fragments<{self.b.element}>(s, probability);")
 
 
-class _NarrowProducts(_Products):
-    """Products of 8-bit floats: those of a tile with values are added up apart, and then to the results in float32."""
+class _NarrowConsumer(_Consumer):
+    """The same with 8-bit floats: a tile's products with values are added up apart, and to the results in float32."""
 
-    def declare(self) -> None:
-        super().declare()
+    sums, options, behind, adding = "part", "", 32, "kk > 0"
+
+    def _declare(self) -> None:
+        super()._declare()
         note = "a tile's products with values, and o's next factors"
         self.w.line(f"float part[{self.b.width // 2}], before[2];  // {note}")
 
-    def multiply_values(self, stage: str) -> None:
-        self._multiply_values(stage, 16, "part", "", "kk * 32), kk > 0")
-
-    def add(self) -> None:
+    def _add(self) -> None:
         self.w.reads("part")
         self.w.line("attention::add(o, before, part);")
 
-    def round(self, *, first: bool = False) -> None:
+    def _rescale(self, first: bool) -> None:
         self.w.line("before[0] = rescale[0];")
         self.w.line("before[1] = rescale[1];")
-        self._round()

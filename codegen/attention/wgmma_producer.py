@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
 from codegen.pipeline import Pipeline
+from codegen.spec import Pages
 from codegen.tensor_map import box_bytes
 
 
@@ -34,7 +37,7 @@ def produce(b: Block, walk: Intervals) -> None:
         w.line(f"Ring<{b.s.stages}> stage;")
         if queries:
             w.line(f"Ring<{b.s.ahead}> query;")
-        with walk.tiles(producer=True):
+        with walk.tiles():
             walk.fill(load, load_queries)
             if queries:
                 w.line("++query;")
@@ -49,29 +52,34 @@ class Copies:
         self.op, buffer, mapped = b.spec.arguments[number], b.w.buffers[pipeline.name], b.maps[number]
         assert mapped is not None
         self.name, self.map = mapped
-        along_keys = b.narrow and number == 2
+        self.along_keys = b.narrow and number == 2
         elements = b.spec.width if number == 2 else b.spec.depth
         #: so many rows of 128 bytes, and what they take
-        self.panels = 1 if along_keys else panels(elements, self.op.dtype.itemsize)
+        self.panels = 1 if self.along_keys else panels(elements, self.op.dtype.itemsize)
         self.bytes = buffer.stage_bytes // buffer.shape[0] * self.panels
-        self._boxes = self._whole
-        if along_keys:
-            self._boxes = self._along_keys
-        elif number == 1 and b.scores.quads:
-            self._boxes = self._quads
-        elif number and b.spec.pages is not None:
-            self._boxes = self._paged
 
     def write(self, first: str, told: str = "") -> None:
         """Writes what waits for an empty stage and fills it with the rows from a first one on.
 
         told  C expression of what consumers are told of the tile.
         """
+        b = self.b
         self.pipeline.acquire(self.stage)
         if told:
-            self.b.w.line(f"shared.tiles[stage.index] = {told};")
-        self.pipeline.expect(self.bytes, self.stage, condition="lane == 0" if self.b.spread and self.number else "")
-        self._boxes(first)
+            b.w.line(f"shared.tiles[stage.index] = {told};")
+        self.pipeline.expect(self.bytes, self.stage, condition="lane == 0" if b.spread and self.number else "")
+        at = partial(coordinates, b.spec, self.op)
+        if self.along_keys:
+            self._box("[0]", f"{first}, {at('0')}")
+        elif b.scores.quads and self.number == 1:
+            b.w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
+            with b.w.unrolled(f"for (int i = 0; i < {2 * self.panels}; ++i)"):
+                place = f"[i / 2][i % 2 * {b.s.keys // 2}]"
+                self._box(place, f"i / 2 * {b.panel}, i % 2 * 2, {at(f'{first} / 4')}", 2 * self.panels)
+        elif b.spec.pages is not None and self.number:
+            self._pages(b.spec.pages[self.number - 1], first)
+        else:
+            self._panels(at(first))
 
     def _box(self, place: str, at: str, times: int = 1) -> None:
         """Writes the copy of a box, which is made so many times."""
@@ -86,24 +94,10 @@ class Copies:
             panel, element = ("i", f"i * {self.b.panel}") if count > 1 else ("0", "0")
             self._box(f"[{panel}]{rows}", f"{element}, {at}", times * count)
 
-    def _whole(self, first: str) -> None:
-        self._panels(coordinates(self.b.spec, self.op, first))
-
-    def _along_keys(self, first: str) -> None:
-        self._box("[0]", f"{first}, {coordinates(self.b.spec, self.op, '0')}")
-
-    def _quads(self, first: str) -> None:
-        b = self.b
-        b.w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
-        with b.w.unrolled(f"for (int i = 0; i < {2 * self.panels}; ++i)"):
-            at = f"i / 2 * {b.panel}, i % 2 * 2, {coordinates(b.spec, self.op, f'{first} / 4')}"
-            self._box(f"[i / 2][i % 2 * {b.s.keys // 2}]", at, 2 * self.panels)
-
-    def _paged(self, first: str) -> None:
+    def _pages(self, pages: Pages, first: str) -> None:
+        """Writes copies of rows that lie in pages."""
         b, w, keys = self.b, self.b.w, self.b.s.keys
-        assert b.spec.pages is not None
-        pages, table = b.spec.pages[self.number - 1], b.arguments[self.number + 2]
-        height = min(keys, pages.size)
+        height, table = min(keys, pages.size), b.arguments[self.number + 2]
         begin, step = (f"lane * {height}", 32 * height) if b.spread else ("0", height)
         if b.spread:
             w.line("__syncwarp();  // a lane brings a page")

@@ -182,18 +182,14 @@ def box(
         raise Declined(f"the elements of {op.name} are not neighbours in memory")
     if op.alignment % 16:
         raise Declined(f"the address of {op.name} is not known to be a multiple of 16 bytes")
-    sizes, strides = [elements, rows], [row * size if rows > 1 else max(16, -(-elements * size // 16) * 16)]
-    for n, step in zip(spec.batch, batch):
-        if n > 1 and step:
-            sizes.append(n)
-            strides.append(step * size)
-    if pages is not None:
-        sizes.append(pages.blocks)
-        strides.append(pages.step * size)
+    outer = [(n, step) for n, step in zip(spec.batch, batch) if n > 1 and step]
+    outer += [(pages.blocks, pages.step)] if pages is not None else []
+    sizes = (elements, rows, *(n for n, _ in outer))
     if len(sizes) > MOST_RANK:
         raise Declined(f"{op.name} has more than {MOST_RANK} dimensions in memory")
-    boxed = (2 * PANEL // size, height, *(1 for _ in sizes[2:]))
-    made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
+    strides = (row * size if rows > 1 else max(16, -(-elements * size // 16) * 16), *(step * size for _, step in outer))
+    boxed = (2 * PANEL // size, height, *(1 for _ in outer))
+    made = TensorMap(argument, op.dtype.ctype, sizes, strides, boxed, (1,) * len(sizes), 128)
     reason = refusal(made)
     if reason is None and not all(strides):
         reason = "its rows lie in one place"
