@@ -64,10 +64,7 @@ class _Consumer:
             define_queries(self.b, prologue)
         if s.pingpong:
             w.line(f"if (group == {s.groups - 1}) named_barrier_arrive(1, {2 * GROUP});  // consumer 0 begins")
-        if self.b.joined:
-            self._joined()
-        else:
-            self._apart()
+        (self._joined if self.b.joined else self._apart)()
         if self.b.out_map:
             w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
 
@@ -179,9 +176,8 @@ class _Consumer:
 
     def _declare(self) -> None:
         """Declares the scores of a tile and, rounded, its probabilities."""
-        s = self.b.s
-        self.w.line(f"float s[{s.keys // 2}], rescale[2];")
-        self.w.line(f"uint32 probability[{s.keys // self.b.step}][4];")
+        self.w.line(f"float s[{self.s.keys // 2}], rescale[2];")
+        self.w.line(f"uint32 probability[{self.s.keys // self.b.step}][4];")
 
     def _multiply_keys(self, query: str) -> None:
         """Writes the start of the products of a tile of queries with the keys of ``stage``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from math import prod
 
 from codegen.attention import wgmma_schedule as schedules
@@ -23,7 +22,7 @@ class Block:
     """The kernel, and what its roles share.
 
     arguments   C names of queries, keys, values, tables of pages and the sink.
-    maps        by which TMA brings queries, keys and values, with their C names; None for queries that are computed.
+    maps        by which TMA brings operands 0 to 2 (queries, unless they are computed, keys, values): C name and map.
     out_map     by which TMA stores the results, if it does.
     written     C names of the results; stats is that of the log-sum-exp, order that of the counter of tiles of queries
                 that blocks take as they come to them: empty if there is none.
@@ -50,8 +49,7 @@ class Block:
         self.panel, self.step = 2 * PANEL // size, 32 // size
         made = schedules.maps(spec, s.rows, s.keys)
         self.scores.quads = made[1].box[1] == 2
-        shift = made.count(None)
-        self.maps = [(n, replace(x, argument=x.argument - shift)) if x else None for n, x in zip(called, made)]
+        self.maps = {n: (called[n], x) for n, x in made.items()}
         self.out_map: TensorMap | None = None
         with suppress(Declined):
             if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
@@ -66,7 +64,7 @@ class Block:
         self.spread = spec.pages is not None and not spec.ranges and min(p.size for p in spec.pages) < s.keys
         self.warps = Meeting(self.w, "warps", s.groups + 1, consumer=GROUP)
         self.keys, self.values = (Pipeline(self.w, name, s.stages, releases=s.groups) for name in ("keys", "values"))
-        self.queries = Pipeline(self.w, "queries", s.ahead, releases=s.groups) if made[0] else None
+        self.queries = Pipeline(self.w, "queries", s.ahead, releases=s.groups) if 0 in made else None
 
     def tile_at(self, work: str) -> None:
         """Writes the coordinates of a tile of queries, given by its number."""
@@ -77,7 +75,7 @@ class Block:
         """Writes what precedes the roles: what lies in shared memory, and the initialisation of barriers."""
         w, s, spec = self.w, self.s, self.spec
         w.macros |= dict.fromkeys(f"FUSEGRAPH_WGMMA({n})" for n in (s.keys, self.width))
-        for name, brought in filter(None, self.maps):
+        for name, brought in self.maps.values():
             w.take(name, map_=brought)
         w.take(*(parameter(op, name) for op, name in zip(spec.arguments[3:], self.arguments[3:])))
         w.take(*self.scores.parameters())

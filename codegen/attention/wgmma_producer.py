@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
@@ -49,9 +47,8 @@ class Copies:
 
     def __init__(self, b: Block, number: int, pipeline: Pipeline, stage: str = "stage") -> None:
         self.b, self.number, self.pipeline, self.stage = b, number, pipeline, stage
-        self.op, buffer, mapped = b.spec.arguments[number], b.w.buffers[pipeline.name], b.maps[number]
-        assert mapped is not None
-        self.name, self.map = mapped
+        self.op, buffer = b.spec.arguments[number], b.w.buffers[pipeline.name]
+        self.name, self.map = b.maps[number]
         self.along_keys = b.narrow and number == 2
         elements = b.spec.width if number == 2 else b.spec.depth
         #: so many rows of 128 bytes, and what they take
@@ -68,18 +65,17 @@ class Copies:
         if told:
             b.w.line(f"shared.tiles[stage.index] = {told};")
         self.pipeline.expect(self.bytes, self.stage, condition="lane == 0" if b.spread and self.number else "")
-        at = partial(coordinates, b.spec, self.op)
         if self.along_keys:
-            self._box("[0]", f"{first}, {at('0')}")
+            self._box("[0]", f"{first}, {coordinates(b.spec, self.op, '0')}")
         elif b.scores.quads and self.number == 1:
             b.w.line("// Of each four keys the first two go to the first half of the tile, the others to the second.")
             with b.w.unrolled(f"for (int i = 0; i < {2 * self.panels}; ++i)"):
-                place = f"[i / 2][i % 2 * {b.s.keys // 2}]"
-                self._box(place, f"i / 2 * {b.panel}, i % 2 * 2, {at(f'{first} / 4')}", 2 * self.panels)
+                at = f"i / 2 * {b.panel}, i % 2 * 2, {coordinates(b.spec, self.op, f'{first} / 4')}"
+                self._box(f"[i / 2][i % 2 * {b.s.keys // 2}]", at, 2 * self.panels)
         elif b.spec.pages is not None and self.number:
             self._pages(b.spec.pages[self.number - 1], first)
         else:
-            self._panels(at(first))
+            self._panels(coordinates(b.spec, self.op, first))
 
     def _box(self, place: str, at: str, times: int = 1) -> None:
         """Writes the copy of a box, which is made so many times."""

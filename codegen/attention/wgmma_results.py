@@ -63,13 +63,13 @@ def store_results(b: Block, walk: Intervals) -> None:
     b.scores.finish(b.stats)
     if b.out_map:
         _store_by_tma(b, walk)
-        return
-    if b.queries:
-        if walk.skips:
+    else:
+        if b.queries and walk.skips:
             # Without products, which warps run together, a warp might come so late that it finds the next queries.
             b.warps.sync("group", note="all warps have been here")
-        b.queries.release("query")
-    b.scores.store(b.written[0], b.width)
+        if b.queries:
+            b.queries.release("query")
+        b.scores.store(b.written[0], b.width)
 
 
 def _store_by_tma(b: Block, walk: Intervals) -> None:

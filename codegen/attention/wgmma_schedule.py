@@ -118,10 +118,7 @@ def panels(elements: int, size: int = 2) -> int:
 
 
 def narrow(spec: AttentionSpec) -> bool:
-    """Tells whether 8-bit floats are multiplied.
-
-    Their values lie along the keys, and the sums of 128 products each are added up in float32.
-    """
+    """Tells whether 8-bit floats are multiplied: values lie along the keys, tiles are added up in float32."""
     return spec.q.dtype.itemsize == 1
 
 
@@ -144,9 +141,8 @@ def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
         *barriers("values", s.stages),
     ]
     if spanned(spec):
-        found += barriers("spans", s.ahead)
         note = "of queries to come, and the end; who reads one says so"
-        found.append(Buffer("spans", "attention::Span", (), s.ahead, note=note))
+        found += [*barriers("spans", s.ahead), Buffer("spans", "attention::Span", (), s.ahead, note=note)]
     if listed(spec):
         note = "of keys: twice the number, and whether no range is broken; -1 is the end"
         found.append(Buffer("tiles", "int", (), s.stages, note=note))
@@ -161,10 +157,7 @@ def registers_held(spec: AttentionSpec, keys: int) -> int:
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
-    """Returns the coordinates of a box of a map of `box`'s, except that along the elements.
-
-    They are ``first``, its row, and those of its batch.
-    """
+    """Returns the coordinates of a box behind that along the elements: ``first``, its row, and those of its batch."""
     batch = [f"b{d}" for d, (size, step) in enumerate(zip(spec.batch, op.strides)) if size > 1 and step]
     return ", ".join([first, *batch])
 
@@ -172,10 +165,7 @@ def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:
-    """Returns the map of queries, keys, values or results, whose box has 128 bytes of each of ``height`` rows.
-
-    Raises Declined if TMA cannot bring them.
-    """
+    """Returns a map whose box has 128 bytes of each of ``height`` rows.  Raises Declined if TMA cannot bring them."""
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
@@ -222,27 +212,27 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
     return spec
 
 
-def maps(spec: AttentionSpec, rows: int, keys: int) -> tuple[TensorMap | None, TensorMap, TensorMap]:
-    """Returns the maps of queries, None if they are computed, of keys and of values, for tiles of so many.
+def maps(spec: AttentionSpec, rows: int, keys: int) -> dict[int, TensorMap]:
+    """Returns the maps of queries (operand 0, unless they are computed), keys (1) and values (2), for tiles of so many.
 
     A box of keys or values is a tile, or what of it lies in one page.
     """
-    queries = None if spec.computed[0] is not None else box(spec, spec.q, 0, spec.rows, spec.depth, rows)
+    made = {0: box(spec, spec.q, 0, spec.rows, spec.depth, rows)} if spec.computed[0] is None else {}
+    first = len(made)
     if narrow(spec):
-        return queries, _narrow_keys(spec), _narrow_values(spec)
-    made = []
+        return made | {1: _narrow_keys(spec, first), 2: _narrow_values(spec, first + 1)}
     for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
         pages = None if spec.pages is None else spec.pages[n]
         total, height = (spec.keys, keys) if pages is None else (pages.size, min(keys, pages.size))
-        made.append(box(spec, op, n + 1, total, elements, height, pages))
-    return queries, made[0], made[1]
+        made[n + 1] = box(spec, op, first + n, total, elements, height, pages)
+    return made
 
 
-def _narrow_keys(spec: AttentionSpec) -> TensorMap:
+def _narrow_keys(spec: AttentionSpec, argument: int) -> TensorMap:
     """Returns the map of 8-bit keys, of which a box has the first two of each four keys, or the last two; or all keys,
     where there is no such map.
     """
-    plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
+    plain = box(spec, spec.k, argument, spec.keys, spec.depth, 2 * PANEL)
     if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
         return plain
     (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
@@ -255,13 +245,13 @@ def _narrow_keys(spec: AttentionSpec) -> TensorMap:
     )
 
 
-def _narrow_values(spec: AttentionSpec) -> TensorMap:
+def _narrow_values(spec: AttentionSpec, argument: int) -> TensorMap:
     """Returns the map of 8-bit values: a box has 128 keys of all elements."""
     *batch, key, element = spec.v.strides
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
-    return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
+    return box(spec, turned, argument, spec.width, spec.keys, columns(spec.width))
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
@@ -350,10 +340,8 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Returns the time of a batch's queries, in columns of scores.
-
-    These are the columns of all tiles of keys that are met: wide tiles reach farther beyond a diagonal, narrow ones are
-    more numerous.
+    """Returns the time of a batch's queries, in columns of scores of all tiles of keys that are met: wide tiles reach
+    farther beyond a diagonal, narrow ones are more numerous.
     """
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
     begun_early = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block and s.joined(spec)
@@ -389,11 +377,7 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) 
 
 
 def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
-    """Returns one more than the number of tiles of keys that the queries from m0 on meet, as far as masks say without
-    data.
-
-    The one is for beginning.
-    """
+    """Returns how many tiles of keys queries from m0 on meet, as far as masks say without data, and one to begin."""
     low, high = 0, spec.keys - 1
     for b in spec.bounds:
         most = b.start + max(b.row * m0, b.row * min(m0 + rows - 1, spec.rows - 1))

@@ -37,16 +37,12 @@ class Intervals:
         #: the number of the block's next tile of queries
         self.following = "back_and_forth(work)" if b.s.alternate else "work + gridDim.x"
 
-    @property
-    def producing(self) -> bool:
-        return self.w.trace.role == "producer"
-
     @contextmanager
     def tiles(self) -> Iterator[None]:
         """Writes the loop over a block's tiles of queries, and the interval of tiles of keys for who looks at them."""
         step = f"work = {self.following}" if self.b.s.alternate else "work += gridDim.x"
         with self.w.loop(f"for (int work = blockIdx.x; work < {self.b.work}; {step})"):
-            self.place("work", keys=self.producing or not self.lanes)
+            self.place("work", keys=not self.lanes or self.w.trace.role == "producer")
             yield
 
     def place(self, work: str, *, keys: bool = False) -> None:
@@ -109,12 +105,13 @@ class Spans(Intervals):
     def look(self, variable: str, query: str) -> str:
         self.spans.wait(query)
         self.w.line(f"{variable} = shared.spans[{query}.index];")
-        self.spans.release(query, condition="", count=1 if self.producing else self.b.s.groups * GROUP)
+        threads = 1 if self.w.trace.role == "producer" else self.b.s.groups * GROUP
+        self.spans.release(query, condition="", count=threads)
         return f"{variable.rpartition(' ')[2]}.work"
 
     @contextmanager
     def tiles(self) -> Iterator[None]:
-        begun = self.b.joined and not self.producing
+        begun = self.b.joined and self.w.trace.role != "producer"
         with self.w.loop(f"while ({f'span.work < {self.b.work}' if begun else 'true'})"):
             if not begun:
                 self.look("const attention::Span span", "query")
