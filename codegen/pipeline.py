@@ -70,6 +70,8 @@ class Trace:
     def behind(self, sums: str) -> int:
         """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
         groups = [e.name for e in self.events if e.role == self.role and e.what == "commit"]
+        if sums not in groups:
+            raise PipelineError(f"the {self.role} waits for {sums!r}, to which no products are added")
         return groups[::-1].index(sums)
 
     def check(self) -> None:
@@ -124,7 +126,11 @@ class Trace:
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
         named = {e.stage for e in passes if e.what in ("wait", "rename")}
-        released = {e.name for e in passes if e.what == "release"}
+        awaited, released = ({e.name for e in passes if e.what == what} for what in ("wait", "release"))
+        for name in released - awaited:
+            raise PipelineError(
+                f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
+            )
         held: list[tuple[str, str]] = []
         branches = 0
         for event in passes:
@@ -199,6 +205,9 @@ class _Products:
         elif event.what == "await":
             del self._pending[: max(0, len(self._pending) - event.count)]
         elif event.what == "rename":
+            for name, stage in self._held:
+                if stage == event.stage:
+                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
             self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
             renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
             every = iter(renamed)

@@ -88,6 +88,7 @@ class _Consumer:
                 self._add()
             store_results(self.b, self.walk)
             w.line("++query;")
+            w.moved("query", "other")
 
     def _joined(self) -> None:
         """Writes the work on tiles of queries, of which each begins while the one before ends."""
@@ -109,6 +110,7 @@ class _Consumer:
             self._add()
             store_results(self.b, self.walk)
             w.line("query = next;")
+            w.moved("query", "other")
             w.moved("next", "query")
         await_products(w, note="nothing is in flight, but the compiler cannot know")
 
