@@ -32,7 +32,7 @@ INCLUDES = "#include"
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
 #: Characters that are neither in a word nor between a variable and its member become spaces.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
-_UNPRINTABLE = re.compile("[^ -~]")
+_COMMENT, _UNPRINTABLE = re.compile("//.*"), re.compile("[^ -~]")
 _BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
 #: Most characters around a name that belong to the same identifier.
 _LONGEST = 128
@@ -89,7 +89,7 @@ class Names:
 
 def _words(lines: Sequence[str]) -> set[str]:
     """Returns the words of lines of C, with what they are members of; those of a namespace are ``namespace.name``."""
-    code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
+    code = _COMMENT.sub("", "\n".join([line for line in lines if not line.startswith("#include")]))
     plain = "".join(code.split(_EDGE)[::2])
     if "struct " in plain:
         plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)

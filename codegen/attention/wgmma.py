@@ -38,11 +38,9 @@ def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSourc
 
 
 class _Consumer:
-    """Writes what a consumer does: products, exponentials, and the release of what has been multiplied.
+    """Writes what a consumer does: products, exponentials, and the release of what has been multiplied."""
 
-    sums  where products with values are added up; options, behind and adding are arguments of wgmma.
-    """
-
+    #: where products with values are added up, and arguments of wgmma
     sums, options, behind, adding = "o", ", 1", 2048, "true"
 
     def __init__(self, b: Block, walk: Intervals) -> None:
@@ -234,8 +232,8 @@ class _NarrowConsumer(_Consumer):
 
     def _declare(self) -> None:
         super()._declare()
-        note = "a tile's products with values, and o's next factors"
-        self.w.line(f"float part[{self.b.width // 2}], before[2];  // {note}")
+        width = self.b.width
+        self.w.line(f"float part[{width // 2}], before[2];  // a tile's products with values, and o's next factors")
 
     def _add(self) -> None:
         self.w.reads("part")

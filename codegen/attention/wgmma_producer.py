@@ -56,10 +56,7 @@ class Copies:
         self.bytes = buffer.stage_bytes // buffer.shape[0] * self.panels
 
     def write(self, first: str, told: str = "") -> None:
-        """Writes what waits for an empty stage and fills it with the rows from a first one on.
-
-        told  C expression of what consumers are told of the tile.
-        """
+        """Writes what fills a stage once it is empty, from a first row on; consumers are ``told`` something of it."""
         b = self.b
         self.pipeline.acquire(self.stage)
         if told:

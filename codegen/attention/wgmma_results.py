@@ -1,6 +1,4 @@
-"""Attention on Hopper: a consumer's queries, where it computes them itself, and its results, which may leave from where
-the queries lay in shared memory.
-"""
+"""Attention on Hopper: queries that consumers compute, and results, which may leave from where queries lay."""
 
 from __future__ import annotations
 

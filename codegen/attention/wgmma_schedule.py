@@ -229,9 +229,7 @@ def maps(spec: AttentionSpec, rows: int, keys: int) -> dict[int, TensorMap]:
 
 
 def _narrow_keys(spec: AttentionSpec, argument: int) -> TensorMap:
-    """Returns the map of 8-bit keys, of which a box has the first two of each four keys, or the last two; or all keys,
-    where there is no such map.
-    """
+    """Returns the map of 8-bit keys: a box has the first two of each four keys, or the last two; else all of a tile."""
     plain = box(spec, spec.k, argument, spec.keys, spec.depth, 2 * PANEL)
     if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
         return plain
