@@ -32,6 +32,7 @@ INCLUDES = "#include"
 _STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
 #: Characters that are neither in a word nor between a variable and its member become spaces.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
+_COMMENT, _UNPRINTABLE = re.compile("//.*"), re.compile("[^ -~]")
 _BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
 #: Most characters around a name that belong to the same identifier.
 _LONGEST = 128
@@ -88,7 +89,7 @@ class Names:
 
 def _words(lines: Sequence[str]) -> set[str]:
     """Returns the words of lines of C, with what they are members of; those of a namespace are ``namespace.name``."""
-    code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
+    code = _COMMENT.sub("", "\n".join([line for line in lines if not line.startswith("#include")]))
     plain = "".join(code.split(_EDGE)[::2])
     if "struct " in plain:
         plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
@@ -125,7 +126,7 @@ def named(lines: Sequence[str]) -> str:
 
 def comment(text: str, limit: int = 110) -> str:
     """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
+    safe = _UNPRINTABLE.sub("?", text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 

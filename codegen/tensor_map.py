@@ -6,6 +6,8 @@ Management"), for tensors that are not interleaved.
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.dtypes import ALL
 from codegen.spec import TensorMap
 
@@ -33,6 +35,11 @@ def corner_limit(spatial: int) -> int:
 def offset_limit(spatial: int) -> int:
     """Returns the largest offset of an im2col load in each of ``spatial`` dimensions."""
     return (1 << CORNER_BITS[spatial]) - 1
+
+
+def box_bytes(described: TensorMap) -> int:
+    """Returns how many bytes of shared memory a load fills."""
+    return prod(described.box) * ELEMENT_BYTES[described.element]
 
 
 def refusal(described: TensorMap) -> str | None:
