@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from codegen.combiners import Combiner
@@ -199,6 +200,12 @@ class Program:
         """The strides of loads, stores and indices, in this order."""
         return [*(op.strides for op in self.operands), *self.indices]
 
+    @cached_property
+    def uses(self) -> Counter[Value]:
+        """How often each value is used by instructions, reductions and stores."""
+        ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]
+        return Counter([*(v for i in self.instructions for v in i.args), *ends, *(s.value for s in self.stores)])
+
     def needed(self, ends: Iterable[Value]) -> set[Value]:
         """Returns the values that are needed to compute ``ends``, themselves among them."""
         found: set[Value] = set()
@@ -258,7 +265,8 @@ def fill(template: str, arguments: list[str]) -> str:
         if text.startswith("-") and not template.startswith("{") and "(" not in template[: match.start()]:
             return f"({text})"
         whole = template[match.start() - 1 : match.end() + 1] == f"[{match[0]}]"
-        return text if whole or _SIMPLE.fullmatch(text) or text.startswith("-") else f"({text})"
+        simple = text.isidentifier() or text.startswith("-") or _SIMPLE.fullmatch(text)
+        return text if simple or whole else f"({text})"
 
     return _PLACEHOLDER.sub(argument, template)
 
@@ -272,11 +280,9 @@ class Emitter:
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
-        stored = Counter(s.value for s in program.stores)
-        used = {v for i in program.instructions for v in i.args}
-        used |= {v for r in program.reductions for v in (r.value, r.at) if v is not None}
         # A result that is stored once and used nowhere else needs no name of its own.
-        self.inlined = {n for n in range(len(program.instructions)) if Result(n) not in used and stored[Result(n)] == 1}
+        once = (s.value for s in program.stores if program.uses[s.value] == 1)
+        self.inlined = {value.instruction for value in once if isinstance(value, Result)}
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
 from codegen.buffers import Buffer, Buffers
-from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
+from codegen.expr import Load, Operand, Program, compute_type, ctype_of
 from codegen.iteration import coordinate
-from codegen.naming import INCLUDES, Names, Writer, comment, named
+from codegen.naming import INCLUDES, Names, Writer, comment
 from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
 
@@ -113,7 +112,7 @@ class Kernel(Writer):
             head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
         return KernelSource(
             self.name,
-            named([*head.lines, "{", *self.lines, "}"]),
+            self.names.chosen([*head.lines, "{", *self.lines, "}"]),
             (blocks, 1, 1),
             (threads, 1, 1),
             self.buffers.bytes if shared_bytes is None else shared_bytes,
@@ -231,9 +230,3 @@ def constant(w: Writer, names: Names, program: Program, n: int, text: str, suffi
     name = names.unique(program.loads[n].name, suffix)
     w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(program.loads[n], text, program.real)};")
     return name
-
-
-def uses(program: Program) -> Counter[Value]:
-    """Returns how often each value is used by instructions, reductions and stores."""
-    every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
-    return Counter([*every, *(s.value for s in program.stores)])

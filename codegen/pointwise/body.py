@@ -18,7 +18,7 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.kernel import Kernel, Pointers, constant, converted, uses
+from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
 
@@ -34,7 +34,6 @@ class Elements:
         self.pointers = Pointers(program, self.names)
         self.terms: dict[Value, str] = {Pointer(n): name for n, name in enumerate(self.pointers.tables)}
         self._emitter = Emitter(program, self.names)
-        self._uses = uses(program)
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
         #: instructions whose results are known before the elements: shared ones, and vectors of tables
@@ -116,7 +115,7 @@ class Elements:
         itself.
         """
         simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Anchor)) or self._uses[value] < 2 or simple:
+        if isinstance(value, (Literal, Anchor)) or self.program.uses[value] < 2 or simple:
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")

@@ -26,7 +26,7 @@ _PLACES = ("ix", "iy")
 class Elements:
     """What a kernel reads, and in which order; what becomes of it is left to `PoolRenderer`."""
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
         self.spec, self.s = spec, schedule
         #: windows behind the last that are folded elsewhere
         self.beyond = 0
@@ -37,7 +37,7 @@ class Elements:
         self.t = schedule.itype
         #: C type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
-        self.w = Kernel(spec.name)
+        self.w = kernel or Kernel(spec.name)
         self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         #: constants of elements that are in scope, and how deep

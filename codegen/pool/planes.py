@@ -59,8 +59,8 @@ class _Step(PoolRenderer):
     """One step of a block: its threads take all windows in turn."""
 
     def __init__(self, spec: PoolSpec, vector: int, w: Kernel, ragged: bool) -> None:
-        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))))
-        self.w, self.ragged = w, ragged
+        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))), w)
+        self.ragged = ragged
 
     def step(self) -> None:
         with self.scope():

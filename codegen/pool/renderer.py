@@ -7,7 +7,7 @@ from math import prod
 
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import aligned, coordinate, linear, unsigned
-from codegen.kernel import block_number, constant, converted
+from codegen.kernel import Kernel, block_number, constant, converted
 from codegen.naming import identifier
 from codegen.pointwise.body import plus, vector_type
 from codegen.pool.elements import POSITIONS, Elements
@@ -29,8 +29,8 @@ class PoolRenderer(Elements):
     #: whether elements are read before any is used, where they fit
     holds = True
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
-        super().__init__(spec, schedule)
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
+        super().__init__(spec, schedule, kernel)
         self.emitter = Emitter(self.program, self.names)
         #: loads that all elements under the thread's windows share: their C names
         self.fixed: dict[int, str] = {}
