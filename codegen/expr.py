@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from codegen.combiners import Combiner
@@ -231,7 +231,7 @@ def literal(value: Any, ctype: str) -> str:
             return f"quiet_nan<{ctype}>()"
         if math.isinf(number):
             return f"{'-' if number < 0 else ''}infinity<{ctype}>()"
-        text = _shortest(number, ctype)
+        text = _shortest(repr(number), ctype)
         return text + ("f" if ctype == "float" else "")
     number_ = int(value)
     if ctype == "int64":
@@ -243,10 +243,11 @@ def literal(value: Any, ctype: str) -> str:
     return f"{ctype}({number_}{'ull' if number_ > 2**31 else ''})"
 
 
-def _shortest(number: float, ctype: str) -> str:
+@lru_cache(1 << 12)
+def _shortest(number: str, ctype: str) -> str:
     import numpy as np
 
-    text = str(np.float32(number)) if ctype == "float" else repr(number)
+    text = str(np.float32(number)) if ctype == "float" else number
     if "e" in text:
         mantissa, exponent = text.split("e")
         return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"

@@ -86,10 +86,11 @@ class Names:
 
     def unique(self, text: str, suffix: str = "") -> str:
         """Returns the mark of an identifier that will resemble the text, ending in ``suffix``."""
-        stem = "".join(self._marks[text]) if text in self._marks else identifier(text)
-        mark = f"{_EDGE}{len(self._marks)}{stem}{suffix}{_EDGE}"
+        known = self._marks.get(text.strip(_EDGE)) if text.startswith(_EDGE) else None
+        stem = "".join(known) if known else identifier(text)
+        mark = f"{len(self._marks)}{stem}{suffix}"
         self._marks[mark] = stem, suffix
-        return mark
+        return f"{_EDGE}{mark}{_EDGE}"
 
     def chosen(self, lines: Sequence[str]) -> str:
         """Returns lines of C with an identifier in place of every mark: one that is no other word of them.
@@ -99,16 +100,15 @@ class Names:
         pieces = "\n".join(lines).split(_EDGE)
         around, words = _around(pieces), _words("".join(pieces[::2]))
         taken = {word.partition(".")[0] for word in words}
-        names: dict[str, str] = {}
+        kept, names = _kept(), {}
         for mark, (stem, suffix) in self._marks.items():
-            if (piece := mark.strip(_EDGE)) not in around:
-                continue
-            for name in _candidates(stem, suffix):
-                every = {f"{before}{name}{behind}" for before, behind in around[piece]}
-                if taken.isdisjoint(every) and _kept().isdisjoint(every):
-                    break
-            taken |= every
-            names[piece] = name
+            if mark in around:
+                for name in _candidates(stem, suffix):
+                    every = [before + name + behind for before, behind in around[mark]]
+                    if taken.isdisjoint(every) and kept.isdisjoint(every):
+                        break
+                taken.update(every)
+                names[mark] = name
         pieces[1::2] = [names[mark] for mark in pieces[1::2]]
         includes = "\n".join(f'#include "{header}"' for header in headers(words))
         return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
