@@ -321,11 +321,10 @@ class Emitter:
             if number not in self.inlined and select(number):
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
-    def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
+    def stored(self, store: Store, terms: Mapping[Value, str], anchor: str = "float") -> str:
         """Returns the C expression to write for a store, converted to the storage type."""
-        text = self.term(store.value, terms)
-        target = store.operand.dtype.ctype
-        return text if ctype_of(store.value) == target else f"convert<{target}>({text})"
+        text, target = self.term(store.value, terms), store.operand.dtype.ctype
+        return text if ctype_of(self.program, store.value, anchor) == target else f"convert<{target}>({text})"
 
 
 def compute_type(dtype: DType, real: str = "float") -> str:

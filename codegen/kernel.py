@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-from codegen.buffers import Buffer, Buffers
+from codegen.buffers import Buffer, Buffers, Edge
 from codegen.expr import Load, Operand, Program, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Writer, comment
@@ -44,6 +44,20 @@ class Kernel(Writer):
                 self.line(buffer.declaration)
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+
+    def exchange(self, name: str, ctype: str, *shape: int) -> str:
+        """Declares an array in static shared memory, which threads exchange values through; returns its C name."""
+        unique = self.names.unique(name)
+        self.line(Buffer(unique, ctype, shape).static)
+        return unique
+
+    def carve(self, buffers: Iterable[Buffer]) -> None:
+        """Declares pointers to arrays that lie one behind the other in dynamic shared memory."""
+        self.buffers = Buffers(buffers)
+        self.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        for place, buffer in zip(self.buffers.places, self.buffers):
+            at = f"shared + {place}" if place else "shared"
+            self.line(f"{buffer.ctype}* const {buffer.name} = reinterpret_cast<{buffer.ctype}*>({at});")
 
     @contextmanager
     def role(self, name: str, condition: str = "") -> Iterator[None]:
@@ -180,6 +194,35 @@ def _ordered(code: str) -> tuple[str, str]:
 def block_number(itype: str) -> str:
     """Returns the C expression of the block's number, in a type wide enough for products with it."""
     return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
+
+
+def thread_number(w: Writer, itype: str, name: str, threads: Edge) -> int:
+    """Writes a thread's number in the grid, of so many in blocks of so many: those beyond are done.
+
+    Returns the number of blocks.
+    """
+    w.line(f"const {itype} {name} = {block_number(itype)} * {threads.size} + threadIdx.x;")
+    if threads.ragged:
+        w.line(f"if ({name} >= {threads.total}) return;")
+    return threads.tiles
+
+
+def place_of(w: Writer, itype: str, name: str, rows: Edge, lanes: int, *, last: int = 1, text: str = "") -> bool:
+    """Writes which row a thread is in, of so many in blocks of so many, and its number ``lane`` among the row's
+    threads.
+
+    last  rows of a thread.
+    text  the row's number, if threads of a row are no neighbours.
+
+    Returns whether there may be threads without a row: they compute the last one again, for the others wait for them.
+    """
+    mine = f"threadIdx.x{f' / {lanes}' if lanes > 1 else ''}"
+    row = text or (block_number(itype) if rows.size == 1 else f"{block_number(itype)} * {rows.size} + {mine}")
+    if rows.ragged:
+        w.line(f"const bool inside = {row} < {rows.total};")
+        row = f"inside ? {row} : {rows.total - last}"
+    w.line(f"const {itype} {name} = {row};")
+    return rows.ragged
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:

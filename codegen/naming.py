@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 from string import ascii_letters, digits
 
+from codegen.buffers import every
 from codegen.device_library import headers, macros
 
 #: Words that are no identifiers in C++, macros of the C library for the CPU, and names that `codegen.kernel` puts into
@@ -186,6 +187,19 @@ class Writer:
             self.line("#pragma unroll")
             self.open(loop)
         return Blocks(self, len(loops) if when else 0)
+
+    def guarded(self, *conditions: str) -> Blocks:
+        """Writes a block under all of some conditions, of which empty ones always hold; none if all do."""
+        condition = every(*conditions)
+        return self.block(f"if ({condition})", when=condition != "")
+
+    def repeated(self, variable: str, count: int) -> Blocks:
+        """Writes an unrolled loop of so many passes; none for one."""
+        return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
+
+    def each(self, count: int, statement: str) -> None:
+        """Writes a statement for all elements ``e`` of a vector."""
+        self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
 
     @contextmanager
     def scope(self) -> Iterator[None]:

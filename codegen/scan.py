@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer, widest_vector
 from codegen.kernel import Kernel, Pointers, block_number, constant, converted
@@ -176,7 +176,7 @@ class _Renderer:
             terms[Reduced(0)] = total
             self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
             for store, pointer in zip(self.program.stores, self.pointers.stores):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                text = self.emitter.stored(store, terms)
                 w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
 
     def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
@@ -281,7 +281,7 @@ class _Renderer:
             terms[Reduced(0)] = total
             self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
             for store, name in zip(program.stores, names):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                text = self.emitter.stored(store, terms)
                 w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
         conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
         with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):

@@ -294,7 +294,7 @@ class _Renderer:
                 offset = self._offset(self.program.loads[self.key.operand].strides, "at")
                 text = f"{self.pointers.loads[self.key.operand]}[{offset}]"
             else:
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                text = self.emitter.stored(store, terms)
             w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
 
     def _is_copied(self, store: Store) -> bool:

@@ -108,7 +108,7 @@ class Elements:
             text = converted(table, f"{name}[e]", self.program.real)
             terms[Result(k)] = self._once(Result(k), text, table.name)
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
-        return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
+        return [self._emitter.stored(s, terms) for s in self.program.stores]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its name, else the expression

@@ -348,7 +348,7 @@ class PoolRenderer(Elements):
                 terms[Reduced(k)] = self._part(self.parts[k])
             self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
             for (store, pointer), name in zip(stores, vectors):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                text = self.emitter.stored(store, terms)
                 target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
                 w.line(f"{target} = {text};")
         for (store, pointer), name in zip(stores, vectors):

@@ -6,7 +6,7 @@ next rows, and the threads that share a row read its elements in turn.
 
 from __future__ import annotations
 
-from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
+from codegen.expr import Reduced, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import block_number
 from codegen.pointwise.body import vector_type
@@ -137,7 +137,7 @@ class AcrossRenderer(RowsRenderer):
                 w.line(f"{vector_type(self.program.stores[k].operand, self.s.vector)} {name};")
             with self._over_vector():
                 for k in stores:
-                    text = self.emitter.stored(self.program.stores[k], self.terms, lambda v: ctype_of(self.program, v))
+                    text = self.emitter.stored(self.program.stores[k], self.terms)
                     target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
                     w.line(f"{target} = {text};")
             for k, name in results.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from codegen.expr import Load, Reduced, Reduction, Result, Value, ctype_of
+from codegen.expr import Load, Reduced, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import block_number
 from codegen.pointwise.body import vector_type
@@ -249,7 +249,7 @@ class AlongRenderer(RowsRenderer):
         with self.w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
             for k in stores:
                 store = self.program.stores[k]
-                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
+                text = self.emitter.stored(store, self.terms)
                 offset = self.rows.offset(store.operand.strides[:n])
                 self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
 

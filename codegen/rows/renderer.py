@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.l2_policy import streams
@@ -291,7 +291,7 @@ class RowsRenderer(ABC):
                     statement = reduction.into(part, self.emitter.term(reduction.value, terms))
                     w.line(f"{guard}{statement}" if k in self.columns else statement)
             for k, store in stores:
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                text = self.emitter.stored(store, terms)
                 target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"
                 w.line(f"{target} = {text};")
         for k, name in results.items():
