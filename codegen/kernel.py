@@ -45,9 +45,9 @@ class Kernel(Writer):
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
-    def exchange(self, name: str, ctype: str, *shape: int) -> str:
-        """Declares an array in static shared memory, which threads exchange values through; returns its C name."""
-        unique = self.names.unique(name)
+    def exchange(self, name: str, suffix: str, ctype: str, *shape: int) -> str:
+        """Declares an array in static shared memory, through which threads exchange values; returns its C name."""
+        unique = self.names.unique(name, suffix)
         self.line(Buffer(unique, ctype, shape).static)
         return unique
 
@@ -207,22 +207,25 @@ def thread_number(w: Writer, itype: str, name: str, threads: Edge) -> int:
     return threads.tiles
 
 
-def place_of(w: Writer, itype: str, name: str, rows: Edge, lanes: int, *, last: int = 1, text: str = "") -> bool:
-    """Writes which row a thread is in, of so many in blocks of so many, and its number ``lane`` among the row's
-    threads.
-
-    last  rows of a thread.
-    text  the row's number, if threads of a row are no neighbours.
-
-    Returns whether there may be threads without a row: they compute the last one again, for the others wait for them.
+def row_number(w: Writer, itype: str, name: str, rows: Edge, lanes: int) -> None:
+    """Writes which row a thread is in, of so many in blocks of so many, and its number ``lane`` among the threads of
+    the row, which are neighbours.
     """
-    mine = f"threadIdx.x{f' / {lanes}' if lanes > 1 else ''}"
-    row = text or (block_number(itype) if rows.size == 1 else f"{block_number(itype)} * {rows.size} + {mine}")
+    mine = f" * {rows.size} + threadIdx.x{f' / {lanes}' if lanes > 1 else ''}" if rows.size > 1 else ""
+    held_row(w, itype, name, rows, block_number(itype) + mine)
+    if lanes > 1:
+        w.line(f"const uint32 lane = threadIdx.x{f' % {lanes}' if rows.size > 1 else ''};")
+
+
+def held_row(w: Writer, itype: str, name: str, rows: Edge, text: str, each: int = 1) -> None:
+    """Writes which row a thread is in, and ``inside``, whether there is one, if that is not sure.
+
+    A thread without a row computes the last one again, or the last ``each``, for the others wait for it.
+    """
     if rows.ragged:
-        w.line(f"const bool inside = {row} < {rows.total};")
-        row = f"inside ? {row} : {rows.total - last}"
-    w.line(f"const {itype} {name} = {row};")
-    return rows.ragged
+        w.line(f"const bool inside = {text} < {rows.total};")
+        text = f"inside ? {text} : {rows.total - each}"
+    w.line(f"const {itype} {name} = {text};")
 
 
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:

@@ -18,6 +18,7 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
+from codegen.iteration import linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
@@ -150,6 +151,52 @@ def kept_type(operand: Operand, count: int, guarded: bool) -> str:
 def packs(operand: Operand, count: int, guarded: bool) -> bool:
     """Tells whether elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
     return guarded and count > 1 and operand.dtype.itemsize < 4
+
+
+def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
+    """Declares registers for neighbouring elements of an operand, or an array of them; returns their C name."""
+    name = k.names.unique(operand.name, "_v")
+    k.line(f"{vector_type(operand, count)} {name}{array};")
+    return name
+
+
+def read(w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load") -> None:
+    """Writes the read of elements, ``step`` apart, into registers: one access where they are contiguous."""
+    if count == 1:
+        w.line(f"{target} = {pointer}[{offset}];")
+    elif step == 1:
+        w.line(f"{target} = {load}<{count}>({plus(pointer, offset)});")
+    else:
+        if target.startswith("const "):  # it is declared first
+            w.line(f"{target.removeprefix('const ')};")
+            target = target.rpartition(" ")[2]
+        w.each(count, f"{target}[e] = {pointer}[{apart(offset, step)}];")
+
+
+def write(
+    w: Writer,
+    pointer: str,
+    offset: str,
+    value: str,
+    count: int,
+    step: int = 1,
+    *,
+    guard: str = "",
+    store: str = "store",
+) -> None:
+    """Writes the store of elements ``step`` apart, which are in registers: one access where they are contiguous."""
+    if count == 1:
+        w.line(f"{guard}{pointer}[{offset}] = {value};")
+    elif step == 1:
+        w.line(f"{guard}{store}({plus(pointer, offset)}, {value});")
+    else:
+        w.each(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")
+
+
+def apart(offset: str, step: int) -> str:
+    """Returns the C expression of the offset of element ``e`` of some that are ``step`` apart."""
+    elements = linear([("e", step)])
+    return elements if offset == "0" else offset if step == 0 else f"{offset} + {elements}"
 
 
 def plus(pointer: str, offset: str) -> str:
