@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
 from codegen.buffers import Buffer, Buffers, Edge
-from codegen.expr import Load, Operand, Program, compute_type, ctype_of
+from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Writer, comment
 from codegen.pipeline import Trace
@@ -255,7 +255,26 @@ class Pointers:
         self.loads = [names.unique(op.name) for op in program.loads]
         self.tables = [names.unique(op.name) for op in program.tables]
         self.stores = [names.unique(store.operand.name) for store in program.stores]
-        self._program = program
+        self._program, self._names = program, names
+
+    def read(
+        self,
+        w: Writer,
+        needed: Container[Value],
+        offset: Callable[[tuple[int, ...]], str],
+        suffix: str,
+        known: Mapping[Value, str] | None = None,
+    ) -> dict[Value, str]:
+        """Writes the reads of one element of each load that is needed and not ``known``, as constants.
+
+        Returns the C expressions of loads and indices; ``offset`` gives those of the element's offsets.
+        """
+        program, terms = self._program, dict(known or {})
+        for n, operand in enumerate(program.loads):
+            if Load(n) in needed and Load(n) not in terms:
+                text = f"{self.loads[n]}[{offset(operand.strides)}]"
+                terms[Load(n)] = constant(w, self._names, program, n, text, suffix)
+        return terms | {Index(n): f"int32({offset(strides)})" for n, strides in enumerate(program.indices)}
 
     def parameters(self) -> list[str]:
         program = self._program
