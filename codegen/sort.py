@@ -137,10 +137,9 @@ class _Renderer:
         w, s, spec, program = self.w, self.s, self.spec, self.program
         rows, threads = prod(spec.outer), s.lanes if spec.merged else s.lanes * s.rows
         w.parameters += self._parameters()
-        blocks = self._merged(rows) if spec.merged else self._sorted(rows)
-        return w.source(
-            program, [self._detail(rows)], blocks=blocks if spec.keep else 0, threads=threads, barriers=s.lanes > 1
-        )
+        made = self._merged(rows) if spec.merged else self._sorted(rows)
+        blocks = made if spec.keep else 0
+        return w.source(program, [self._detail(rows)], blocks=blocks, threads=threads, barriers=s.lanes > 1)
 
     def _detail(self, rows: int) -> str:
         spec, s = self.spec, self.s

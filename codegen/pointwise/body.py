@@ -160,11 +160,23 @@ def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
     return name
 
 
-def read(w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load") -> None:
-    """Writes the read of elements, ``step`` apart, into registers: one access where they are contiguous."""
+def read(
+    w: Writer,
+    target: str,
+    pointer: str,
+    offset: str,
+    count: int,
+    step: int = 1,
+    load: str = "load",
+    *,
+    wide: bool = True,
+) -> None:
+    """Writes the read of elements, ``step`` apart, into registers: one access where they are contiguous, and aligned
+    (``wide``).
+    """
     if count == 1:
         w.line(f"{target} = {pointer}[{offset}];")
-    elif step == 1:
+    elif step == 1 and wide:
         w.line(f"{target} = {load}<{count}>({plus(pointer, offset)});")
     else:
         if target.startswith("const "):  # it is declared first
@@ -183,11 +195,14 @@ def write(
     *,
     guard: str = "",
     store: str = "store",
+    wide: bool = True,
 ) -> None:
-    """Writes the store of elements ``step`` apart, which are in registers: one access where they are contiguous."""
+    """Writes the store of elements ``step`` apart, which are in registers: one access where they are contiguous, and
+    aligned (``wide``).
+    """
     if count == 1:
         w.line(f"{guard}{pointer}[{offset}] = {value};")
-    elif step == 1:
+    elif step == 1 and wide:
         w.line(f"{guard}{store}({plus(pointer, offset)}, {value});")
     else:
         w.each(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")

@@ -8,7 +8,7 @@ from math import prod
 
 from codegen.iteration import linear, unsigned
 from codegen.kernel import Kernel, Pointers
-from codegen.pointwise.body import plus, vector_type
+from codegen.pointwise.body import plus, read, vector_type
 from codegen.pool.schedule import PoolSchedule, is_strip, patch
 from codegen.pool.space import normalize, width
 from codegen.spec import PoolSpec
@@ -44,12 +44,6 @@ class Elements:
         self._scope: dict[str, int] = {}
         #: C expressions of the position of the thread's first window along each outer dimension
         self.at: list[str] = []
-
-    def open_loop(self, variable: str, count: int) -> None:
-        """Opens an unrolled loop, unless it runs once."""
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
 
     def open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
         """Opens the loops along some of the windows, and writes which elements they are at.
@@ -225,14 +219,11 @@ class Elements:
                 w.line(f"{target};")
                 target = target.split()[-1]
             at = plus(place, linear([("e", step)]))
-            value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
-            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
+            w.each(count, f"{target}[e] = {f'load_if<1>({inside}, {at})[0]' if inside else f'*({at})'};")
         elif inside:
             w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
-        elif count > 1:
-            w.line(f"{target} = load<{count}>({place});")
         else:
-            w.line(f"{target} = {pointer}[{self.offset(operand.strides, coordinates)}];")
+            read(w, target, pointer, self.offset(operand.strides, coordinates), count)
 
     def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
         """Returns the C expression of an offset; with ``element``, that of neighbour ``e``."""
