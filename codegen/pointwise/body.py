@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from codegen.expr import (
     Anchor,
@@ -18,10 +19,13 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.iteration import linear
+from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
+
+#: Where a vector is, as a form of kernels sees it.
+Place = TypeVar("Place")
 
 
 class Elements:
@@ -59,13 +63,6 @@ class Elements:
         if n not in self._registers:
             self._registers[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._registers[n]
-
-    def results(self, vector: int) -> list[str]:
-        """Declares vectors of results, one for each store; returns their names."""
-        names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
-        for store, name in zip(self.program.stores, names):
-            self.w.line(f"{vector_type(store.operand, vector)} {name};")
-        return names
 
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
@@ -111,6 +108,19 @@ class Elements:
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
         return [self._emitter.stored(s, terms) for s in self.program.stores]
 
+    def elements(self, count: int, loaded: Mapping[int, str], indices: Callable[[], Sequence[str]]) -> list[str]:
+        """Writes the statements of all elements ``e`` of a vector; returns the C names of the results.
+
+        ``indices`` writes what is needed for the indices of an element, and returns their C expressions.
+        """
+        names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
+        for store, name in zip(self.program.stores, names):
+            self.w.line(f"{vector_type(store.operand, count)} {name};")
+        with self.w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+            for name, text in zip(names, self.element(loaded, indices())):
+                self.w.line(f"{name}[e] = {text};")
+        return names
+
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its name, else the expression
         itself.
@@ -132,6 +142,35 @@ class Body(Elements):
         kernel = Kernel(name)
         super().__init__(kernel, program, kernel.names)
         kernel.parameters += self.pointers.parameters()
+
+    def in_flight(
+        self,
+        unroll: int,
+        variable: tuple[str, str, str],
+        outside: tuple[str, int] | None,
+        place: Callable[[], Place],
+        load: Callable[[Place], None],
+        compute: Callable[[Place], None],
+        *,
+        loads: bool = True,
+        whole: bool = True,
+    ) -> None:
+        """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
+
+        variable  C type and name of what says where vector ``u`` is, and its value.
+        outside   None if all vectors are in the space; else the condition for that, and the largest value.
+        place     writes where a vector is, for ``load`` and ``compute``.
+        loads     whether there is something to load.
+        whole     whether the last vector is: then those outside read it, so that no load waits for a condition.
+        """
+        itype, name, position = variable
+        inside, largest = outside or ("", 0)
+        for loading in (True, False) if loads else (False,):
+            with self.w.unrolled(f"for (int u = 0; u < {unroll}; ++u)"):
+                clamped = loading and whole and inside != ""
+                self.w.line(f"const {itype} {name} = {at_most(position, largest, itype) if clamped else position};")
+                with self.w.guarded("" if clamped else inside):
+                    (load if loading else compute)(place())
 
 
 def vector_type(operand: Operand, count: int) -> str:
@@ -169,15 +208,16 @@ def read(
     step: int = 1,
     load: str = "load",
     *,
+    more: str = "",
     wide: bool = True,
 ) -> None:
     """Writes the read of elements, ``step`` apart, into registers: one access where they are contiguous, and aligned
-    (``wide``).
+    (``wide``), with further arguments ``more``.
     """
     if count == 1:
         w.line(f"{target} = {pointer}[{offset}];")
     elif step == 1 and wide:
-        w.line(f"{target} = {load}<{count}>({plus(pointer, offset)});")
+        w.line(f"{target} = {load}<{count}>({plus(pointer, offset)}{more});")
     else:
         if target.startswith("const "):  # it is declared first
             w.line(f"{target.removeprefix('const ')};")

@@ -8,25 +8,24 @@ columns, reading all other operands directly.  Turned results go the same way in
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
+from codegen.buffers import Edge
 from codegen.iteration import Point, at_most, linear
 from codegen.kernel import locate
-from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
+from codegen.pointwise.body import Body, apart, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS
 from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
 from codegen.spec import KernelSource, PointwiseSpec
 
 
-def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C, in tiles."""
-    return Renderer(spec, Tiling(spec, schedule)).render()
-
-
-class Renderer:
+class TilesRenderer:
     """Writes a kernel in tiles."""
 
-    def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
-        self.t, self.s = tiling, tiling.schedule
+    def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
+        self.t = tiling = Tiling(spec, schedule)
+        self.s = schedule
         self.program = tiling.program
         self.body = Body(spec.name, self.program)
         self.w = self.body.w
@@ -56,13 +55,8 @@ class Renderer:
 
     def render(self) -> KernelSource:
         s, t, w = self.s, self.t, self.w
-        operands = self.program.operands
-        for n, name in [
-            *self.load_tiles.items(),
-            *((k + len(self.program.loads), v) for k, v in self.store_tiles.items()),
-        ]:
-            size = t.stages[n].elements(s.rows)
-            w.line(f"__shared__ __align__(16) {operands[n].dtype.ctype} {name}[{size}];")
+        for buffer, name in zip(t.buffers, [*self.load_tiles.values(), *self.store_tiles.values()]):
+            w.line(replace(buffer, name=name).static)
         outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
         down, across = t.blocks
         axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]
@@ -84,19 +78,17 @@ class Renderer:
             w.line("__syncthreads();")
         for n, stage in self.turned_stores.items():
             self._turning(n, stage, self._gather)
-        blocks = blocks if all(t.shape) else 0
-        return w.source(self.program, self._notes(), blocks=blocks, threads=THREADS, barriers=True)
+        return w.source(
+            self.program, self._notes(), blocks=blocks if all(t.shape) else 0, threads=THREADS, barriers=True
+        )
 
     @staticmethod
     def _array(count: int) -> str:
         return f"[{count}]" if count > 1 else ""
 
-    def _loop(self, count: int) -> None:
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int u = 0; u < {count}; ++u)")
-        else:
-            self.w.open("")
+    def _loop(self, count: int) -> AbstractContextManager[None]:
+        """Writes a scope for so many passes, which are unrolled."""
+        return self.w.unrolled(f"for (int u = 0; u < {count}; ++u)") if count > 1 else self.w.block("")
 
     def _numbered(self, count: int, period: int, apart: int) -> tuple[str, str]:
         """Writes the number of an access where passes of the loop differ in more than their rows or columns.
@@ -132,37 +124,30 @@ class Renderer:
         count, groups, lanes = self._turns(stage), s.rows // stage.vector, stage.lanes
         per = lanes * groups  # accesses to `lanes` columns
         exact = self._tasks(stage) % THREADS == 0
-        self._loop(count)
-        k, step = self._numbered(count, per, groups)
-        row = f"{over(k, lanes)} % {groups}{times(stage.vector)}"
-        col = [f"{k} % {lanes}"] if lanes > 1 else []
-        if exact and per == self._tasks(stage):
-            row = f"{over(k, lanes)}{times(stage.vector)}"
-        else:
-            col.append(f"{over(k, per)}{times(lanes)}")
-        w.line(f"const {s.itype} row = {row}, col = {' + '.join(col) or '0'}{step};")
         in_tile = exact and t.frame % lanes == 0
-        whole = self._rows_left(stage) == ""
-        tests = []
-        if not in_tile:
-            tests.append(f"col < {t.frame}")
-        if t.height % s.rows:
-            tests.append(f"{self.row0}row < {t.height}")
-        if t.overhangs:
-            tests.append(f"{self._turned_col} < {t.width}")
-        point = self._at(f"{self.row0}row", self._turned_col)
-        if body == self._fetch and whole:
-            # No load waits for a condition: accesses outside of the space read its last row or column.
-            last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
-            last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
-            point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
-        elif body == self._scatter and whole:
-            tests = tests[:1] if not in_tile else []
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
-            if body != self._fetch:
-                w.line(f"const uint32 at = {self._place(stage)};")
-            body(n, stage, point, self._array_at(count))
-        w.close()
+        with self._loop(count):
+            k, step = self._numbered(count, per, groups)
+            row = over(k, lanes)
+            col = [f"{k} % {lanes}"] if lanes > 1 else []
+            if not exact or per != self._tasks(stage):
+                row += f" % {groups}"
+                col.append(f"{over(k, per)}{times(lanes)}")
+            col_text = f"{' + '.join(col) or '0'}{step}"
+            w.line(f"const {s.itype} row = {row}{times(stage.vector)}, col = {col_text};")
+            tests = ["" if in_tile else f"col < {t.frame}", Edge(t.height, s.rows).inside(f"{self.row0}row")]
+            tests.append(f"{self._turned_col} < {t.width}" if t.overhangs else "")
+            point = self._at(f"{self.row0}row", self._turned_col)
+            if self._rows_left(stage) == "" and body == self._fetch:
+                # No load waits for a condition: accesses outside of the space read its last row or column.
+                last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
+                last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
+                point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted else []
+            elif self._rows_left(stage) == "" and body == self._scatter:
+                tests = tests[:1]
+            with w.guarded(*tests):
+                if body != self._fetch:
+                    w.line(f"const uint32 at = {self._place(stage)};")
+                body(n, stage, point, self._array_at(count))
 
     @property
     def _turned_col(self) -> str:
@@ -189,23 +174,17 @@ class Renderer:
         return f", {self.t.height} - ({self.row0}row)" if ragged else ""
 
     def _fetch(self, n: int, stage: Stage, point: Point, at: str) -> None:
-        operand, pointer = self.program.loads[n], self.body.pointers.loads[n]
-        offset = point.offset(operand.strides)
-        if stage.vector == 1:
-            self.w.line(f"{self.body.register(n)}{at} = {pointer}[{offset}];")
-        else:
-            load = "load_packed" if packs(operand, stage.vector, self._rows_left(stage) != "") else "load"
-            text = f"{load}<{stage.vector}>({plus(pointer, offset)}{self._rows_left(stage)})"
-            self.w.line(f"{self.body.register(n)}{at} = {text};")
+        operand, left = self.program.loads[n], self._rows_left(stage)
+        load = "load_packed" if packs(operand, stage.vector, left != "") else "load"
+        target, offset = f"{self.body.register(n)}{at}", point.offset(operand.strides)
+        read(self.w, target, self.body.pointers.loads[n], offset, stage.vector, load=load, more=left)
 
     def _scatter(self, n: int, stage: Stage, _: Point, at: str) -> None:
         tile, register = self.load_tiles[n], f"{self.body.register(n)}{at}"
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
-            self.w.unrolled_line(
-                f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];"
-            )
+            self.w.each(stage.vector, f"{tile}[at + e * {stage.width}] = {register}[e];")
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -215,7 +194,7 @@ class Renderer:
             return
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
-        self.w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.each(stage.vector, f"{name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
@@ -231,46 +210,43 @@ class Renderer:
 
     def _walk(self, body: Callable[[Point], None]) -> None:
         """Writes a loop over a thread's vectors along the columns; ``body`` gets the first element of one."""
-        w, s, t = self.w, self.s, self.t
-        self._loop(self._count)
-        step = f" + u * {THREADS}" if self._count > 1 else ""
-        exact = self._vectors % THREADS == 0
         # No load waits for a condition: vectors outside of the space read its last one, if that is whole.
-        clamped = body == self._load and self._left() == ""
-        tests = []
-        if t.flat:
-            position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
-            end = str(s.rows * s.cols)
-            if t.height % s.rows:
-                end = "end"
-                left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
-                w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
-                tests.append("t < end")
-            if not exact:
-                tests.append(f"t < {s.rows * s.cols}")
-            if clamped and tests:
-                last = f"end - {s.vector}" if end == "end" else f"{s.itype}({s.rows * s.cols - s.vector})"
-                position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
-            w.line(f"const {s.itype} t = {position};")
-            point = self._point()
-        else:
-            across = s.cols // s.vector
-            k, down = self._numbered(self._count, across, across)
-            col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
-            w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
-            if not exact:
-                tests.append(f"row < {s.rows}")
-            if t.height % s.rows:
-                tests.append(f"{self.row0}row < {t.height}")
-            if t.width % s.cols:
-                tests.append(f"{self.col0}col < {t.width}")
-            point = self._point()
-            if clamped:
-                last_row = t.height - 1 if t.height % s.rows or not exact else None
-                point = self._at_most(last_row, t.width - s.vector if t.width % s.cols else None)
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests) and not clamped):
-            body(point)
-        w.close()
+        clamped = body == self._load and self._left() == "" and not self.s.unaligned
+        with self._loop(self._count):
+            point, *tests = self._through_tile(clamped) if self.t.flat else self._in_rows(clamped)
+            with self.w.guarded(*([] if clamped else tests)):
+                body(point)
+
+    def _through_tile(self, clamped: bool) -> tuple[Point, str, str]:
+        """Writes where in a flat tile a vector is; returns its first element, and the conditions that it exists."""
+        w, s, t = self.w, self.s, self.t
+        step, end, size = f" + u * {THREADS}" if self._count > 1 else "", "", s.rows * s.cols
+        position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
+        if t.height % s.rows:
+            left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
+            w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
+            end = "t < end"
+        within = f"t < {size}" if self._vectors % THREADS else ""
+        if clamped and (end or within):
+            last = f"end - {s.vector}" if end else f"{s.itype}({size - s.vector})"
+            position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
+        w.line(f"const {s.itype} t = {position};")
+        return self._point(), end, within
+
+    def _in_rows(self, clamped: bool) -> tuple[Point, str, str, str]:
+        """Writes in which row and column a vector is; returns its first element, and the conditions that it exists."""
+        s, t, across = self.s, self.t, self.s.cols // self.s.vector
+        rows, cols = Edge(t.height, s.rows), Edge(t.width, s.cols)
+        within = f"row < {s.rows}" if self._vectors % THREADS else ""
+        k, down = self._numbered(self._count, across, across)
+        col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
+        self.w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
+        point = self._point()
+        if clamped:
+            last_row = t.height - 1 if rows.ragged or within else None
+            point = self._at_most(last_row, t.width - s.vector if cols.ragged else None)
+        right = "" if s.unaligned else cols.inside(f"{self.col0}col")  # else stores see to it
+        return point, within, rows.inside(f"{self.row0}row"), right
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
         """Returns an element of the space, given its positions over the row and the column dimensions as C
@@ -321,10 +297,9 @@ class Renderer:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
             register = f"{self.body.register(n)}{self._array_at(self._count)}"
             if kind == "vector" and self.s.vector > 1:
-                offset = self._vector_offset(point, operand.strides)
+                offset, more = self._vector_offset(point, operand.strides), f", {left}" if left else ""
                 load = "load_packed" if packs(operand, self.s.vector, left != "") else "load"
-                text = f"{load}<{self.s.vector}>({plus(pointer, offset)}{', ' + left if left else ''})"
-                self.w.line(f"{register} = {text};")
+                read(self.w, register, pointer, offset, self.s.vector, load=load, more=more)
             elif self.s.vector == 1 or kind == "uniform":
                 self.w.line(f"{register} = {pointer}[{point.offset(operand.strides)}];")
             else:
@@ -350,10 +325,7 @@ class Renderer:
                 offset = self._own_point().offset(strides)
                 w.line(f"{guard}{line.format(offset)}")
             return
-        step = linear([("e", strides[-1])])
-        base = point.offset(strides)
-        text = line.format(step if base == "0" else f"{base} + {step}")
-        w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
+        w.each(self.s.vector, f"{guard}{line.format(apart(point.offset(strides), strides[-1]))}")
 
     def _compute(self, point: Point) -> None:
         """Writes the program for one vector, and its stores."""
@@ -373,14 +345,12 @@ class Renderer:
                 target = f"{self.store_tiles[n]}[{self._place(stage_)}]" if stage_ else ""
                 w.line(f"{target or f'{self.body.pointers.stores[n]}[{offsets[n]}]'} = {text};")
             return
-        results = self.body.results(s.vector)
-        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
-            if own and program.indices:
-                element_point = self._own_point()
-                indices = [element_point.offset(strides) for strides in program.indices]
-            for name, text in zip(results, self.body.element(loaded, indices)):
-                w.line(f"{name}[e] = {text};")
-        for n, name in enumerate(results):
+
+        def own_indices() -> list[str]:
+            element = self._own_point()
+            return [element.offset(strides) for strides in program.indices]
+
+        for n, name in enumerate(self.body.elements(s.vector, loaded, own_indices if own else lambda: indices)):
             if n in self.turned_stores:
                 self._put_down(n, self.turned_stores[n], name)
             else:
@@ -432,7 +402,7 @@ class Renderer:
             return f"{name}[e]"
         w.line(f"{ctype} {name}[{count}];")
         value = f"{tile}[{place}]" if piece == 1 else f"load_shared<{piece}>({tile} + {place})"
-        w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {value};")
+        w.each(count, f"{name}[e] = {value};")
         return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
 
     def _put_down(self, n: int, stage: Stage, name: str) -> None:

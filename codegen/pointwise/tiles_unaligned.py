@@ -12,18 +12,13 @@ from codegen.expr import Operand
 from codegen.iteration import Point, extent
 from codegen.pointwise import alignment
 from codegen.pointwise.body import plus, vector_type
-from codegen.pointwise.schedule import THREADS
-from codegen.pointwise.tiles import Renderer, over, times
-from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
-from codegen.spec import KernelSource, PointwiseSpec
+from codegen.pointwise.tiles import TilesRenderer, times
+from codegen.pointwise.tiling import Stage
 
 
-def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C, in tiles."""
-    return _Renderer(spec, Tiling(spec, schedule)).render()
+class UnalignedTilesRenderer(TilesRenderer):
+    """Writes a kernel in tiles whose rows and columns begin anywhere."""
 
-
-class _Renderer(Renderer):
     def _notes(self) -> list[str]:
         return [*super()._notes(), f"rows begin anywhere: vectors are aligned in {self.t.lead.name}"]
 
@@ -59,7 +54,7 @@ class _Renderer(Renderer):
             w.line(f"const {vector_type(operand, stage.vector)} {elements} = {register}.elements();")
             register = elements
         place.insert(1, f"e * {stage.width}")
-        w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
+        w.each(stage.vector, f"{tile}[{' + '.join(place)}] = {register}[e];")
 
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""
@@ -73,23 +68,14 @@ class _Renderer(Renderer):
         return ""
 
     def _walk(self, body: Callable[[Point], None]) -> None:
-        w, s, t = self.w, self.s, self.t
-        self._loop(self._count)
-        across = s.cols // s.vector
-        k, down = self._numbered(self._count, across, across)
-        col = f"{k} % {across}{times(s.vector)}"
-        w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
-        tests = []
-        if self._vectors % THREADS:
-            tests.append(f"row < {s.rows}")
-        if t.height % s.rows:
-            tests.append(f"{self.row0}row < {t.height}")
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
-            point = self._at(f"{self.row0}row", self._column)
-            if t.skewed:
-                self._skew(point)
+        def skewed(point: Point) -> None:
+            self._skew(point)
             body(point)
-        w.close()
+
+        super()._walk(skewed if self.t.skewed else body)
+
+    def _point(self) -> Point:
+        return self._at(f"{self.row0}row", self._column)
 
     @property
     def _column(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
@@ -196,8 +197,13 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
-        operands, s = self.program.operands, self.schedule
-        return sum(stage.elements(s.rows) * operands[n].dtype.itemsize for n, stage in self.stages.items())
+        return self.buffers.bytes
+
+    @property
+    def buffers(self) -> Buffers:
+        """The tiles of turned operands in shared memory, not yet named."""
+        ctypes = ((self.program.operands[n].dtype.ctype, stage) for n, stage in self.stages.items())
+        return Buffers(Buffer("", t, (stage.elements(self.schedule.rows),), align=VECTORS) for t, stage in ctypes)
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from codegen.iteration import Coordinates, at_most, bounds, extent, far, index_type, linear
-from codegen.kernel import block_number
+from codegen.buffers import Edge
+from codegen.iteration import Coordinates, bounds, extent, far, index_type, linear
+from codegen.kernel import block_number, thread_number
 from codegen.pointwise import alignment
-from codegen.pointwise.body import Body, plus, vector_type
+from codegen.pointwise.body import Body, plus, read, vector_type
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
 from codegen.target import PORTABLE, Target
@@ -61,12 +62,9 @@ def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Itera
         yield replace(best, vector=vector // 2, unroll=2)
 
 
-def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
-    return _Renderer(spec, schedule).render()
+class UnalignedRenderer:
+    """Writes a kernel whose rows begin anywhere."""
 
-
-class _Renderer:
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
         self.s = schedule
         self.shape, self.program = normalize(spec)
@@ -96,38 +94,22 @@ class _Renderer:
             f"rows begin anywhere: vectors are aligned in {self.lead.name}",
         ]
         total = prod(self.shape[:-1]) * self.vectors
-        block = block_number(s.itype)
-        tile = THREADS * s.unroll
-        exact = total % tile == 0
-        w.line(f"const {s.itype} {'v' if s.unroll == 1 else 'first'} = {block} * {tile} + threadIdx.x;")
+        vectors = Edge(total, THREADS * s.unroll)
         if s.unroll == 1:
-            if not exact:
-                w.line(f"if (v >= {total}) return;")
+            thread_number(w, s.itype, "v", vectors)
             self.body.scalars()
             place = self._place()
             self._load(place)
             self._compute(place)
         else:
+            w.line(f"const {s.itype} first = {block_number(s.itype)} * {vectors.size} + threadIdx.x;")
             self.body.scalars()
             for n in self.loads:
                 w.line(f"{self._type(n)} {self.words[n]}[{s.unroll}];")
-            for loading in (True, False):
-                with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
-                    position = f"first + u * {THREADS}"
-                    # No load waits for a condition: vectors past the end read the last one.
-                    clamped = loading and not exact
-                    w.line(f"const {s.itype} v = {at_most(position, total - 1, s.itype) if clamped else position};")
-                    if not exact and not loading:
-                        w.open(f"if (v < {total})")
-                    place = self._place()
-                    if loading:
-                        self._load(place)
-                    else:
-                        self._compute(place)
-                        if not exact:
-                            w.close()
-        blocks = -(-total // tile) if prod(self.shape) else 0
-        return w.source(self.program, details, blocks=blocks, threads=THREADS)
+            outside = (vectors.inside("v"), total - 1) if vectors.ragged else None
+            variable = s.itype, "v", f"first + u * {THREADS}"
+            self.body.in_flight(s.unroll, variable, outside, self._place, self._load, self._compute)
+        return w.source(self.program, details, blocks=vectors.tiles if prod(self.shape) else 0, threads=THREADS)
 
     def _place(self) -> _Place:
         """Writes where vector ``v`` is."""
@@ -165,7 +147,7 @@ class _Renderer:
             if kind == "uniform":
                 w.line(f"{target} = {pointer}[{place.row(operand.strides)}];")
             elif kind == "vector" and self.whole:
-                w.line(f"{target} = load<{s.vector}>({plus(pointer, at)});")
+                read(w, target, pointer, at, s.vector)
             else:
                 load = "load_unaligned" if kind == "unaligned" else "load_within"
                 w.line(f"{target} = {load}<{s.vector}>({pointer}, {at}, {extent(self.shape, operand.strides)});")
@@ -183,11 +165,7 @@ class _Renderer:
                 w.line(f"const {vector_type(program.loads[n], s.vector)} {elements} = {name}.elements();")
                 name = elements
             loaded[n] = name if kind == "uniform" else f"{name}[e]"
-        results = self.body.results(s.vector)
-        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
-            indices = [place.element(strides) for strides in program.indices]
-            for name, text in zip(results, self.body.element(loaded, indices)):
-                w.line(f"{name}[e] = {text};")
+        results = self.body.elements(s.vector, loaded, lambda: [place.element(strides) for strides in program.indices])
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             if self.whole:
