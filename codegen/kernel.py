@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from codegen.buffers import Buffer, Buffers, Edge
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
@@ -248,6 +249,10 @@ def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
     return prod(sizes)
 
 
+#: Gives the C expression of an element's offset in an operand with some strides.
+Offset: TypeAlias = Callable[[tuple[int, ...]], str]
+
+
 class Pointers:
     """C names of a program's operands: pointers, in the order of the kernel's parameters."""
 
@@ -258,12 +263,7 @@ class Pointers:
         self._program, self._names = program, names
 
     def read(
-        self,
-        w: Writer,
-        needed: Container[Value],
-        offset: Callable[[tuple[int, ...]], str],
-        suffix: str,
-        known: Mapping[Value, str] | None = None,
+        self, w: Writer, needed: Container[Value], offset: Offset, suffix: str, known: Mapping[Value, str] | None = None
     ) -> dict[Value, str]:
         """Writes the reads of one element of each load that is needed and not ``known``, as constants.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from codegen.expr import (
@@ -26,6 +27,24 @@ from codegen.pointwise.tables import Ahead
 
 #: Where a vector is, as a form of kernels sees it.
 Place = TypeVar("Place")
+
+
+@dataclass(frozen=True)
+class Position:
+    """A C variable that says where vector ``u`` of ``unroll`` is, and its value.
+
+    inside   the condition that the vector is in the space, "" if all are; ``largest`` is the last one's value.
+    loads    whether there is something to load; whole, whether the last vector is.
+    """
+
+    itype: str
+    name: str
+    value: str
+    unroll: int
+    inside: str = ""
+    largest: int = 0
+    loads: bool = True
+    whole: bool = True
 
 
 class Elements:
@@ -144,33 +163,20 @@ class Body(Elements):
         kernel.parameters += self.pointers.parameters()
 
     def in_flight(
-        self,
-        unroll: int,
-        variable: tuple[str, str, str],
-        outside: tuple[str, int] | None,
-        place: Callable[[], Place],
-        load: Callable[[Place], None],
-        compute: Callable[[Place], None],
-        *,
-        loads: bool = True,
-        whole: bool = True,
+        self, at: Position, place: Callable[[], Place], load: Callable[[Place], None], compute: Callable[[Place], None]
     ) -> None:
         """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
 
-        variable  C type and name of what says where vector ``u`` is, and its value.
-        outside   None if all vectors are in the space; else the condition for that, and the largest value.
-        place     writes where a vector is, for ``load`` and ``compute``.
-        loads     whether there is something to load.
-        whole     whether the last vector is: then those outside read it, so that no load waits for a condition.
+        ``place`` writes where a vector is, for the others.  Where the last vector of the space is whole, those outside
+        read it, so that no load waits for a condition.
         """
-        itype, name, position = variable
-        inside, largest = outside or ("", 0)
-        for loading in (True, False) if loads else (False,):
-            with self.w.unrolled(f"for (int u = 0; u < {unroll}; ++u)"):
-                clamped = loading and whole and inside != ""
-                self.w.line(f"const {itype} {name} = {at_most(position, largest, itype) if clamped else position};")
-                with self.w.guarded("" if clamped else inside):
-                    (load if loading else compute)(place())
+        for body in (load, compute) if at.loads else (compute,):
+            with self.w.unrolled(f"for (int u = 0; u < {at.unroll}; ++u)"):
+                clamped = body == load and at.whole and at.inside != ""
+                value = at_most(at.value, at.largest, at.itype) if clamped else at.value
+                self.w.line(f"const {at.itype} {at.name} = {value};")
+                with self.w.guarded("" if clamped else at.inside):
+                    body(place())
 
 
 def vector_type(operand: Operand, count: int) -> str:
@@ -200,23 +206,15 @@ def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
 
 
 def read(
-    w: Writer,
-    target: str,
-    pointer: str,
-    offset: str,
-    count: int,
-    step: int = 1,
-    load: str = "load",
-    *,
-    more: str = "",
-    wide: bool = True,
+    w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load", more: str = ""
 ) -> None:
-    """Writes the read of elements, ``step`` apart, into registers: one access where they are contiguous, and aligned
-    (``wide``), with further arguments ``more``.
+    """Writes the read of elements, ``step`` apart, into registers.
+
+    Contiguous ones are one access: ``load``, if it is not empty, with further arguments.
     """
     if count == 1:
         w.line(f"{target} = {pointer}[{offset}];")
-    elif step == 1 and wide:
+    elif step == 1 and load:
         w.line(f"{target} = {load}<{count}>({plus(pointer, offset)}{more});")
     else:
         if target.startswith("const "):  # it is declared first
@@ -226,23 +224,15 @@ def read(
 
 
 def write(
-    w: Writer,
-    pointer: str,
-    offset: str,
-    value: str,
-    count: int,
-    step: int = 1,
-    *,
-    guard: str = "",
-    store: str = "store",
-    wide: bool = True,
+    w: Writer, pointer: str, offset: str, value: str, count: int, step: int = 1, store: str = "store", guard: str = ""
 ) -> None:
-    """Writes the store of elements ``step`` apart, which are in registers: one access where they are contiguous, and
-    aligned (``wide``).
+    """Writes the store of elements, ``step`` apart, which are in registers; under a guard, if there is one.
+
+    Contiguous ones are one access: ``store``, if it is not empty.
     """
     if count == 1:
         w.line(f"{guard}{pointer}[{offset}] = {value};")
-    elif step == 1 and wide:
+    elif step == 1 and store:
         w.line(f"{guard}{store}({plus(pointer, offset)}, {value});")
     else:
         w.each(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")

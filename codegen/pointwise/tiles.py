@@ -38,6 +38,8 @@ class TilesRenderer:
         self.store_tiles = {
             n: self.body.names.unique(self.program.stores[n].operand.name, "_tile") for n in self.turned_stores
         }
+        #: vectors of a tile, in turns of all threads
+        self.vectors = Edge(schedule.rows * schedule.cols // schedule.vector, THREADS)
         self.outer: list[str] = []
         self.row0 = self.col0 = ""
 
@@ -65,8 +67,7 @@ class TilesRenderer:
         self.row0, self.col0 = (f"{name} + " if size > 1 else "" for name, size, _ in axes[-2:])
         self.body.scalars()
         for n, stage in self.turned_loads.items():
-            array = self._array(self._turns(stage))
-            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array};")
+            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array(self._accesses(stage).tiles)};")
             self._turning(n, stage, self._fetch)
         self._direct()
         for n, stage in self.turned_loads.items():
@@ -78,13 +79,8 @@ class TilesRenderer:
             w.line("__syncthreads();")
         for n, stage in self.turned_stores.items():
             self._turning(n, stage, self._gather)
-        return w.source(
-            self.program, self._notes(), blocks=blocks if all(t.shape) else 0, threads=THREADS, barriers=True
-        )
-
-    @staticmethod
-    def _array(count: int) -> str:
-        return f"[{count}]" if count > 1 else ""
+        blocks = blocks if all(t.shape) else 0
+        return w.source(self.program, self._notes(), blocks=blocks, threads=THREADS, barriers=True)
 
     def _loop(self, count: int) -> AbstractContextManager[None]:
         """Writes a scope for so many passes, which are unrolled."""
@@ -106,13 +102,9 @@ class TilesRenderer:
         """Returns the C type of the registers for an access to a turned operand."""
         return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
 
-    def _tasks(self, stage: Stage) -> int:
-        """Returns how many accesses the tile of a turned operand takes."""
-        return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
-
-    def _turns(self, stage: Stage) -> int:
-        """Returns how many of these accesses a thread has."""
-        return -(-self._tasks(stage) // THREADS)
+    def _accesses(self, stage: Stage) -> Edge:
+        """Returns the accesses that the tile of a turned operand takes, in turns of all threads."""
+        return Edge(self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes), THREADS)
 
     def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
         """Writes a loop over a thread's accesses along the rows of operand n.
@@ -121,15 +113,14 @@ class TilesRenderer:
         is where that element lies in the tile.
         """
         w, s, t = self.w, self.s, self.t
-        count, groups, lanes = self._turns(stage), s.rows // stage.vector, stage.lanes
-        per = lanes * groups  # accesses to `lanes` columns
-        exact = self._tasks(stage) % THREADS == 0
-        in_tile = exact and t.frame % lanes == 0
+        accesses, groups, lanes = self._accesses(stage), s.rows // stage.vector, stage.lanes
+        count, per = accesses.tiles, lanes * groups  # accesses to `lanes` columns
+        in_tile = not accesses.ragged and t.frame % lanes == 0
         with self._loop(count):
             k, step = self._numbered(count, per, groups)
             row = over(k, lanes)
             col = [f"{k} % {lanes}"] if lanes > 1 else []
-            if not exact or per != self._tasks(stage):
+            if accesses.ragged or per != accesses.total:
                 row += f" % {groups}"
                 col.append(f"{over(k, per)}{times(lanes)}")
             col_text = f"{' + '.join(col) or '0'}{step}"
@@ -147,7 +138,7 @@ class TilesRenderer:
             with w.guarded(*tests):
                 if body != self._fetch:
                     w.line(f"const uint32 at = {self._place(stage)};")
-                body(n, stage, point, self._array_at(count))
+                body(n, stage, point, array_at(count))
 
     @property
     def _turned_col(self) -> str:
@@ -164,10 +155,6 @@ class TilesRenderer:
         """Returns the C expression of where element (row, col) lies in the tile."""
         skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
         return f"row * {stage.width}{skew} + col"
-
-    @staticmethod
-    def _array_at(count: int) -> str:
-        return "[u]" if count > 1 else ""
 
     def _rows_left(self, stage: Stage) -> str:
         ragged = self.t.height % stage.vector != 0 and not stage.shifted
@@ -199,20 +186,11 @@ class TilesRenderer:
 
     # ---- along the columns
 
-    @property
-    def _vectors(self) -> int:
-        return self.s.rows * self.s.cols // self.s.vector
-
-    @property
-    def _count(self) -> int:
-        """How many vectors a thread has."""
-        return -(-self._vectors // THREADS)
-
     def _walk(self, body: Callable[[Point], None]) -> None:
         """Writes a loop over a thread's vectors along the columns; ``body`` gets the first element of one."""
         # No load waits for a condition: vectors outside of the space read its last one, if that is whole.
         clamped = body == self._load and self._left() == "" and not self.s.unaligned
-        with self._loop(self._count):
+        with self._loop(self.vectors.tiles):
             point, *tests = self._through_tile(clamped) if self.t.flat else self._in_rows(clamped)
             with self.w.guarded(*([] if clamped else tests)):
                 body(point)
@@ -220,13 +198,13 @@ class TilesRenderer:
     def _through_tile(self, clamped: bool) -> tuple[Point, str, str]:
         """Writes where in a flat tile a vector is; returns its first element, and the conditions that it exists."""
         w, s, t = self.w, self.s, self.t
-        step, end, size = f" + u * {THREADS}" if self._count > 1 else "", "", s.rows * s.cols
+        step, end, size = f" + u * {THREADS}" if self.vectors.tiles > 1 else "", "", s.rows * s.cols
         position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
         if t.height % s.rows:
             left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
             w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
             end = "t < end"
-        within = f"t < {size}" if self._vectors % THREADS else ""
+        within = f"t < {size}" if self.vectors.ragged else ""
         if clamped and (end or within):
             last = f"end - {s.vector}" if end else f"{s.itype}({size - s.vector})"
             position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
@@ -237,8 +215,8 @@ class TilesRenderer:
         """Writes in which row and column a vector is; returns its first element, and the conditions that it exists."""
         s, t, across = self.s, self.t, self.s.cols // self.s.vector
         rows, cols = Edge(t.height, s.rows), Edge(t.width, s.cols)
-        within = f"row < {s.rows}" if self._vectors % THREADS else ""
-        k, down = self._numbered(self._count, across, across)
+        within = f"row < {s.rows}" if self.vectors.ragged else ""
+        k, down = self._numbered(self.vectors.tiles, across, across)
         col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
         self.w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
         point = self._point()
@@ -288,14 +266,14 @@ class TilesRenderer:
         if not self.direct_loads:
             return
         for n in self.direct_loads:
-            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{self._array(self._count)};")
+            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{array(self.vectors.tiles)};")
         self._walk(self._load)
 
     def _load(self, point: Point) -> None:
         left = self._left()
         for n in self.direct_loads:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
-            register = f"{self.body.register(n)}{self._array_at(self._count)}"
+            register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
             if kind == "vector" and self.s.vector > 1:
                 offset, more = self._vector_offset(point, operand.strides), f", {left}" if left else ""
                 load = "load_packed" if packs(operand, self.s.vector, left != "") else "load"
@@ -314,7 +292,7 @@ class TilesRenderer:
     def _loaded(self, n: int) -> str:
         """Returns the C expression of element ``e`` of a direct operand."""
         element = "" if self.s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
-        return f"{self.body.register(n)}{self._array_at(self._count)}{element}"
+        return f"{self.body.register(n)}{array_at(self.vectors.tiles)}{element}"
 
     def _each(self, point: Point, strides: tuple[int, ...], kind: str, line: str) -> None:
         """Writes a loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
@@ -334,7 +312,8 @@ class TilesRenderer:
         for n, stage in self.turned_loads.items():
             loaded[n] = self._picked_up(n, stage)
         own = s.vector > 1 and (t.flat or (len(t.col_dims) > 1 and t.col_dims[-1] % s.vector != 0))
-        indices = [] if own else [self._index(point, strides) for strides in program.indices]
+        each = [strides[-1] if s.vector > 1 else 0 for strides in program.indices]
+        indices = [] if own else [apart(point.offset(x), step) for x, step in zip(program.indices, each)]
         if s.vector == 1:
             offsets = [
                 "" if n in self.turned_stores else point.offset(store.operand.strides)
@@ -366,10 +345,6 @@ class TilesRenderer:
         else:
             kind = "element" if kind == "element" else "strided"
             self._each(point, operand.strides, kind, f"{pointer}[{{}}] = {name}[e];")
-
-    def _index(self, point: Point, strides: tuple[int, ...]) -> str:
-        base = point.offset(strides)
-        return base if self.s.vector == 1 or not strides[-1] else f"{base} + {linear([('e', strides[-1])])}"
 
     # ---- shared memory along the columns
 
@@ -419,6 +394,14 @@ class TilesRenderer:
                 w.line(f"{vector_type(operand, piece)} piece;")
                 w.unrolled_line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
                 w.line(f"store_shared({tile} + {place}, piece);")
+
+
+def array(count: int) -> str:
+    return f"[{count}]" if count > 1 else ""
+
+
+def array_at(count: int) -> str:
+    return "[u]" if count > 1 else ""
 
 
 def over(text: str, divisor: int) -> str:

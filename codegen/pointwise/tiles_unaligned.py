@@ -12,7 +12,7 @@ from codegen.expr import Operand
 from codegen.iteration import Point, extent
 from codegen.pointwise import alignment
 from codegen.pointwise.body import plus, vector_type
-from codegen.pointwise.tiles import TilesRenderer, times
+from codegen.pointwise.tiles import TilesRenderer, array_at, times
 from codegen.pointwise.tiling import Stage
 
 
@@ -91,7 +91,7 @@ class UnalignedTilesRenderer(TilesRenderer):
     def _load(self, point: Point) -> None:
         for n in self.direct_loads:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
-            register = f"{self.body.register(n)}{self._array_at(self._count)}"
+            register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
             offset = point.offset(operand.strides)
             if kind == "uniform":
                 self.w.line(f"{register} = {pointer}[{offset}];")
@@ -101,7 +101,7 @@ class UnalignedTilesRenderer(TilesRenderer):
                 self.w.line(f"{register} = {load}<{self.s.vector}>({text});")
 
     def _loaded(self, n: int) -> str:
-        register = f"{self.body.register(n)}{self._array_at(self._count)}"
+        register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
         if self.kinds[n] == "uniform":
             return register
         if self.kinds[n] == "unaligned":

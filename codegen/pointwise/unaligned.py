@@ -15,7 +15,7 @@ from codegen.buffers import Edge
 from codegen.iteration import Coordinates, bounds, extent, far, index_type, linear
 from codegen.kernel import block_number, thread_number
 from codegen.pointwise import alignment
-from codegen.pointwise.body import Body, plus, read, vector_type
+from codegen.pointwise.body import Body, Position, plus, read, vector_type
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
 from codegen.target import PORTABLE, Target
@@ -106,9 +106,8 @@ class UnalignedRenderer:
             self.body.scalars()
             for n in self.loads:
                 w.line(f"{self._type(n)} {self.words[n]}[{s.unroll}];")
-            outside = (vectors.inside("v"), total - 1) if vectors.ragged else None
-            variable = s.itype, "v", f"first + u * {THREADS}"
-            self.body.in_flight(s.unroll, variable, outside, self._place, self._load, self._compute)
+            at = Position(s.itype, "v", f"first + u * {THREADS}", s.unroll, vectors.inside("v"), total - 1)
+            self.body.in_flight(at, self._place, self._load, self._compute)
         return w.source(self.program, details, blocks=vectors.tiles if prod(self.shape) else 0, threads=THREADS)
 
     def _place(self) -> _Place:

@@ -20,7 +20,7 @@ from codegen.iteration import Coordinates, linear
 from codegen.kernel import block_number, thread_number
 from codegen.l2_policy import streams
 from codegen.naming import Writer
-from codegen.pointwise.body import Body, kept_type, packs, plus, read, vector_type
+from codegen.pointwise.body import Body, Position, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
 from codegen.pointwise.tables import ahead
 from codegen.spec import KernelSource, PointwiseSpec
@@ -198,19 +198,10 @@ class VectorsRenderer:
             self._compute(only, once)
             return
         self._declare(loads)
-        outside = None
-        if largest is not None:
-            outside = ("i < size" if name == "i" else f"{name} < {largest + 1}"), largest
-        self.body.in_flight(
-            s.unroll,
-            (s.itype, name, position),
-            outside,
-            place,
-            lambda where: self._load(where, loads),
-            lambda where: self._compute(where, once),
-            loads=bool(loads),
-            whole=not self._ragged,
-        )
+        inside = "" if largest is None else "i < size" if name == "i" else f"{name} < {largest + 1}"
+        whole = self.total % s.vector == 0
+        at = Position(s.itype, name, position, s.unroll, inside, largest or 0, loads=bool(loads), whole=whole)
+        self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once))
 
     @property
     def _ragged(self) -> bool:

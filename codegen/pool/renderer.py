@@ -293,7 +293,7 @@ class PoolRenderer(Elements):
         count = 1 if step == 0 else count
         name = self.names.unique(operand.name, "_v" if count > 1 else "_s")
         target, pointer = f"const {vector_type(operand, count)} {name}", self.pointers.loads[n]
-        read(self.w, target, pointer, offset, count, step, wide=self._wide(operand))
+        read(self.w, target, pointer, offset, count, step, load="load" if self._wide(operand) else "")
         return name
 
     def _element(self, n: int, text: str) -> str:
@@ -339,8 +339,8 @@ class PoolRenderer(Elements):
                 w.line(f"{target} = {self.emitter.stored(store, terms)};")
         for (operand, pointer, offset), name in zip(stores, vectors):
             if name:
-                step, wide = operand.strides[space.rank - 1], self._wide(operand)
-                write(w, pointer, offset, name, count, step, store=self.store, wide=wide)
+                how = self.store if self._wide(operand) else ""
+                write(w, pointer, offset, name, count, operand.strides[space.rank - 1], how)
 
     def _final_terms(self, loads: dict[int, str], where: list[str]) -> dict[Value, str]:
         """Returns the C expressions of what the program on the folds needs, for one of a run of results."""
