@@ -14,7 +14,6 @@ from codegen.pointwise.body import plus
 
 #: Fewest bytes of a vector that can be shifted.
 LEAST = 4
-HEADER = "unaligned.cuh"
 
 
 def known(operand: Operand, vector: int) -> bool:

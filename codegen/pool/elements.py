@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
+from codegen.buffers import Edge
 from codegen.iteration import linear, unsigned
 from codegen.kernel import Kernel, Pointers
 from codegen.pointwise.body import plus, read, vector_type
@@ -55,12 +56,8 @@ class Elements:
         for k in range(first, last):
             d, window = self.windows[k]
             innermost = k == last - 1 and last == len(self.windows)
-            unroll = (
-                "#pragma unroll"
-                if not rolled or prod(counts[k:]) <= UNROLLED
-                else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
-            )
-            conditions += self._open(k, self.at[d], window, unroll, rolled=rolled)
+            unroll = "" if not rolled or prod(counts[k:]) <= UNROLLED else f" {UNROLL if innermost else 1}"
+            conditions += self._open(k, self.at[d], window, f"#pragma unroll{unroll}", rolled=rolled)
         return conditions
 
     def _open(self, k: int, position: str, window: Window, unroll: str, *, rolled: bool) -> list[str]:
@@ -81,28 +78,22 @@ class Elements:
             w.open(f"for ({self.small} {self.tap(k)} = 0; {self.tap(k)} < {window.count}; ++{self.tap(k)})")
             self.constant(t, place, f"{place}_begin + {self.tap(k)}")
             return [] if window.alike else [f"{place} < {place}_end"]
-        many = self.patch[k]
-        tap = self.tap(k)
+        many, tap, positions = self.patch[k], self.tap(k), self.space.outer[self.windows[k][0]]
         count = width(window, many)
         if count > 1:
             w.line(unroll)
             w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
         tap = tap if count > 1 else "0"
-        groups = -(-self.space.outer[self.windows[k][0]] // many)
         if many > 1 or isinstance(window, Sliding):
             step = window.dilation if many == 1 else 1
-            terms = (
-                [(position, window.stride)]
-                if isinstance(window, Sliding)
-                else [(_quotient(position, window.stride), 1)]
-            )
-            self.constant(t, place, linear([*terms, (tap, step)], window.shift))
-            highest = (groups - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
+            slides = isinstance(window, Sliding)
+            first = (position, window.stride) if slides else (_quotient(position, window.stride), 1)
+            self.constant(t, place, linear([first, (tap, step)], window.shift))
+            highest = (Edge(positions, many).tiles - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
             return _within(place, t, window.shift < 0, highest >= window.size, window.size)
         reached = linear([(position, 1)], window.before)
         at = _quotient(reached, window.stride)
         self.constant(t, place, at if tap == "0" else f"{at} - {tap}")
-        positions = self.space.outer[self.windows[k][0]]
         highest = (positions - 1 + window.before) // window.stride
         lowest = window.before // window.stride - (count - 1)
         found = _within(place, t, lowest < 0, highest >= window.size, window.size)
@@ -111,11 +102,8 @@ class Elements:
             found.append(f"{offset} < {window.reach}")
         if window.dilation > 1:
             found.append(f"({offset}) % {window.dilation} == 0")
-        if len(found) < 2:
-            return found
-        holds = f"{place.removeprefix('in_')}_holds"
-        self.constant("bool", holds, " && ".join(found))
-        return [holds]
+        holds = self.inside(found, f"{place.removeprefix('in_')}_holds")
+        return [holds] if holds else []
 
     def inside(self, conditions: list[str], name: str = "inside") -> str:
         """Writes whether the current element exists; returns the C expression, "" if it always does."""
@@ -184,12 +172,9 @@ class Elements:
                 for n in space.taps:
                     if n not in strips:
                         self.read(n, f"{held[n]}{''.join(variables)}", inside)
-        return {
-            n: f"{name}{''.join(variables[:-1])}[{self.tap(len(self.windows) - 1)}]"
-            if n in strips
-            else f"{name}{''.join(variables)}"
-            for n, name in held.items()
-        }
+        last = f"[{self.tap(len(self.windows) - 1)}]"  # a strip has it, even of one element
+        rows = "".join(variables[:-1])
+        return {n: f"{name}{rows}{last if n in strips else ''.join(variables[-1:])}" for n, name in held.items()}
 
     def _strip(self, n: int) -> str:
         """Returns the template arguments of a strip: elements to the left, in the middle, to the right."""

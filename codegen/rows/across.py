@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from codegen.expr import Reduced, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most
 from codegen.kernel import block_number, held_row
-from codegen.pointwise.body import registers
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
@@ -28,7 +27,7 @@ class AcrossRenderer(RowsRenderer):
         super().__init__(spec, schedule)
         if schedule.form == "registers":  # no load waits for a reduction
             self.kept = self.stages.kept(early=True)
-        self.dim = len(self.space.outer) - 1
+        self.dim, self.neighbours = len(self.space.outer) - 1, schedule.vector
         #: neighbouring threads with rows of their own
         self.side = schedule.rows // schedule.vector
         self.unroll = -(-self.length // schedule.lanes)
@@ -58,17 +57,12 @@ class AcrossRenderer(RowsRenderer):
     def _scalars(self, stage: int) -> None:
         w, inlined = self.w, self.emitter.inlined  # the latter are written where they are stored
         chosen = [k for k in self._of_row(stage) if k not in inlined]
-        if not chosen:
-            return
-        if self.s.vector == 1:
-            self.emitter.statements(w, self.terms, lambda k: k in chosen)
-            return
         arrays = {}
-        for k in self._read_again(chosen):
+        for k in self._read_again(chosen) if self.s.vector > 1 else ():
             instruction = self.program.instructions[k]
             arrays[k] = self.names.unique(instruction.name, "_r")
             w.line(f"{instruction.ctype} {arrays[k]}[{self.s.vector}];")
-        with self._over_vector():
+        with self.w.repeated("e", self.s.vector if chosen else 1):
             for k in chosen:
                 if k in arrays:
                     w.line(f"{arrays[k]}[e] = {self.emitter.expression(k, self.terms)};")
@@ -101,29 +95,11 @@ class AcrossRenderer(RowsRenderer):
                 continue
             if reduction.ctype not in self._exchange:
                 groups = s.threads // max(32, self.side)
-                self._exchange[reduction.ctype] = w.exchange(
-                    f"{reduction.ctype} parts", "", reduction.ctype, groups * s.rows
-                )
+                name = f"{reduction.ctype} parts"
+                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, groups * s.rows)
             shared = self._exchange[reduction.ctype]
             how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
             w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
-
-    def _row_stores(self, stage: int) -> None:
-        w, n = self.w, len(self.space.outer)
-        stores = self._row_stored(stage)
-        if not stores:
-            return
-        with w.guarded("lane == 0" if self.s.lanes > 1 else "", "inside" if self._has_inside else ""):
-            offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
-            kept = stores if self.s.vector > 1 else []
-            results = {k: registers(w, self.program.stores[k].operand, self.s.vector) for k in kept}
-            with self._over_vector():
-                for k in stores:
-                    text = self.emitter.stored(self.program.stores[k], self.terms)
-                    target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
-                    w.line(f"{target} = {text};")
-            for k, name in results.items():
-                self._write(k, name, offsets[k])
 
     # ---- the elements of a row
 

@@ -212,19 +212,6 @@ class AlongRenderer(RowsRenderer):
         w.line(f"const {reduction.ctype} {total} = {part} * math::exp({name} - {shift});{why}")
         self.terms[Reduced(k)] = total
 
-    def _row_stores(self, stage: int) -> None:
-        n = len(self.space.outer)
-        stores = self._row_stored(stage)
-        if not stores:
-            return
-        first = "lane == 0" if self.s.lanes * self.s.cluster > 1 else ""
-        with self.w.guarded(first, "inside" if self._has_inside else ""):
-            for k in stores:
-                store = self.program.stores[k]
-                text = self.emitter.stored(store, self.terms)
-                offset = self.rows.offset(store.operand.strides[:n])
-                self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
-
     # ---- the vectors of a thread
 
     @contextmanager

@@ -25,10 +25,12 @@ class RowsRenderer(ABC):
     A stage is a loop over the row that combines the values of its reductions and stores the values that are known by
     then.  After it every thread of the row has the results, and what follows from them alone is computed once.
 
-    dim  the dimension of the space along which the elements of a vector lie.
+    dim         the dimension of the space along which the elements of a vector lie.
+    neighbours  rows of a thread, which are next to each other.
     """
 
     dim: int
+    neighbours = 1
     #: names of C variables that number positions; coordinates are named after them, with a number
     positions: tuple[str, ...] = ("row", "col", "at")
 
@@ -123,10 +125,6 @@ class RowsRenderer(ABC):
         """Writes the combination of the parts of each row's threads, and sets the terms of the reductions' results."""
 
     @abstractmethod
-    def _row_stores(self, stage: int) -> None:
-        """Writes the stores with one value for each row, by one of its threads."""
-
-    @abstractmethod
     def _over_row(self, *, loading: bool = False) -> AbstractContextManager[None]:
         """Writes the loop over the thread's vectors of the row: ``col`` is where one begins."""
 
@@ -202,6 +200,25 @@ class RowsRenderer(ABC):
             and k not in self.space.sums
             and self.stages.stage(store.value) == stage
         ]
+
+    def _row_stores(self, stage: int) -> None:
+        """Writes the stores with one value for each row, by one of its threads."""
+        w, n, program = self.w, len(self.space.outer), self.program
+        stores = {k: program.stores[k] for k in self._row_stored(stage)}
+        if not stores:
+            return
+        first = "lane == 0" if self.s.lanes * self.s.cluster > 1 else ""
+        with w.guarded(first, "inside" if self._has_inside else ""):
+            offsets = {k: self.rows.offset(store.operand.strides[:n]) for k, store in stores.items()}
+            results = {
+                k: registers(w, store.operand, self.neighbours) for k, store in stores.items() if self.neighbours > 1
+            }
+            with w.repeated("e", self.neighbours):
+                for k, store in stores.items():
+                    target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
+                    w.line(f"{target} = {self.emitter.stored(store, self.terms)};")
+            for k, name in results.items():
+                self._write(k, name, offsets[k])
 
     def _of_row(self, stage: int) -> list[int]:
         """Returns the instructions that follow from the reductions of the stage before, once for each row."""
