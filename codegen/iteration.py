@@ -277,5 +277,5 @@ _TERM = re.compile(r"\w+(?:\[\w+\])*")
 
 
 def _factor(name: str) -> str:
-    whole = name.startswith(("(", "min(")) and name.endswith(")")
+    whole = name.isidentifier() or (name.startswith(("(", "min(")) and name.endswith(")"))
     return name if whole or _TERM.fullmatch(name) else f"({name})"

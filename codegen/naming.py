@@ -100,7 +100,7 @@ class Names:
         """
         pieces = "\n".join(lines).split(_EDGE)
         around, words = _around(pieces), _words("".join(pieces[::2]))
-        taken = {word.partition(".")[0] for word in words}
+        taken = words | {word.partition(".")[0] for word in words if "." in word}
         kept, names = _kept(), {}
         for mark, (stem, suffix) in self._marks.items():
             if mark in around:

@@ -56,7 +56,7 @@ class AcrossRenderer(RowsRenderer):
 
     def _scalars(self, stage: int) -> None:
         w, inlined = self.w, self.emitter.inlined  # the latter are written where they are stored
-        chosen = [k for k in self._of_row(stage) if k not in inlined]
+        chosen = [k for k in self.stages.of_row(stage) if k not in inlined]
         arrays = {}
         for k in self._read_again(chosen) if self.s.vector > 1 else ():
             instruction = self.program.instructions[k]

@@ -136,7 +136,7 @@ class AlongRenderer(RowsRenderer):
     # ---- once a row
 
     def _scalars(self, stage: int) -> None:
-        chosen = [k for k in self._of_row(stage) if k not in self._early]
+        chosen = [k for k in self.stages.of_row(stage) if k not in self._early]
         if chosen:
             self.emitter.statements(self.w, self.terms, lambda k: k in chosen)
 
@@ -202,7 +202,7 @@ class AlongRenderer(RowsRenderer):
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
         wanted = self.program.needed([running.shift])
-        known = self._of_row(self.stages.stage(running.shift))
+        known = self.stages.of_row(self.stages.stage(running.shift))
         early = [n for n in known if Result(n) in wanted and n not in self._early]
         self.emitter.statements(w, self.terms, lambda n: n in early)
         self._early.update(early)

@@ -136,7 +136,7 @@ class RowsRenderer(ABC):
         parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
         self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
         with self._over_row():
-            self._elements(stage, self.stages.needed(stage), {**parts, **self.beside})
+            self._elements(stage, self.stages.needed[stage], {**parts, **self.beside})
         self.beside = {}
         if parts:
             self._combined(parts)
@@ -220,11 +220,6 @@ class RowsRenderer(ABC):
             for k, name in results.items():
                 self._write(k, name, offsets[k])
 
-    def _of_row(self, stage: int) -> list[int]:
-        """Returns the instructions that follow from the reductions of the stage before, once for each row."""
-        every = range(len(self.program.instructions))
-        return [k for k in every if self.stages.stage(Result(k)) == stage and not self.stages.varies(Result(k))]
-
     @property
     def _has_inside(self) -> bool:
         """Whether some threads have no row."""
@@ -295,7 +290,7 @@ class RowsRenderer(ABC):
         guard = "if (inside) " if self._has_inside else ""
         with self._over_vector():
             terms = self._element_terms(held, indices, needed)
-            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            self._computed(terms, needed)
             for k, part in parts.items():
                 if k not in running:
                     reduction = program.reductions[k]
@@ -309,6 +304,11 @@ class RowsRenderer(ABC):
             self._write(k, name, places[k], guard)
         for k, one in running.items():
             self._run(one, parts[k], parts[one.most], before[k], held, indices)
+
+    def _computed(self, terms: dict[Value, str], needed: set[Value]) -> None:
+        """Writes the instructions of a loop for an element."""
+        mine = {value.instruction for value in needed if isinstance(value, Result)}
+        self.emitter.statements(self.w, terms, mine.__contains__)
 
     def _over_vector(self) -> AbstractContextManager[None]:
         """Opens a loop over the elements of a vector."""
@@ -325,7 +325,7 @@ class RowsRenderer(ABC):
         w.line(f"{part} *= math::exp({before} - {shift});")
         with self._over_vector(), w.block("", when=self.s.vector == 1):
             terms = {**self._element_terms(held, indices, needed), running.shift: shift}
-            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            self._computed(terms, needed)
             w.line(f"{part} += {self.emitter.term(running.value, terms)};")
 
     def _held(self, n: int) -> str:
