@@ -188,7 +188,7 @@ class Program:
         """Whether approximate instructions cannot be seen: everything is stored as a float of 16 bits or fewer."""
         return not self.exact and all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What is read and written along the space: loads, then stores.  (The kernel's pointer parameters are these,
         with the tables in between.)

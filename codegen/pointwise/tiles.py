@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from codegen.buffers import Edge
 from codegen.iteration import Point, at_most, linear
@@ -57,8 +56,8 @@ class TilesRenderer:
 
     def render(self) -> KernelSource:
         s, t, w = self.s, self.t, self.w
-        for buffer, name in zip(t.buffers, [*self.load_tiles.values(), *self.store_tiles.values()]):
-            w.line(replace(buffer, name=name).static)
+        for n, name in zip(t.stages, [*self.load_tiles.values(), *self.store_tiles.values()]):
+            w.line(t.tile(n, name).static)
         outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
         down, across = t.blocks
         axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]

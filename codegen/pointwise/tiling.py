@@ -194,16 +194,15 @@ class Tiling:
                 found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, shifted)
         return found
 
+    def tile(self, n: int, name: str = "") -> Buffer:
+        """Returns the tile of a turned operand in shared memory."""
+        elements = self.stages[n].elements(self.schedule.rows)
+        return Buffer(name, self.program.operands[n].dtype.ctype, (elements,), align=VECTORS)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
-        return self.buffers.bytes
-
-    @property
-    def buffers(self) -> Buffers:
-        """The tiles of turned operands in shared memory, not yet named."""
-        ctypes = ((self.program.operands[n].dtype.ctype, stage) for n, stage in self.stages.items())
-        return Buffers(Buffer("", t, (stage.elements(self.schedule.rows),), align=VECTORS) for t, stage in ctypes)
+        return Buffers(self.tile(n) for n in self.stages).bytes
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:
