@@ -279,9 +279,8 @@ class Pointers:
     def parameters(self) -> list[str]:
         program = self._program
         read = zip((*program.loads, *program.tables), (*self.loads, *self.tables))
-        return [parameter(op, n) for op, n in read] + [
-            parameter(store.operand, n, written=True) for store, n in zip(program.stores, self.stores)
-        ]
+        written = zip((store.operand for store in program.stores), self.stores)
+        return [*(parameter(*both) for both in read), *(parameter(*both, written=True) for both in written)]
 
 
 def converted(operand: Operand, text: str, real: str) -> str:
