@@ -94,9 +94,8 @@ class AcrossRenderer(RowsRenderer):
             if s.lanes == 1:
                 continue
             if reduction.ctype not in self._exchange:
-                groups = s.threads // max(32, self.side)
                 name = f"{reduction.ctype} parts"
-                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, groups * s.rows)
+                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, s.exchanged)
             shared = self._exchange[reduction.ctype]
             how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
             w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")

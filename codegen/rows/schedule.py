@@ -73,6 +73,12 @@ class RowsSchedule(Schedule):
     def threads(self) -> int:
         return self.lanes * self.rows // (self.vector if self.across else 1)
 
+    @property
+    def exchanged(self) -> int:
+        """Elements of an array in which warps combine reductions of rows (across), or of columns (in a walk)."""
+        side = self.rows // self.vector if self.across else self.lanes
+        return self.threads // max(32, side) * side * self.vector
+
 
 def reads_across(space: Space) -> bool:
     """Tells whether most bytes have their neighbours in the next row, not in the same, and enough rows to be
@@ -297,17 +303,17 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         usual = (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
         for threads in (1024, 512, 256) if few else usual:
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
-            warps = max(1, lanes * side // max(32, side))
-            if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:
+            schedule = RowsSchedule("memory", vector, lanes, side * vector, itype, across=True)
+            if exchanged * schedule.exchanged > EXCHANGE_ACROSS_BYTES:
                 continue
             unroll = -(-space.length // lanes)
             registers = 2 * OTHER_REGISTERS + unroll * words
             if unroll and words and registers <= min(MOST_REGISTERS, target.arch.registers_per_sm // (lanes * side)):
-                yield RowsSchedule("registers", vector, lanes, side * vector, itype, across=True)
+                yield replace(schedule, form="registers")
             if again * lanes * side > target.arch.registers_per_sm and threads != 256:
                 continue
             resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
-            memory.append(RowsSchedule("memory", vector, lanes, side * vector, itype, across=True, resident=resident))
+            memory.append(replace(schedule, resident=resident))
         if bounded and not few:  # as many threads as possible, which read rows again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory

@@ -337,14 +337,15 @@ class WalkRenderer(AlongRenderer):
             exchanges: dict[str, str] = {}
             for k, name in self._own.items():
                 reduction = self.program.reductions[k]
-                if reduction.ctype not in exchanges:
-                    size = s.threads // max(32, s.lanes) * s.lanes * s.vector
-                    exchanges[reduction.ctype] = w.exchange(f"{reduction.ctype} columns", "", reduction.ctype, size)
-                if self.unroll > 1:
-                    w.line("#pragma unroll")
-                loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
+                ctype = reduction.ctype
+                if ctype not in exchanges:
+                    exchanges[ctype] = w.exchange(f"{ctype} columns", "", ctype, s.exchanged)
                 across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
-                w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
+                statement = f"{across}({name}[{self._u}], {exchanges[ctype]});"
+                if self.unroll > 1:
+                    w.unrolled_line(f"for (int u = 0; u < {self.unroll}; ++u) {statement}")
+                else:
+                    w.line(statement)
             w.line("if (sub > 0) return;")
         self.rows = self._begin
         with self._over_row():
