@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.expr import Operand
 from codegen.iteration import Point, extent
 from codegen.pointwise import alignment
 from codegen.pointwise.body import plus, vector_type
@@ -59,7 +58,7 @@ class UnalignedTilesRenderer(TilesRenderer):
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""
         lead = self.t.lead
-        text = alignment.skew(lead, self.body.pointers.stores[0], _row(point, lead), self.s.vector)
+        text = alignment.skew(lead, self.body.pointers.stores[0], point, self.s.vector)
         self.w.line(f"const {self.s.itype} skew = {text};")
 
     # ---- along the columns
@@ -112,10 +111,5 @@ class UnalignedTilesRenderer(TilesRenderer):
         return f"{register}[e]"
 
     def _store(self, n: int, name: str, point: Point) -> None:
-        row = plus(self.body.pointers.stores[n], _row(point, self.program.stores[n].operand))
+        row = plus(self.body.pointers.stores[n], alignment.row(point, self.program.stores[n].operand))
         self.w.line(f"store_within({row}, {self._column}, {self.t.width}, {name});")
-
-
-def _row(point: Point, operand: Operand) -> str:
-    """Returns the C expression of the offset of the first element of a point's row."""
-    return point.offset((*operand.strides[:-1], 0))

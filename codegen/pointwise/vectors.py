@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.iteration import Coordinates, linear
+from codegen.iteration import Coordinates, Point, linear
 from codegen.kernel import block_number, thread_number
 from codegen.l2_policy import streams
 from codegen.naming import Writer
@@ -27,18 +27,18 @@ from codegen.spec import KernelSource, PointwiseSpec
 
 
 class _Place:
-    """Where a vector is, given the C variable that holds the position of its first element."""
+    """Where a vector is, given the C variable that holds the position of its first element, or that element."""
 
-    def __init__(self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, variable: str = "i") -> None:
-        self._w, self._shape, self._s, self.variable = w, shape, schedule, variable
-        self._first = Coordinates(w, variable, shape, schedule.itype, variable)
+    def __init__(
+        self, w: Writer, shape: tuple[int, ...], s: PointwiseSchedule, variable: str = "i", point: Point | None = None
+    ) -> None:
+        self._w, self._shape, self._s, self.variable = w, shape, s, variable
+        self._first = Coordinates(w, variable, shape, s.itype, variable)
+        self.offset = self._first.offset if point is None else point.offset
         self._last: Coordinates | None = None
         self._left = False
         #: whether some of the vector's elements may be past the end
-        self.ragged = prod(shape) % schedule.vector != 0
-
-    def offset(self, strides: tuple[int, ...]) -> str:
-        return self._first.offset(strides)
+        self.ragged = prod(shape) % s.vector != 0
 
     def left(self) -> str:
         """Returns the C expression of how many of the vector's elements are in its first row."""
@@ -73,20 +73,6 @@ class _Place:
         first, second = self.offset(strides), self.second(strides)
         chosen = f"(e < {self.left()} ? {first} : {second})"
         return f"{chosen} + {step}" if step else chosen
-
-
-class _RowPlace(_Place):
-    """Where a vector is in the rows form: columns ``col``, row ``row``, and ``outer`` for all dimensions before."""
-
-    def __init__(
-        self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, row: str, outer: Coordinates | None
-    ) -> None:
-        super().__init__(w, shape, schedule)
-        self._row, self._outer = row, outer
-
-    def offset(self, strides: tuple[int, ...]) -> str:
-        names = [self._outer[d] for d in range(len(self._shape) - 2)] if self._outer is not None else []
-        return linear([(name, s) for name, s in zip((*names, self._row, "col"), strides) if s])
 
 
 class VectorsRenderer:
@@ -140,17 +126,19 @@ class VectorsRenderer:
         last = f" % {groups}" if outer_shape else ""
         row = "row0" if s.unroll > 1 else "row"
         w.line(f"const {s.itype} {row} = v / {vectors}{last}{f' * {s.unroll}' if s.unroll > 1 else ''};")
-        outer = None
         if outer_shape:
             w.line(f"const {s.itype} outer = v / {vectors * groups};")
-            outer = Coordinates(w, "outer", outer_shape, s.itype, "outer")
-            for d in range(len(outer_shape)):
-                _ = outer[d]
+        places = Coordinates(w, "outer", outer_shape, s.itype, "outer")
+        outer = [places[d] for d in range(len(outer_shape))]
+
+        def place(row: str) -> _Place:
+            return _Place(w, self.shape, s, point=Point(w, s.itype, [*outer, row], [("col", "col", (cols,))]))
+
         self.body.scalars()
         repeated = [n for n in self.loads if self.program.loads[n].strides[-2] == 0]
-        self._load(_RowPlace(w, self.shape, s, row, outer), repeated, one=True)
+        self._load(place(row), repeated, one=True)
         largest = None if rows % s.unroll == 0 else rows - 1
-        self._vectors("row", "row0 + u", largest, lambda: _RowPlace(w, self.shape, s, "row", outer), repeated)
+        self._vectors("row", "row0 + u", largest, lambda: place("row"), repeated)
         return blocks
 
     def _cycles(self) -> int:
