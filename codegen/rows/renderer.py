@@ -31,8 +31,6 @@ class RowsRenderer(ABC):
 
     dim: int
     neighbours = 1
-    #: names of C variables that number positions; coordinates are named after them, with a number
-    positions: tuple[str, ...] = ("row", "col", "at")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         self.spec, self.s = spec, schedule

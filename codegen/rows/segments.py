@@ -20,8 +20,6 @@ from codegen.spec import RowsSpec
 class SegmentRenderer(AlongRenderer):
     """Kernels whose warps each read segments of a row."""
 
-    positions = (*AlongRenderer.positions, "segment")
-
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
         segments = self.space.segments

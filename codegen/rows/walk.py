@@ -23,14 +23,9 @@ from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import repeated, streamed
 from codegen.spec import RowsSpec
 
-#: C variables that number rows, besides ``row``.
-_POSITIONS = ("first", "fetched", "after")
-
 
 class WalkRenderer(AlongRenderer):
     """Writes kernels whose blocks walk many rows and combine their columns."""
-
-    positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
