@@ -87,8 +87,8 @@ class Names:
 
     def unique(self, text: str, suffix: str = "") -> str:
         """Returns the mark of an identifier that will resemble the text, ending in ``suffix``."""
-        known = self._marks.get(text.strip(_EDGE)) if text.startswith(_EDGE) else None
-        stem = "".join(known) if known else identifier(text)
+        made = self._marks.get(text.split(_EDGE)[1]) if _EDGE in text else None
+        stem = "".join(made) if made else identifier(text)
         mark = f"{len(self._marks)}{stem}{suffix}"
         self._marks[mark] = stem, suffix
         return f"{_EDGE}{mark}{_EDGE}"
