@@ -68,17 +68,29 @@ class Buffer:
         dims = "".join(f"[{n}]" for n in self.dims)
         return f"{aligned}{self.ctype} {self.name}{dims};{f'  // {self.note}' if self.note else ''}"
 
+    @property
+    def static(self) -> str:
+        """The C declaration in a kernel's static shared memory."""
+        aligned = f"__align__({self.align}) " if self.align else ""
+        return f"__shared__ {aligned}{self.ctype} {self.name}{''.join(f'[{n}]' for n in self.dims)};"
+
 
 class Buffers(tuple[Buffer, ...]):
     """What a block has in shared memory, in its order: schedules count its bytes, kernels declare it."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes from the first buffer's begin to the last one's end, as C lays out a struct of them."""
-        end = 0
+    def places(self) -> list[int]:
+        """The bytes at which buffers begin, as C lays out a struct of them."""
+        found, end = [], 0
         for buffer in self:
-            end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
-        return end
+            found.append(-(-end // buffer.alignment) * buffer.alignment)
+            end = found[-1] + buffer.bytes
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from the first buffer's begin to the last one's end."""
+        return max((place + buffer.bytes for place, buffer in zip(self.places, self)), default=0)
 
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
         return next(b for b in self if b.name == name)

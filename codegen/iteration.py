@@ -174,6 +174,7 @@ class Coordinates:
 
     def __init__(self, w: Writer, position: str, shape: Sequence[int], itype: str, prefix: str) -> None:
         self.w, self.position, self.shape, self.itype, self.prefix = w, position, tuple(shape), itype, prefix
+        self._packed = packed(shape)
         self._known: dict[int, str] = {}
 
     def __getitem__(self, dim: int) -> str:
@@ -197,7 +198,7 @@ class Coordinates:
 
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""
-        return self.position if tuple(strides) == packed(self.shape) else linear(self.terms(strides))
+        return self.position if tuple(strides) == self._packed else linear(self.terms(strides))
 
 
 class Point:
@@ -276,5 +277,5 @@ _TERM = re.compile(r"\w+(?:\[\w+\])*")
 
 
 def _factor(name: str) -> str:
-    whole = name.startswith(("(", "min(")) and name.endswith(")")
+    whole = name.isidentifier() or (name.startswith(("(", "min(")) and name.endswith(")"))
     return name if whole or _TERM.fullmatch(name) else f"({name})"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
-from codegen.buffers import Buffer, Buffers
-from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
+from codegen.buffers import Buffer, Buffers, Edge
+from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
-from codegen.naming import INCLUDES, Names, Writer, comment, named
+from codegen.naming import INCLUDES, Names, Writer, comment
 from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
 
@@ -52,6 +52,20 @@ class Kernel(Writer):
                 self.line(buffer.declaration)
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
+
+    def exchange(self, name: str, suffix: str, ctype: str, *shape: int) -> str:
+        """Declares an array in static shared memory, through which threads exchange values; returns its C name."""
+        unique = self.names.unique(name, suffix)
+        self.line(Buffer(unique, ctype, shape).static)
+        return unique
+
+    def carve(self, buffers: Iterable[Buffer]) -> None:
+        """Declares pointers to arrays that lie one behind the other in dynamic shared memory."""
+        self.buffers = Buffers(buffers)
+        self.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        for place, buffer in zip(self.buffers.places, self.buffers):
+            at = f"shared + {place}" if place else "shared"
+            self.line(f"{buffer.ctype}* const {buffer.name} = reinterpret_cast<{buffer.ctype}*>({at});")
 
     @contextmanager
     def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Iterator[None]:
@@ -152,7 +166,7 @@ class Kernel(Writer):
         passed = (self.passed or None) if arguments is None else arguments
         return KernelSource(
             self.name,
-            named([*head.lines, "{", *self.lines, "}"]),
+            self.names.chosen([*head.lines, "{", *self.lines, "}"]),
             (blocks, 1, 1),
             (threads, 1, 1),
             self.buffers.bytes if shared_bytes is None else shared_bytes,
@@ -221,6 +235,38 @@ def block_number(itype: str) -> str:
     return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
 
 
+def thread_number(w: Writer, itype: str, name: str, threads: Edge) -> int:
+    """Writes a thread's number in the grid, of so many in blocks of so many: those beyond are done.
+
+    Returns the number of blocks.
+    """
+    w.line(f"const {itype} {name} = {block_number(itype)} * {threads.size} + threadIdx.x;")
+    if threads.ragged:
+        w.line(f"if ({name} >= {threads.total}) return;")
+    return threads.tiles
+
+
+def row_number(w: Writer, itype: str, name: str, rows: Edge, lanes: int) -> None:
+    """Writes which row a thread is in, of so many in blocks of so many, and its number ``lane`` among the threads of
+    the row, which are neighbours.
+    """
+    mine = f" * {rows.size} + threadIdx.x{f' / {lanes}' if lanes > 1 else ''}" if rows.size > 1 else ""
+    held_row(w, itype, name, rows, block_number(itype) + mine)
+    if lanes > 1:
+        w.line(f"const uint32 lane = threadIdx.x{f' % {lanes}' if rows.size > 1 else ''};")
+
+
+def held_row(w: Writer, itype: str, name: str, rows: Edge, text: str, each: int = 1) -> None:
+    """Writes which row a thread is in, and ``inside``, whether there is one, if that is not sure.
+
+    A thread without a row computes the last one again, or the last ``each``, for the others wait for it.
+    """
+    if rows.ragged:
+        w.line(f"const bool inside = {text} < {rows.total};")
+        text = f"inside ? {text} : {rows.total - each}"
+    w.line(f"const {itype} {name} = {text};")
+
+
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
     """Returns the C declaration of a pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
@@ -241,6 +287,10 @@ def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
     return prod(sizes)
 
 
+#: Gives the C expression of an element's offset in an operand with some strides.
+Offset: TypeAlias = Callable[[tuple[int, ...]], str]
+
+
 class Pointers:
     """C names of a program's operands: pointers, in the order of the kernel's parameters."""
 
@@ -248,14 +298,27 @@ class Pointers:
         self.loads = [names.unique(op.name) for op in program.loads]
         self.tables = [names.unique(op.name) for op in program.tables]
         self.stores = [names.unique(store.operand.name) for store in program.stores]
-        self._program = program
+        self._program, self._names = program, names
+
+    def read(
+        self, w: Writer, needed: Container[Value], offset: Offset, suffix: str, known: Mapping[Value, str] | None = None
+    ) -> dict[Value, str]:
+        """Writes the reads of one element of each load that is needed and not ``known``, as constants.
+
+        Returns the C expressions of loads and indices; ``offset`` gives those of the element's offsets.
+        """
+        program, terms = self._program, dict(known or {})
+        for n, operand in enumerate(program.loads):
+            if Load(n) in needed and Load(n) not in terms:
+                text = f"{self.loads[n]}[{offset(operand.strides)}]"
+                terms[Load(n)] = constant(w, self._names, program, n, text, suffix)
+        return terms | {Index(n): f"int32({offset(strides)})" for n, strides in enumerate(program.indices)}
 
     def parameters(self) -> list[str]:
         program = self._program
         read = zip((*program.loads, *program.tables), (*self.loads, *self.tables))
-        return [parameter(op, n) for op, n in read] + [
-            parameter(store.operand, n, written=True) for store, n in zip(program.stores, self.stores)
-        ]
+        written = zip((store.operand for store in program.stores), self.stores)
+        return [*(parameter(*both) for both in read), *(parameter(*both, written=True) for both in written)]
 
 
 def converted(operand: Operand, text: str, real: str) -> str:
@@ -269,9 +332,3 @@ def constant(w: Writer, names: Names, program: Program, n: int, text: str, suffi
     name = names.unique(program.loads[n].name, suffix)
     w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(program.loads[n], text, program.real)};")
     return name
-
-
-def uses(program: Program) -> Counter[Value]:
-    """Returns how often each value is used by instructions, reductions and stores."""
-    every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
-    return Counter([*every, *(s.value for s in program.stores)])
