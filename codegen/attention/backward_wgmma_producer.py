@@ -10,9 +10,9 @@ from codegen.attention.backward_fragments import BackwardFragments
 from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import GROUP, PANEL, coordinates
 from codegen.kernel import Kernel, shared_memory
-from codegen.spec import AttentionSpec
 
 NUMBERS = 4  #: First named barrier between consumers and the warps that bring numbers of queries; others begin at 1.
 

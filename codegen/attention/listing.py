@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from codegen.attention.ranges import LANES, Ranges
 from codegen.attention.scores import Scores
+from codegen.attention.spec import AttentionSpec
 from codegen.naming import Writer
-from codegen.spec import AttentionSpec
 
 
 class Listing:

@@ -17,6 +17,7 @@ from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.fragments import ScoreFragments
 from codegen.attention.listing import Listing
 from codegen.attention.scores import approximated, argument_names, kernel_details, merged
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_results import AttentionResults
 from codegen.attention.wgmma_schedule import (
     GROUP,
@@ -36,7 +37,7 @@ from codegen.attention.wgmma_schedule import (
 from codegen.declined import Declined
 from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
-from codegen.spec import AttentionSpec, KernelSource, TensorMap
+from codegen.spec import KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
 LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}

@@ -9,10 +9,11 @@ from __future__ import annotations
 from codegen.attention.computed import RowsPrologue
 from codegen.attention.fragments import ScoreFragments
 from codegen.attention.listing import Listing
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule, box, coordinates, panels
 from codegen.expr import Operand
 from codegen.kernel import Kernel, shared_memory
-from codegen.spec import AttentionSpec, TensorMap
+from codegen.spec import TensorMap
 
 #: A tile of queries that meets so many tiles of keys, or fewer, takes less time than looking at further queries.
 FEW_TILES = 8
