@@ -10,16 +10,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
+from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
 from codegen.kernel import Kernel, parameter
-from codegen.spec import KernelSource
+from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
 #: Most elements of all patches of a thread; the transforms need further registers.
 _MOST_ELEMENTS = 144
+
+
+@dataclass(frozen=True)
+class WinogradSpec(KernelSpec):
+    """One of the three linear transforms of Winograd's convolution: of patches of an image, of filters, or of products.
+
+    transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
+    tile              M, the number of results along a side of a tile: 2 or 4.
+    images, channels  of an input or output, or the filters and channels of a filter.
+    tiles             rows and columns of tiles of an image; (1, 1) for filters.
+    source            strides over (image, channel, tile row, tile column, patch row, patch column), in elements.
+    start             the offset in the source of the first element of all.
+    window            input: for rows and columns (before, size); element i of the patch of tile t is t * tile + i -
+                      before of the image, 0 outside of its size.  Else None: there is every element.
+    results           output: rows and columns of results; those of tiles beyond are not written.  Else None.
+    program           on every element of the transformed patch, over (image, channel, tile row, tile column, row,
+                      column).
+    """
+
+    transform: str
+    tile: int
+    images: int
+    channels: int
+    tiles: tuple[int, int]
+    source: Operand
+    start: int
+    window: tuple[tuple[int, int], tuple[int, int]] | None
+    results: tuple[int, int] | None
+    program: Program
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Elements along a side of a patch, before and after the transform."""
+        whole = self.tile + 2
+        return {"input": (whole, whole), "filter": (3, whole), "output": (whole, self.tile)}[self.transform]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        return (self.images, self.channels, *self.tiles, self.sides[1], self.sides[1])
 
 
 @dataclass(frozen=True)
