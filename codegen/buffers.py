@@ -68,6 +68,12 @@ class Buffer:
         dims = "".join(f"[{n}]" for n in self.dims)
         return f"{aligned}{self.ctype} {self.name}{dims};{f'  // {self.note}' if self.note else ''}"
 
+    @property
+    def static(self) -> str:
+        """The C declaration in a kernel's static shared memory."""
+        aligned = f"__align__({self.align}) " if self.align else ""
+        return f"__shared__ {aligned}{self.ctype} {self.name}{''.join(f'[{n}]' for n in self.dims)};"
+
 
 class Buffers(tuple[Buffer, ...]):
     """What a block has in shared memory, in its order: schedules count its bytes, kernels declare it."""
@@ -96,12 +102,21 @@ class Edge:
         return -(-self.total // self.size)
 
     @property
+    def padded(self) -> int:
+        """Positions of all tiles."""
+        return self.tiles * self.size
+
+    @property
     def ragged(self) -> bool:
         return self.total % self.size != 0
 
     def inside(self, position: str) -> str:
         """Returns the C condition that a position exists; empty if all do."""
         return f"{position} < {self.total}" if self.ragged else ""
+
+    def outside(self, position: str) -> str:
+        """Returns the C condition that a position does not exist; empty if all do.  The first one always does."""
+        return f"{position} >= {self.total}" if self.ragged and position != "0" else ""
 
     def held(self, position: str) -> str:
         """Returns a position that exists: the last one for those beyond it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from codegen.buffers import Buffer, Edge
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
@@ -69,14 +70,10 @@ class RingSchedule(Schedule):
         return self.cols * self.across
 
 
-def ring_shape(spec: DirectConvolutionSpec, s: RingSchedule) -> tuple[int, int, int]:
-    """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those in flight."""
-    return spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1], spec.under(2, s.out_cols), s.channels
-
-
-def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns how many bytes of dynamic shared memory a block takes."""
-    return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
+def ring_buffer(spec: DirectConvolutionSpec, s: RingSchedule) -> Buffer:
+    """Returns the ring, whose stages are rows: those under a step's outputs and those in flight."""
+    rows = spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1]
+    return Buffer("ring", spec.x.dtype.ctype, (spec.under(2, s.out_cols), s.channels), rows, note="rows of the input")
 
 
 def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
@@ -131,7 +128,7 @@ def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iter
                 steps = -(-height // (rows * pieces))
                 for ahead in (2, 4) if steps > 2 else (1,):
                     s = RingSchedule(rows, cols, across, lanes, vector, steps, ahead, copy, itype)
-                    if ring_bytes(spec, s) <= target.arch.shared_bytes_per_block:
+                    if ring_buffer(spec, s).bytes <= target.arch.shared_bytes_per_block:
                         yield s
                 if strips * pieces >= ENOUGH_BLOCKS * target.sms:
                     break
@@ -154,18 +151,16 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     several are as slow, and what does not overlap.
     """
     size, sms = spec.x.dtype.itemsize, target.sms
-    strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
-    pieces = -(-spec.out[1] // s.block_rows)
-    blocks = strips * pieces
-    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_bytes(spec, s))
+    edges = (Edge(spec.groups, s.channels), Edge(spec.out[2], s.out_cols), Edge(spec.out[1], s.block_rows))
+    blocks = spec.images * prod(edge.tiles for edge in edges)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_buffer(spec, s).bytes)
     if not resident:
         return float("inf")
     waves = -(-blocks // (sms * resident))
     active = min(resident, -(-blocks // sms))
     # Blocks of the SM that has most.
     blocks_each = -(-blocks // sms) if waves == 1 else waves * resident
-    _, columns, channels = ring_shape(spec, s)
-    row_bytes = columns * channels * size
+    row_bytes = ring_buffer(spec, s).stage_bytes
     lines = s.rows * spec.stride[1] * s.steps + (spec.taps[1] - 1) * spec.dilation[1]
     warps = -(-s.threads // 32)
     filled = min(ISSUED, 1 - STALLED ** (active * warps / 4))
@@ -192,8 +187,8 @@ def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
     size, words = spec.x.dtype.itemsize, spec.word // 4
     convert = 0 if size == spec.word else 1
     reads = rows * cols * (max(1, s.vector * size // 16) + convert * s.vector) + 4 * rows
-    _, columns, channels = ring_shape(spec, s)
-    copies = s.rows * spec.stride[1] * (8 + 5 * -(-columns * channels // s.copy // s.threads))
+    row = ring_buffer(spec, s).stage_bytes // size
+    copies = s.rows * spec.stride[1] * (8 + 5 * -(-row // s.copy // s.threads))
     stores = s.rows * s.cols * 4 + outputs * (0.5 + 6 * len(spec.program.instructions))
     crowded = 50 if s.vector == 8 else 0  # moves between registers
     return words * outputs * taps + reads + copies + stores + 55 + 1.5 * outputs + crowded
@@ -206,8 +201,7 @@ def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
     pixel = s.lanes * access
     # Threads whose pixels are a multiple of 128 bytes apart meet in the same banks.
     meet = max(1, 128 // pixel) if s.cols * spec.stride[2] * pixel % 128 == 0 else 1
-    _, columns, channels = ring_shape(spec, s)
-    copied = s.rows * spec.stride[1] * columns * channels * spec.x.dtype.itemsize / 128 / -(-s.threads // 32)
+    copied = s.rows * spec.stride[1] * ring_buffer(spec, s).stage_bytes / 128 / Edge(s.threads, 32).tiles
     return rows * cols * max(1.0, access / 4) * meet + copied
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.ring_schedule import RingSchedule, ring_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
@@ -123,7 +124,7 @@ def fits(spec: DirectConvolutionSpec) -> str | None:
 
 def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
     """Returns why a schedule does not suit a spec; None if it does."""
-    needed = shared_bytes(spec, s)
+    needed = buffers(spec, s).bytes
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
     if isinstance(s, ChannelsSchedule) and (spec.taps[1] + s.rows) * s.vector * spec.word > COLUMN_BYTES:
@@ -174,7 +175,7 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
     return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
-        min(every, key=lambda s: shared_bytes(spec, s))
+        min(every, key=lambda s: buffers(spec, s).bytes)
     ]
 
 
@@ -306,17 +307,28 @@ def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
 
     None if they are too many to keep.
     """
-    reads = -(-spec.under(2, s.cols) // PATCH_COLUMNS) * PATCH_COLUMNS
+    reads = Edge(spec.under(2, s.cols), PATCH_COLUMNS).padded
     return reads if reads * spec.word <= LINE_BYTES else None
 
 
-def pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
+def _pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
     """Returns the distance, in elements, from one row of a plane's tile to the next.
 
     It is a multiple of four with room for the last thread's reads.
     """
     last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
-    return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
+    return Edge(max(last, tile_sizes(spec, s)[2]), PATCH_COLUMNS).padded
+
+
+def buffers(spec: DirectConvolutionSpec, s: TiledSchedule) -> Buffers:
+    """Returns what a block has in static shared memory: the halo tile, and the weights of planes."""
+    depth, rows, cols = tile_sizes(spec, s)
+    if isinstance(s, ChannelsSchedule):
+        return Buffers((Buffer("tile", spec.x.dtype.ctype, (depth, rows, cols, s.channels), align=VECTORS),))
+    planes = (s.planes,) if s.planes > 1 else ()
+    tile = (*planes, spec.in_channels, depth, rows, _pitch(spec, s))
+    weights = (*planes, spec.filters, spec.in_channels, *spec.taps)
+    return Buffers((Buffer("tile", spec.accumulate, tile, align=VECTORS), Buffer("weights", spec.accumulate, weights)))
 
 
 def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
@@ -333,13 +345,3 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     else:
         registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
     return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
-
-
-def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Returns how many bytes of static shared memory a block takes."""
-    depth, rows, cols = tile_sizes(spec, s)
-    if isinstance(s, ChannelsSchedule):
-        return depth * rows * cols * s.channels * spec.x.dtype.itemsize
-    weights = spec.filters * spec.in_channels * prod(spec.taps)
-    tile = spec.in_channels * depth * rows * pitch(spec, s)
-    return s.planes * (tile + weights) * spec.word
