@@ -83,7 +83,8 @@ class Buffers(tuple[Buffer, ...]):
         """Bytes from the first buffer's begin to the last one's end, as C lays out a struct of them."""
         end = 0
         for buffer in self:
-            end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
+            align = buffer.alignment
+            end = -(-end // align) * align + buffer.bytes
         return end
 
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
@@ -126,3 +127,8 @@ class Edge:
 def every(*conditions: str) -> str:
     """Returns the C condition that all of some hold, of which empty ones always do; empty if there is none."""
     return " && ".join(c for c in conditions if c)
+
+
+def where(condition: str, value: str, other: str) -> str:
+    """Returns the C expression of a value, or of another one where a condition does not hold; empty ones always do."""
+    return f"{condition} ? {value} : {other}" if condition else value

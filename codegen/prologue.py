@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Emitter, Index, Load, Operand, Value, ctype_of, varying
+from codegen.iteration import linear, unsigned
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
 from codegen.packed import pair_type
-from codegen.spec import Gather, Strides
+from codegen.spec import Gather, Limit, Strides
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Source:
     ctype      of an element as it lies in memory.
     place      number of its place in `Prologue.places`.
     alignment  of the tensor, in bytes; ``itemsize`` that of an element.
+    product    the number of the product, where several operands lie in memory alike; ``of`` its subscript.
     """
 
     value: Value
@@ -56,6 +58,13 @@ class Source:
     place: int
     alignment: int
     itemsize: int
+    product: int = 0
+    of: str = ""
+
+    @property
+    def next(self) -> str:
+        """The C array of what a thread has read for its next tile."""
+        return f"{self.name}_next{self.of}"
 
 
 class Prologue:
@@ -76,6 +85,7 @@ class Prologue:
         pairs: bool = False,
     ) -> None:
         self.w, self.gather, self.program, self._names, self._pairs = w, gather, gather.program, names, pairs
+        self.label = label
         self.operands = (*gather.operands, *others)
         self.pointers = [names.unique(op.name) for op in self.operands]
         self.places = [Place(gather.batch, gather.outer, gather.inner, gather.start)]
@@ -83,8 +93,11 @@ class Prologue:
         if self.program is None:
             op = gather.operand
             self.name = " and of ".join(self.pointers)
-            own = Source(Load(0), label, "", self.pointers[0], op.dtype.ctype, 0, op.alignment, op.dtype.itemsize)
-            self.sources = [own]
+            read = (op.dtype.ctype, 0, op.alignment, op.dtype.itemsize)
+            self.sources = [
+                Source(Load(0), label, "", pointer, *read, n, f"[{n}]" if others else "")
+                for n, pointer in enumerate(self.pointers)
+            ]
             return
         program = self.program
         self.name = names.unique(gather.operand.name)
@@ -125,14 +138,37 @@ class Prologue:
         """How many operands lie in memory alike and are brought together."""
         return len(self.pointers) if self.program is None else 1
 
+    @property
+    def starts(self) -> list[tuple[str, Place | Limit]]:
+        """C variables of where a row (or column) starts in each place, and of the numbers that limits bound."""
+        moving = [(f"{self.label}_base{n or ''}", x) for n, x in enumerate(self.places) if n == 0 or x.moves]
+        return [*moving, *((f"{self.label}_start{n}", x) for n, x in enumerate(self.gather.limits))]
+
+    def begin(self, t: str, at: str, batch: Sequence[str], outer: Sequence[str]) -> None:
+        """Writes `starts` at these coordinates: constants, or with a subscript ``at`` elements of arrays."""
+        for name, x in self.starts:
+            text = linear([*zip(batch, x.batch), *zip(outer, x.outer)], x.start)
+            self.w.line(f"{'' if at else f'const {t} '}{name}{at} = {text};")
+
+    def kept(self, t: str, at: str, inner: Sequence[str]) -> list[str]:
+        """Returns the C conditions that the limits are kept at these coordinates of the reduction."""
+        found = []
+        for n, x in enumerate(self.gather.limits):
+            text = linear([(f"{self.label}_start{n}{at}", 1), *zip(inner, x.inner)])
+            found.append(f"{unsigned(t)}({text}) < {x.size}")
+        return found
+
+    def start(self, source: Source, at: str) -> tuple[str, int]:
+        """Returns the C expression of where a source's row or column starts, and its factor."""
+        moves = source.place == 0 or self.place(source).moves
+        return f"{self.label}_base{source.place or ''}{at}" if moves else "0", 1
+
     def place(self, source: Source) -> Place:
         """Returns where a source lies."""
         return self.places[source.place]
 
     def free(self, source: Source) -> bool:
-        """Tells whether a source has an element wherever the operand's coordinates are in range, whatever the limits
-        say.
-        """
+        """Tells whether a source has an element at all coordinates of the operand, whatever the limits say."""
         at, limits = self.place(source), self.gather.limits
         if not limits:
             return True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
 from codegen.iteration import collapse, extent
 from codegen.spec import ContractionSpec, Gather, Limit
@@ -130,9 +131,7 @@ class TilePath:
 
     @property
     def granule(self) -> int:
-        """How many elements of a piece share all coordinates of the reduction but the last, and are inside the limits
-        or not.
-        """
+        """Elements of a piece that share the reduction's coordinates but the last, and whether they exist."""
         if not self.along_k:
             return 1
         if any(limit.inner[-1] for limit in self.gather.limits):
@@ -157,9 +156,7 @@ class TilePath:
         )
 
     def pieces_of_row(self, size: int, inner: int) -> int:
-        """Returns how many pieces a row of a tile has, given its ``size`` rows or columns and ``inner`` terms of the
-        reduction.
-        """
+        """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""
         return (inner if self.along_k else size) // self.piece
 
     def count(self, size: int, inner: int, threads: int) -> int:
@@ -167,23 +164,29 @@ class TilePath:
         return max(1, size * inner // self.piece // threads)
 
     def step(self, size: int, inner: int, threads: int) -> int:
-        """Returns the distance between a thread's pieces: rows of the tile or, if not threads_along_k, pieces of its
-        row.
-        """
+        """Returns the distance between a thread's pieces: rows of the tile, or else pieces of its row."""
         if self.along_k and not self.threads_along_k:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
 
     def fills(self, size: int, inner: int, threads: int) -> bool:
-        """Tells whether ``threads`` threads can fill such a tile: a thread's pieces must lie at distances that the
-        swizzle keeps.
-        """
+        """Tells whether threads can fill such a tile: their pieces must lie at distances that the swizzle keeps."""
         step = self.step(size, inner, threads)
         if step < 1:
             return False
         if self.along_k and not self.threads_along_k:
             return True
         return step % PERIOD == 0 or self.count(size, inner, threads) == 1
+
+    def buffer(self, label: str, size: int, inner: int, stages: int, products: int = 1) -> Buffer:
+        """Returns the ring of tiles of ``size`` rows (of operand "a") or columns (of "b") in shared memory."""
+        lines = f"{size} {'rows' if label == 'a' else 'columns'}"
+        note = f"stages of {f'{lines} of {inner}' if self.along_k else f'{inner} x {lines} of'} {self.element}"
+        if not self.along_k and size * self.itemsize > ACROSS_BYTES:
+            note += f", in panels of {ACROSS_BYTES // self.itemsize}"
+        note += f"; of {products} operands; swizzled" if products > 1 else "; swizzled"
+        shape = (products * size * inner * self.itemsize,)
+        return Buffer(label, "unsigned char", shape, stages, align=ACROSS_BYTES, note=note)
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ class TilePaths:
 
     def stages(self, inner: int) -> int:
         """Returns how many stages the reduction takes."""
-        return -(-self.depth // inner)
+        return Edge(self.depth, inner).tiles
 
 
 def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:

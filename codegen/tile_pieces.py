@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.buffers import Edge
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
 from codegen.tile_path import ACROSS_BYTES, TilePath
@@ -64,9 +65,14 @@ class TilePieces:
         return self.tile * self.inner // self.way.piece
 
     @property
-    def ragged(self) -> bool:
-        """Whether tiles reach past the last row or column."""
-        return self.total % self.tile != 0
+    def edge(self) -> Edge:
+        """The rows (or columns) in tiles."""
+        return Edge(self.total, self.tile)
+
+    @property
+    def terms(self) -> Edge:
+        """The terms of a sum in stages."""
+        return Edge(self.depth, self.inner)
 
     # ---- what a thread brings
 
@@ -102,15 +108,6 @@ class TilePieces:
         return "" if self.bases == 1 else "[i]" if self.way.along_k else "[v]"
 
     # ---- what is read for a piece
-
-    def _base(self, place: int) -> str:
-        """Returns the C variable of where rows or columns start in a place."""
-        return f"{self.label}_base{place or ''}"
-
-    def _start(self, source: Source) -> tuple[str, int]:
-        """Returns the C expression of where a source's row or column starts, and its factor."""
-        moves = source.place == 0 or self.prologue.place(source).moves
-        return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
 
     def _apart(self, source: Source) -> int:
         """Returns the distance from one element of a vector to the next."""
@@ -163,4 +160,4 @@ class TilePieces:
     @property
     def guarded(self) -> bool:
         """Whether some computed elements are zero, whatever the program says."""
-        return self.computed and bool(self.way.gather.limits or self.depth % self.inner)
+        return self.computed and bool(self.way.gather.limits or self.terms.ragged)

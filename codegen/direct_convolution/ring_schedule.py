@@ -153,18 +153,19 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     size, sms = spec.x.dtype.itemsize, target.sms
     edges = (Edge(spec.groups, s.channels), Edge(spec.out[2], s.out_cols), Edge(spec.out[1], s.block_rows))
     blocks = spec.images * prod(edge.tiles for edge in edges)
-    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_buffer(spec, s).bytes)
+    ring = ring_buffer(spec, s)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring.bytes)
     if not resident:
         return float("inf")
     waves = -(-blocks // (sms * resident))
     active = min(resident, -(-blocks // sms))
     # Blocks of the SM that has most.
     blocks_each = -(-blocks // sms) if waves == 1 else waves * resident
-    row_bytes = ring_buffer(spec, s).stage_bytes
+    row_bytes = ring.stage_bytes
     lines = s.rows * spec.stride[1] * s.steps + (spec.taps[1] - 1) * spec.dilation[1]
     warps = -(-s.threads // 32)
     filled = min(ISSUED, 1 - STALLED ** (active * warps / 4))
-    issue = blocks_each * s.steps * warps * _instructions(spec, s) / (4 * filled)
+    issue = blocks_each * s.steps * warps * _instructions(spec, s, row_bytes) / (4 * filled)
     read = blocks_each * lines * row_bytes
     program = spec.program
     written = sum(store.operand.dtype.itemsize for store in program.stores) or size
@@ -175,33 +176,32 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     cache = (read + outputs * (written + beside)) / CACHE_RATE
     flying = active * s.ahead * s.rows * spec.stride[1] * row_bytes
     latency = read * LATENCY / flying
-    shared = blocks_each * s.steps * warps * _wavefronts(spec, s)
+    shared = blocks_each * s.steps * warps * _wavefronts(spec, s, row_bytes)
     worst: float = (issue**4 + memory**4 + cache**4 + latency**4 + shared**4) ** 0.25
     return worst + START * (waves if resident == 1 else 1)
 
 
-def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+def _instructions(spec: DirectConvolutionSpec, s: RingSchedule, row_bytes: int) -> float:
     """Returns how many instructions a thread takes for one step, as counted in compiled kernels."""
     taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     size, words = spec.x.dtype.itemsize, spec.word // 4
     convert = 0 if size == spec.word else 1
     reads = rows * cols * (max(1, s.vector * size // 16) + convert * s.vector) + 4 * rows
-    row = ring_buffer(spec, s).stage_bytes // size
-    copies = s.rows * spec.stride[1] * (8 + 5 * -(-row // s.copy // s.threads))
+    copies = s.rows * spec.stride[1] * (8 + 5 * -(-row_bytes // size // s.copy // s.threads))
     stores = s.rows * s.cols * 4 + outputs * (0.5 + 6 * len(spec.program.instructions))
     crowded = 50 if s.vector == 8 else 0  # moves between registers
     return words * outputs * taps + reads + copies + stores + 55 + 1.5 * outputs + crowded
 
 
-def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule, row_bytes: int) -> float:
     """Returns how many accesses of 128 bytes to shared memory a warp makes in one step."""
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     access = s.vector * spec.x.dtype.itemsize
     pixel = s.lanes * access
     # Threads whose pixels are a multiple of 128 bytes apart meet in the same banks.
     meet = max(1, 128 // pixel) if s.cols * spec.stride[2] * pixel % 128 == 0 else 1
-    copied = s.rows * spec.stride[1] * ring_buffer(spec, s).stage_bytes / 128 / Edge(s.threads, 32).tiles
+    copied = s.rows * spec.stride[1] * row_bytes / 128 / Edge(s.threads, 32).tiles
     return rows * cols * max(1.0, access / 4) * meet + copied
 
 
