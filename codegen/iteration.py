@@ -205,7 +205,7 @@ class Coordinates:
 
     def write(self, every: Iterable[Strides]) -> Coordinates:
         """Writes the coordinates that some strides need here, rather than at first use, which may be within a loop."""
-        for d in used(every):
+        for d in sorted({d for strides in every for d in range(len(self.shape)) if strides[d]}):
             _ = self[d]
         return self
 
