@@ -20,9 +20,7 @@ from codegen.tiles import check_element, check_limits, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction of which threads fill at least one.  Raises Declined where this
-    cannot be.
-    """
+    """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
         raise Declined("both operands are multiplied as they lie in memory")

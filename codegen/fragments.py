@@ -16,7 +16,7 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.buffers import Edge
-from codegen.epilogue import Epilogue, Run, placed
+from codegen.epilogue import Epilogue, Run, in_order, one_access, placed
 from codegen.expr import Operand, Program
 from codegen.iteration import collapse, coordinates, extent, restrided, signed_index_type, split, widest_vector
 from codegen.naming import Names, Writer
@@ -105,32 +105,17 @@ def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
     """Returns how ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
     first = at.stores[0].strides
     last_row = len(at.shape) - len(at.cols) - 1
-    by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
+    by_rows = first[-1] == 1 or first[last_row] != 1 or not in_order(at.results, len(at.rows))
     length = cols if by_rows else rows
     along = len(first) - 1 if by_rows else last_row
     sizes = (at.shape[along], (at.cols if by_rows else at.rows)[-1], length)
 
     def suits(run: int) -> bool:
-        return not any(size % run for size in sizes) and any(_one_access(at, op, run, along) for op in at.stores)
+        stores = [op for op in at.stores if run * op.dtype.itemsize <= 16]
+        return not any(size % run for size in sizes) and any(one_access(op, at.shape, run, along) for op in stores)
 
     run = widest_vector(MOST_RUN, suits)
     return Staging(by_rows, rows if by_rows else cols, length, run, products)
-
-
-def _rows_in_order(at: Space) -> bool:
-    """Tells whether neighbouring rows are neighbours in the program's space, too."""
-    if not at.results:
-        return True
-    last = at.results[-1]
-    return not any(last.batch) and last.start == 0 and last.outer == (*(0 for _ in at.rows[1:]), 1)
-
-
-def _one_access(at: Space, op: Operand, run: int, along: int) -> bool:
-    """Tells whether a run of an output is one access of at most 16 bytes."""
-    width = run * op.dtype.itemsize
-    others = [s for d, (s, size) in enumerate(zip(op.strides, at.shape)) if d != along and size > 1]
-    steps = [s * op.dtype.itemsize for s in others]
-    return op.strides[along] == 1 and width <= 16 and op.alignment % width == 0 and all(s % width == 0 for s in steps)
 
 
 class ResultFragments:

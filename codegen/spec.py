@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.expr import Operand, Program, Reduction
+from codegen.iteration import extent
 from codegen.windows import Window
 
 Strides = tuple[int, ...]
@@ -255,6 +256,11 @@ class Gather:
             [self.outer, *(s[nb : nb + no] for s in every), *(x.outer for x in self.limits)],
             [self.inner, *(s[nb + no :] for s in every), *(x.inner for x in self.limits)],
         )
+
+    def reaches(self, batch: Strides, outer: Strides, inner: Strides) -> list[int]:
+        """Returns a bound on the offsets of every tensor that is read, over dimensions of these sizes."""
+        every = zip(*self.steps(), (self.start, *self.starts))
+        return [extent((*batch, *outer, *inner), (*b, *o, *i)) + abs(start) for b, o, i, start in every]
 
     def stepped(self, batch: Sequence[Strides], outer: Sequence[Strides], inner: Sequence[Strides]) -> Gather:
         """Returns the same gather over other dimensions, whose steps are given in the order of `steps`."""

@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
-from codegen.iteration import collapse, extent
+from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.target import Target
 
@@ -121,13 +121,9 @@ class TilePath:
     @property
     def reach(self) -> int:
         """A bound on the offsets of elements, and on the numbers that limits bound."""
-        g, sizes = self.gather, (*self.batch, *self.outer, *self.inner)
-        found = [prod(self.outer), prod(self.inner)]
-        for batch, outer, inner, start in zip(*g.steps(), (g.start, *g.starts)):
-            found.append(extent(sizes, (*batch, *outer, *inner)) + abs(start))
-        return max(
-            [*found, *(abs(x.start) + sum(x.ends(self.batch, self.outer, self.inner), x.size) for x in g.limits)]
-        )
+        g, sizes = self.gather, (self.batch, self.outer, self.inner)
+        found = [prod(self.outer), prod(self.inner), *g.reaches(*sizes)]
+        return max([*found, *(abs(x.start) + sum(x.ends(*sizes), x.size) for x in g.limits)])
 
     @property
     def granule(self) -> int:

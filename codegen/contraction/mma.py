@@ -270,9 +270,7 @@ class _Renderer:
 
     @contextmanager
     def _pairs(self) -> Iterator[tuple[str, str, Sum]]:
-        """Writes the loops over a thread's pairs of sums; yields row (of the warp) and column of pair ``f``, and its
-        sums.
-        """
+        """Writes the loops over a thread's pairs of sums; yields the row and column of pair ``f``, and its sums."""
         w, n = self.w, self.fragments_n
         sums = "total" if self.s.split_k > 1 else "sum"
         with w.scope():

@@ -15,7 +15,7 @@ from codegen.contraction.merge import merged
 from codegen.contraction.simt_operands import SimtOperand, batches, within
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, schedules
-from codegen.epilogue import Epilogue, Run, placed
+from codegen.epilogue import Epilogue, Run, in_order, placed
 from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
 from codegen.prologue import Prologue
@@ -43,7 +43,7 @@ class _Renderer:
         # Neighbouring threads take neighbouring chunks of what is contiguous in the first output.
         outputs = [store.operand.strides for store in spec.program.stores]
         fast = bool(outputs) and outputs[0][-2] == 1 and outputs[0][-1] != 1
-        self.rows_fast = fast and spec.m[-1] > 1 and _in_order(spec)
+        self.rows_fast = fast and spec.m[-1] > 1 and in_order(spec.results, len(spec.m))
         self.partials = SimtPartials(self.w, given, schedule, self.sides)
 
     def render(self) -> KernelSource:
@@ -239,11 +239,3 @@ class _Renderer:
         if not run:
             return variable
         return run.element if side.chunks == 1 else f"{variable} * {CHUNK} + {run.element}"
-
-
-def _in_order(spec: ContractionSpec) -> bool:
-    """Tells whether neighbouring rows are neighbours in the program's space, too."""
-    if not spec.results:
-        return True
-    last = spec.results[-1]
-    return not any(last.batch) and last.start == 0 and last.outer == (0,) * (len(spec.m) - 1) + (1,)

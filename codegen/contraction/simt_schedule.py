@@ -248,9 +248,6 @@ def _itype(spec: ContractionSpec) -> str:
     """Returns int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
     m, n = prod(spec.m), prod(spec.n)
     reach = [prod(spec.batch) * m * n, prod(spec.k)]
-    for gather, outer in ((spec.a, spec.m), (spec.b, spec.n)):
-        sizes = (*spec.batch, *outer, *spec.k)
-        for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
-            reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
+    reach += [*spec.a.reaches(spec.batch, spec.m, spec.k), *spec.b.reaches(spec.batch, spec.n, spec.k)]
     reach += [extent(spec.space, op.strides) for op in spec.program.operands]
     return signed_index_type(*reach)

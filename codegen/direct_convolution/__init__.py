@@ -108,9 +108,7 @@ class _Planes(_Tiled):
         return f"[{z}]" if self.s.planes > 1 else ""
 
     def _plane(self, z: str) -> tuple[str, str, str]:
-        """Writes which plane the block's z-th one is; returns the C variables of its number, its image and its
-        group.
-        """
+        """Writes which plane the block's z-th one is; returns its number, its image and its group."""
         if self.s.planes == 1:
             return "0", self.at["image"], self.at["group"]
         plane = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
@@ -236,21 +234,14 @@ class _Channels(_Tiled):
         return blocks
 
     def _fill_tile(self) -> None:
-        """Writes how a block fills the halo tile: runs of channels as they are stored, 16 bytes at a time where
-        aligned.
-        """
+        """Writes how a block fills the halo tile: runs of channels as they are stored, up to 16 bytes at a time."""
         w, spec, s = self.w, self.spec, self.s
         vector = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
         *box, channels = self.buffers["tile"].dims
         sizes = (*box, channels // vector)
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
-            iz, iy, ix, strip = (
-                self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), self.small)
-                if sizes[d] > 1
-                else "0"
-                for d, name in enumerate(("iz", "iy", "ix", "strip"))
-            )
+            iz, iy, ix, strip = self.places("at", sizes, ("iz", "iy", "ix", "strip"), (1, 1, 1, vector), self.small)
             in_d, exists = self.source_depth(iz)
             in_h, in_w = self.source(1, self.at["row0"], iy), self.source(2, self.at["col0"], ix)
             w.line(f"const {self.t} in_h = {in_h}, in_w = {in_w};")
@@ -266,9 +257,7 @@ class _Channels(_Tiled):
             w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
 
     def _slide(self, group: str, lane: str, tx: str) -> None:
-        """Writes the sums, one column of taps after another: a row of the tile is read once for all outputs it
-        touches.
-        """
+        """Writes the sums, a column of taps after another: a row of the tile is read once for all its outputs."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         with w.scope():
             products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights

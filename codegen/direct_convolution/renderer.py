@@ -128,9 +128,7 @@ class Renderer(ABC):
         return operand_value(self.spec.x, text, self.spec.accumulate)
 
     def rows(self, unroll: bool) -> tuple[str, str]:
-        """Opens the loop over the rows of the tile under a patch; returns (row, row of taps if it is the same for the
-        patch).
-        """
+        """Opens the loop over the tile's rows under a patch; returns (row, row of taps if the patch has one)."""
         spec = self.spec
         if self.patch_rows == 1:
             kr = self.loop("kr", spec.taps[1], unroll)
@@ -139,9 +137,7 @@ class Renderer(ABC):
         return self.loop("iy", count, unroll), ""
 
     def tap(self, axis: int, at: str, out: str) -> str:
-        """Writes which row (or column) of taps meets row ``at`` of the tile for output row ``out``; skips it if
-        none.
-        """
+        """Writes which row (or column) of taps meets row ``at`` for output row ``out``; skips it if none does."""
         w, spec = self.w, self.spec
         dilation, taps, what, name = spec.dilation[axis], spec.taps[axis], *_TAPS[axis]
         below = linear([(at, 1), (out, -spec.stride[axis])])
@@ -166,9 +162,7 @@ class Renderer(ABC):
         return f"{unsigned(self.t)}({position}) < {self.spec.sizes[axis]}"
 
     def source_depth(self, iz: str) -> tuple[str, str]:
-        """Writes the input plane that a tap plane reads; returns its C variable and the condition under which it
-        exists.
-        """
+        """Writes the input plane that a tap plane reads; returns its C variable and the condition that it exists."""
         spec = self.spec
         if spec.flat:
             return "0", ""

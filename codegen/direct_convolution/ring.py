@@ -98,9 +98,7 @@ class Ring(Renderer):
         w.line(f"{self.t} in_h = {self.source(1, self.at['row0'], '0')};")
 
     def _fetch(self) -> None:
-        """Writes a function that starts the copy of the next input row; columns and rows outside the image
-        become zero.
-        """
+        """Writes a function that starts the copy of the next input row; what lies outside the image becomes zero."""
         w, spec, s = self.w, self.spec, self.s
         columns, channels = self.ring.shape
         ctype, width, lanes = self.ring.ctype, s.copy * spec.x.dtype.itemsize, channels // s.copy
@@ -132,9 +130,7 @@ class Ring(Renderer):
         return "fetch();" if count == 1 else f"for (int k = 0; k < {count}; ++k) fetch();"
 
     def _first_fetches(self) -> None:
-        """Writes the copies of the first steps' input: a group of copies for each step, so that each can be
-        waited for.
-        """
+        """Writes the copies of the first steps' input: a group for each step, so that each can be waited for."""
         w, s, spec = self.w, self.s, self.spec
         w.line(self._fetches(spec.under(1, s.rows)))
         w.line("copy_async_commit();")
@@ -173,9 +169,7 @@ class Ring(Renderer):
             w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {self.value(f'vec[{e}]')};")
 
     def _columns(self) -> tuple[str, str]:
-        """Opens the loop over the columns of the ring under a patch; returns (column, column of taps if the patch has
-        one).
-        """
+        """Opens the loop over the ring's columns under a patch; returns (column, column of taps if there is one)."""
         spec, s = self.spec, self.s
         if s.cols == 1:
             ks = self.loop("ks", spec.taps[2])

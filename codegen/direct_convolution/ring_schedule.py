@@ -96,9 +96,7 @@ def ring_copy(spec: DirectConvolutionSpec) -> int:
 
 
 def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[RingSchedule]:
-    """Returns schedules of depthwise convolutions with contiguous channels, best first; none if the spec is no such
-    one.
-    """
+    """Returns schedules, best first; none if the spec is no depthwise convolution with contiguous channels."""
     if not (target.arch.has_cp_async and spec.flat and ring_copy(spec)):
         return []
     every = {s: ring_cycles(spec, s, target) for s in _candidates(spec, target, itype)}
@@ -135,9 +133,7 @@ def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iter
 
 
 def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns the estimated registers of a thread: weights, sums of the columns that the taps touch at a time,
-    addresses.
-    """
+    """Returns the estimated registers of a thread: weights, sums of columns that taps touch at a time, addresses."""
     words = spec.word // 4
     under_way = min(s.cols, -(-((spec.taps[2] - 1) * spec.dilation[2] + 1) // spec.stride[2]))
     more = 8 if spec.program.instructions else 0
