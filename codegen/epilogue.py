@@ -44,9 +44,7 @@ def in_order(results: Sequence[Limit], rows: int) -> bool:
 
 
 def one_access(operand: Operand, space: Sequence[int], count: int, along: int) -> bool:
-    """Tells whether ``count`` neighbours along a dimension are one access, or several of 16 bytes, at any multiple of
-    ``count``.
-    """
+    """Tells whether ``count`` neighbours along a dimension, from a multiple of it on, are one access or whole ones."""
     if count == 1 or operand.strides[along] != 1:
         return False
     size = operand.dtype.itemsize
@@ -56,11 +54,7 @@ def one_access(operand: Operand, space: Sequence[int], count: int, along: int) -
 
 
 def placed(
-    w: Writer,
-    itype: str,
-    results: Sequence[Limit],
-    batch: Sequence[tuple[str, int]],
-    rows: Sequence[tuple[str, int]],
+    w: Writer, itype: str, results: Sequence[Limit], batch: Sequence[tuple[str, int]], rows: Sequence[tuple[str, int]]
 ) -> tuple[list[str], list[str]]:
     """Writes the program's row coordinates of a contraction whose ``results`` say where its results lie.
 

@@ -75,14 +75,7 @@ class Prologue:
     """
 
     def __init__(
-        self,
-        w: Writer,
-        gather: Gather,
-        names: Names,
-        label: str,
-        others: Sequence[Operand] = (),
-        *,
-        pairs: bool = False,
+        self, w: Writer, gather: Gather, names: Names, label: str, others: Sequence[Operand] = (), pairs: bool = False
     ) -> None:
         self.w, self.gather, self.program, self._names, self._pairs = w, gather, gather.program, names, pairs
         self.label = label

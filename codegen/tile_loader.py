@@ -53,23 +53,19 @@ class TileLoader(TilePieces):
     def _which(self) -> str:
         """Writes which pieces a thread brings; returns the C variable of the first one's row or column."""
         w, way, p, width, pieces = self.w, self.way, self.label, self.row_bytes, self.row_pieces
-        of = f"// this thread's pieces of a tile of {self.prologue.name}"
+        line, lines = (f"{p}_row", "rows ") if self.first else (f"{p}_col", "columns ")
+        across = way.along_k and not way.threads_along_k
         if not way.along_k:
-            apart = f": {self.step} apart along the sum" if self.count > 1 else ""
-            w.line(f"const int {p}_piece = t % {pieces}, {p}_k = t / {pieces};  {of}{apart}")
-            each = width // 16
-            panel = f"{p}_piece / {each} * {self.inner * width} + " if pieces > each else ""
-            within = f"{p}_piece % {each}" if pieces > each else f"{p}_piece"
-            w.line(f"const int {p}_at = {panel}swizzle<{width}>({p}_k * {width} + {within} * 16);")
-            return f"{p}_k"
-        line, lines = (f"{p}_row", "rows") if self.first else (f"{p}_col", "columns")
-        if way.threads_along_k:
-            apart = f": {lines} {self.step} apart" if self.count > 1 else ""
-            w.line(f"const int {p}_piece = t % {pieces}, {line} = t / {pieces};  {of}{apart}")
-        else:
-            apart = f": {self.step} apart" if self.count > 1 else ""
-            w.line(f"const int {line} = t % {self.tile}, {p}_piece = t / {self.tile};  {of}{apart}")
-        w.line(f"const int {p}_at = swizzle<{width}>({line} * {width} + {p}_piece * 16);")
+            line, lines = f"{p}_k", ""
+        fast, slow, each = (line, f"{p}_piece", self.tile) if across else (f"{p}_piece", line, pieces)
+        of = f"// this thread's pieces of a tile of {self.prologue.name}"
+        if self.count > 1:
+            of += f": {'' if across else lines}{self.step} apart{'' if way.along_k else ' along the sum'}"
+        w.line(f"const int {fast} = t % {each}, {slow} = t / {each};  {of}")
+        panel, within, each = "", f"{p}_piece", width // 16
+        if pieces > each and not way.along_k:
+            panel, within = f"{p}_piece / {each} * {self.inner * width} + ", f"{p}_piece % {each}"
+        w.line(f"const int {p}_at = {panel}swizzle<{width}>({line} * {width} + {within} * 16);")
         return line
 
     # ---- global memory -> shared memory, or registers

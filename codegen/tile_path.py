@@ -248,7 +248,7 @@ def tile_path_of(
     inner, over_inner = collapse(spec.k, over[2], order)
     merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
-    along, across = (_vector(merged, batch, outer, inner, itemsize, along_k=k) for k in (True, False))
+    along, across = (_vector(merged, outer, inner, itemsize, along_k=k) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
     near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
     near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
@@ -258,15 +258,7 @@ def tile_path_of(
     return min(found, key=lambda way: way.effort)
 
 
-def _vector(
-    gather: Gather,
-    batch: Sequence[int],
-    outer: Sequence[int],
-    inner: Sequence[int],
-    itemsize: int,
-    *,
-    along_k: bool,
-) -> int:
+def _vector(gather: Gather, outer: Sequence[int], inner: Sequence[int], itemsize: int, *, along_k: bool) -> int:
     """Returns how many elements of a piece are always neighbours in memory, aligned to as many."""
     size, stride = (inner[-1], gather.inner[-1]) if along_k else (outer[-1], gather.outer[-1])
     bounded = any((x.inner if along_k else x.outer)[-1] for x in gather.limits)

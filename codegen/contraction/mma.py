@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from codegen.contraction.mma_schedule import MmaSchedule, buffers, staged_bytes
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Sum, space, staging
-from codegen.iteration import linear, signed_index_type
+from codegen.iteration import coordinate, linear, signed_index_type
 from codegen.kernel import Kernel
 from codegen.partials import PartialNames, Partials, Sink
 from codegen.prologue import Prologue
@@ -38,8 +38,10 @@ class _Renderer:
         parts = self.parts
         if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
             raise Declined(f"{s.threads} threads cannot fill tiles of {s.tile_m} rows and {s.tile_n} columns")
-        self.w, self.t = Kernel(spec.name), self._index_type()
+        self.w = Kernel(spec.name)
         self.names = self.w.names
+        #: C type of offsets in both operands, signed as gathers may start before the tensor
+        self.t = signed_index_type(parts.rows, parts.cols, parts.depth, parts.a.reach, parts.b.reach)
         common = (parts.depth, s.tile_k, s.threads)
         a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
         b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
@@ -66,14 +68,6 @@ class _Renderer:
         direct = self.own_m * self.fragments_n <= DIRECT or bool(self.partials)
         self.staging = None if direct else staging(self.at, s.tile_m // s.split_k, s.tile_n, spec.products)
         self.sums_in_ring = self.staging is not None or s.split_k > 1
-
-    def _index_type(self) -> str:
-        """Returns the C type of offsets in both operands: int32 if all fit with room for padding, else int64.
-
-        Gathers may start before the tensor.
-        """
-        reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
-        return signed_index_type(*reach)
 
     # ---- the whole
 
@@ -117,11 +111,11 @@ class _Renderer:
         """Writes where the block's tile and the warp's part of it are."""
         w, s = self.w, self.s
         w.line("const int t = threadIdx.x, lane = t % 32;")
-        warp = "t / 32"
-        rows = f"{warp} / {s.warps_n}" if s.warps_n > 1 else warp
-        cols = f"{warp} % {s.warps_n}" if s.warps_m > 1 else warp
-        warp_row = f"{rows} * {s.warp_rows}" if s.warps_m > 1 else "0"
-        warp_col = f"{cols} * {s.warp_cols}" if s.warps_n > 1 else "0"
+        warps = (s.warps_m, s.warps_n)
+        warp_row, warp_col = (
+            f"{coordinate('t / 32', warps, d)} * {size}" if warps[d] > 1 else "0"
+            for d, size in enumerate((s.warp_rows, s.warp_cols))
+        )
         w.line(f"const int warp_row = {warp_row}, warp_col = {warp_col};  // of the warp's part of the tile")
         tile = f"blockIdx.x / {s.split_k}" if s.split_k > 1 else "blockIdx.x"
         w.line(f"const Tile tile = tile_at<{self.edges[0].tiles}, {self.edges[1].tiles}, {s.raster_group}>({tile});")

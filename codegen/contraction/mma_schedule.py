@@ -117,7 +117,7 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
     best, parts = _ranked(spec, target)[0][1], tile_paths(spec, _widens(spec, target))
-    return _cost(spec, parts, best, target, _resident(parts, best, target), between_loads=BETWEEN_LOADS)
+    return _cost(spec, parts, best, target, _resident(parts, best, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -208,13 +208,7 @@ def _loads(parts: TilePaths, s: MmaSchedule) -> int:
 
 
 def _cost(
-    spec: ContractionSpec,
-    parts: TilePaths,
-    s: MmaSchedule,
-    target: Target,
-    resident: int,
-    *,
-    between_loads: float = 0.0,
+    spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, resident: int, between_loads: float = 0.0
 ) -> float:
     """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
     itemsize = parts.a.itemsize

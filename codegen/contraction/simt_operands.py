@@ -77,7 +77,7 @@ class SimtOperand:
     @cached_property
     def width(self) -> int:
         """Neighbours that are fetched as one vector: 1 or 4."""
-        return width(self.spec, self.prologue.gather, self.outer, self.tile, self.s)
+        return width(self.spec, self.prologue.gather, self.outer, self.tile, self.s.tile)
 
     @property
     def in_chunks(self) -> bool:

@@ -17,6 +17,8 @@ from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
 
 Tile: TypeAlias = tuple[int, int, int, int, int]
+#: Of a product: batch, m, n and k.
+Sizes: TypeAlias = tuple[int, int, int, int]
 
 CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
 
@@ -107,7 +109,7 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
 
 def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
     """Returns the estimated cycles of ``batch`` float32 products of m x k by k x n in their best tiles."""
-    return min(_cycles(target, tile, batch, m, n, k) for tile in TILES)
+    return min(_cycles(target, tile, (batch, m, n, k), 1, "float") for tile in TILES)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
@@ -123,7 +125,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
     scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
     if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(target, tile, *sizes, products, c, scattered, paired), tile) for tile in fitting]
+    found = [(_cycles(target, tile, sizes, products, c, scattered, paired), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -159,23 +161,14 @@ def combined(spec: ContractionSpec, tile: Tile) -> Buffer:
 
 
 def _cycles(
-    target: Target,
-    tile: Tile,
-    batch: int,
-    m: int,
-    n: int,
-    k: int,
-    products: int = 1,
-    ctype: str = "float",
-    scattered: bool = False,
-    paired: bool = False,
+    target: Target, tile: Tile, sizes: Sizes, products: int, ctype: str, scattered: bool = False, paired: bool = False
 ) -> float:
     """Returns the cycles that products of these sizes are estimated to take in tiles.
 
     They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
     flight while one is multiplied.
     """
-    rows, cols, inner, tr, tc = tile
+    (batch, m, n, k), (rows, cols, inner, tr, tc) = sizes, tile
     words = SIZE_OF[ctype] // 4
     threads, sums = rows // tr * (cols // tc), tr * tc * products
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
@@ -215,25 +208,23 @@ def _plain(spec: ContractionSpec, tile: Tile) -> bool:
     return all(width(spec, gather, outer, length, tile) > 1 for gather, outer, length in sides)
 
 
-def width(
-    spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
-) -> int:
+def width(spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], size: int, tile: Tile) -> int:
     """Returns how many neighbours of an operand threads fetch as one vector: 4 or 1.  The spec is merged.
 
     It is 4 where every four are all inside or all outside of the operand and lie on a boundary of 16 bytes, and the
     threads divide the tile evenly.
     """
-    rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
+    rows, cols, inner, thread_rows, thread_cols = tile
     threads = (rows // thread_rows) * (cols // thread_cols)
     along_k = along_reduction(spec, gather)
-    steps, sizes, length = (gather.inner, spec.k, inner) if along_k else (gather.outer, outer, tile)
+    steps, sizes, length = (gather.inner, spec.k, inner) if along_k else (gather.outer, outer, size)
     other = [*gather.batch, *gather.outer, *gather.inner, gather.start]
     other.remove(steps[-1])
     limits = [x.inner if along_k else x.outer for x in gather.limits]
     together = not any(x[-1] for x in limits) and not spec.terms and sizes[-1] % CHUNK == 0
     plain = gather.program is None and gather.operand.dtype.ctype == spec.accumulate == "float"
     shared = plain and not (spec.others and gather is spec.b)
-    divided = tile * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
+    divided = size * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
     aligned = gather.operand.alignment % 16 == 0 and not any(x % CHUNK for x in other)
     return CHUNK if shared and divided and aligned and together and steps[-1] == 1 else 1
 

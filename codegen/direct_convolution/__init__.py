@@ -81,7 +81,7 @@ class _Planes(_Tiled):
             col0=Edge(spec.out[2], s.out_cols),
         )
         w.line("const int t = threadIdx.x;")
-        tz, ty, tx = self.places("t", (s.planes, s.down, s.lanes), ("tz", "ty", "tx"), itype=self.small)
+        tz, ty, tx = self.places("t", (s.planes, s.down, s.lanes), "tz ty tx", itype=self.small)
         self.declare()
         self._fill_weights()
         self._fill_tile()
@@ -112,7 +112,7 @@ class _Planes(_Tiled):
         if self.s.planes == 1:
             return "0", self.at["image"], self.at["group"]
         plane = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
-        image, group = self.places(plane, (self.spec.images, self.spec.groups), ("image", "group"))
+        image, group = self.places(plane, (self.spec.images, self.spec.groups), "image group")
         return plane, image, group
 
     def _fill_weights(self) -> None:
@@ -141,7 +141,7 @@ class _Planes(_Tiled):
         if width <= lanes:
             w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})"):
-            z, ic, iz, iy = self.places("line", sizes, ("z", "ic", "iz", "iy"), itype=self.small)
+            z, ic, iz, iy = self.places("line", sizes, "z ic iz iy", itype=self.small)
             plane, image, group = self._plane(z)
             in_d, exists = self.source_depth(iz)
             w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)};")
@@ -173,7 +173,7 @@ class _Planes(_Tiled):
             whole = unrolled[1] * spec.in_channels <= UNROLLED
             ic = self.loop("ic", spec.in_channels, whole)
             iz = self.loop("iz", spec.taps[0], unrolled[1] <= UNROLLED)
-            iy, kr = self.rows(unrolled[0] <= UNROLLED)
+            iy, kr = self.under(1, s.rows, unrolled[0] <= UNROLLED)
             start = f"tile{plane}[{ic}][{iz}][{linear([(ty, s.rows * sh), (iy, 1)])}]"
             first = linear([(tx, s.cols * sw), ("ix", 1)])
             reads = self.reads
@@ -241,7 +241,7 @@ class _Channels(_Tiled):
         sizes = (*box, channels // vector)
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
-            iz, iy, ix, strip = self.places("at", sizes, ("iz", "iy", "ix", "strip"), (1, 1, 1, vector), self.small)
+            iz, iy, ix, strip = self.places("at", sizes, "iz iy ix strip", (1, 1, 1, vector), self.small)
             in_d, exists = self.source_depth(iz)
             in_h, in_w = self.source(1, self.at["row0"], iy), self.source(2, self.at["col0"], ix)
             w.line(f"const {self.t} in_h = {in_h}, in_w = {in_w};")
@@ -269,7 +269,7 @@ class _Channels(_Tiled):
                 e = self.loop("e", s.vector)
                 channel = linear([(group, 1), (e, 1)])
                 w.line(f"column[{kr}][{e}] = {self.weight(channel, '0', '0', (iz, kr, ks))};")
-            iy, same = self.rows(True)
+            iy, same = self.under(1, s.rows)
             place = linear([(tx, spec.stride[2]), (ks, spec.dilation[2])])
             w.line(f"const auto vec = load_shared<{s.vector}>(&tile[{iz}][{iy}][{place}][{lane}]);")
             p = self.loop("p", s.rows)

@@ -14,8 +14,8 @@ from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import Kernel, locate, parameter
 from codegen.spec import KernelSource
 
-#: What a tap along an axis is called, and its C variable.
-_TAPS = {1: ("row", "kr"), 2: ("column", "ks")}
+#: What lies along an axis, and the C variables that count its taps and the inputs under a patch.
+_AXES = {1: ("row", "kr", "iy"), 2: ("column", "ks", "ix")}
 
 
 class Renderer(ABC):
@@ -85,7 +85,7 @@ class Renderer(ABC):
         group = self.constant("group", linear([(self.at["channel0"], 1), (lane, 1)]))
         return lane, tx, group, self.constant("col", linear([(self.at["col0"], 1), (tx, 1)]))
 
-    def constant(self, name: str, value: str, itype: str | None = None) -> str:
+    def constant(self, name: str, value: str, itype: str = "") -> str:
         """Writes a named constant, unless the value is a number or a name already; returns the C expression to use."""
         if value.isidentifier() or value.isdigit():
             return value
@@ -96,13 +96,13 @@ class Renderer(ABC):
         self,
         position: str,
         sizes: Sequence[int],
-        names: Sequence[str],
+        names: str,
         scales: Sequence[int] = (1,) * 4,
-        itype: str | None = None,
+        itype: str = "",
     ) -> list[str]:
         """Writes the coordinates of a row-major position as constants, scaled; returns their C expressions."""
         found = []
-        for d, (name, size, scale) in enumerate(zip(names, sizes, scales)):
+        for d, (name, size, scale) in enumerate(zip(names.split(), sizes, scales)):
             text = coordinate(position, sizes, d) + (f" * {scale}" if scale > 1 else "")
             found.append(self.constant(name, text, itype) if size > 1 else "0")
         return found
@@ -127,19 +127,18 @@ class Renderer(ABC):
         """Returns the C expression of an element of the image as it is multiplied."""
         return operand_value(self.spec.x, text, self.spec.accumulate)
 
-    def rows(self, unroll: bool) -> tuple[str, str]:
-        """Opens the loop over the tile's rows under a patch; returns (row, row of taps if the patch has one)."""
-        spec = self.spec
-        if self.patch_rows == 1:
-            kr = self.loop("kr", spec.taps[1], unroll)
-            return linear([(kr, spec.dilation[1])]), kr
-        count = spec.under(1, self.patch_rows)
-        return self.loop("iy", count, unroll), ""
+    def under(self, axis: int, outputs: int, unroll: bool = True) -> tuple[str, str]:
+        """Opens the loop over the tile's rows (or columns) under a patch; returns one, and its tap if it has one."""
+        _, tap, name = _AXES[axis]
+        if outputs > 1:
+            return self.loop(name, self.spec.under(axis, outputs), unroll), ""
+        tap = self.loop(tap, self.spec.taps[axis], unroll)
+        return linear([(tap, self.spec.dilation[axis])]), tap
 
     def tap(self, axis: int, at: str, out: str) -> str:
         """Writes which row (or column) of taps meets row ``at`` for output row ``out``; skips it if none does."""
         w, spec = self.w, self.spec
-        dilation, taps, what, name = spec.dilation[axis], spec.taps[axis], *_TAPS[axis]
+        dilation, taps, (what, name, _) = spec.dilation[axis], spec.taps[axis], _AXES[axis]
         below = linear([(at, 1), (out, -spec.stride[axis])])
         conditions = [f"{below} >= 0", f"{below} < {(taps - 1) * dilation + 1}"] if taps > 1 else [f"{below} == 0"]
         if dilation > 1 and taps > 1:

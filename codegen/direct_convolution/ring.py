@@ -156,8 +156,8 @@ class Ring(Renderer):
         """
         w, spec, s = self.w, self.spec, self.s
         with w.scope():
-            ix, same_column = self._columns()
-            iy, same = self.rows(True)
+            ix, same_column = self.under(2, s.cols)
+            iy, same = self.under(1, s.rows)
             slot = self.constant("slot", self._wrapped(linear([("first", 1), (iy, 1)])), self.small)
             place = linear([(tx, spec.stride[2]), (ix, 1)])
             w.line(f"const auto vec = load_shared<{s.vector}>(&ring[{slot}][{place}][{lane}]);")
@@ -167,14 +167,6 @@ class Ring(Renderer):
             ks = same_column or self.tap(2, ix, q)
             e = self.loop("e", s.vector)
             w.line(f"sum[{p}][{q}][{e}] += weights[{kr}][{ks}][{e}] * {self.value(f'vec[{e}]')};")
-
-    def _columns(self) -> tuple[str, str]:
-        """Opens the loop over the ring's columns under a patch; returns (column, column of taps if there is one)."""
-        spec, s = self.spec, self.s
-        if s.cols == 1:
-            ks = self.loop("ks", spec.taps[2])
-            return linear([(ks, spec.dilation[2])]), ks
-        return self.loop("ix", spec.under(2, s.cols)), ""
 
     def _results(self, group: str, col: str) -> None:
         w, spec, s = self.w, self.spec, self.s

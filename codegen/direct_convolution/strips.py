@@ -35,7 +35,7 @@ class Strips(Renderer):
         strips = Edge(prod(sizes), s.threads)
         w.line(f"const {self.t} at = {self.t}(blockIdx.x) * {s.threads} + threadIdx.x;")
         w.leave(strips.outside("at"), how="return")
-        image, group, row, col = self.places("at", sizes, ("image", "group", "row", "col"), (1, 1, s.rows, s.vector))
+        image, group, row, col = self.places("at", sizes, "image group row col", (1, 1, s.rows, s.vector))
         self._weights(group)
         self._load(image, group, row, col)
         w.line()
