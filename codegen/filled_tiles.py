@@ -16,7 +16,7 @@ from codegen.iteration import collapse
 from codegen.operands import ROW_BYTES, MappedOperand, OperandTiles, ReductionPanels
 from codegen.spec import ContractionSpec, Gather
 from codegen.tile_path import TilePath, orders, product_types, tile_path_of
-from codegen.tiles import check_element, check_limits, im2col, tiled
+from codegen.tiles import check_across, check_element, check_limits, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
@@ -65,8 +65,7 @@ def _side(
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
             side = way  # and transpose it
-    if not side.along_k and way.itemsize != 2:
-        raise Declined("only 16-bit operands may be stored across the reduction")
+    check_across(way.itemsize, side.along_k)
     return side
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from codegen.expr import Emitter, Index, Load, Operand, Value, ctype_of, varying
 from codegen.iteration import linear, unsigned
-from codegen.kernel import converted, parameter
+from codegen.kernel import constant, parameter
 from codegen.naming import Names, Writer
 from codegen.packed import pair_type
 from codegen.spec import Gather, Limit, Strides
@@ -174,13 +174,12 @@ class Prologue:
         if program is None:
             return
         for value in self._constants:
-            op, text = program.loads[value.operand], f"{self.pointers[value.operand]}[0]"
-            name = self._names.unique(op.name, "_s")
+            n, text = value.operand, f"{self.pointers[value.operand]}[0]"
             if self._pairs:
-                self.w.line(f"const {pair_type(op.dtype)} {name} = {text};")
+                self._terms[value] = self._names.unique(program.loads[n].name, "_s")
+                self.w.line(f"const {pair_type(program.loads[n].dtype)} {self._terms[value]} = {text};")
             else:
-                self.w.line(f"const {ctype_of(program, value)} {name} = {converted(op, text, program.real)};")
-            self._terms[value] = name
+                self._terms[value] = constant(self.w, self._names, program, n, text, "_s")
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
     def element(self, read: Mapping[Value, str]) -> str:

@@ -74,12 +74,8 @@ class _Planes(_Tiled):
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
         one = {"image": Edge(spec.images, 1), "group": Edge(spec.groups, 1)}
-        blocks = self.locate(
-            **({"plane0": self.planes} if s.planes > 1 else one),
-            depth=Edge(spec.out[0], 1),
-            row0=Edge(spec.out[1], s.out_rows),
-            col0=Edge(spec.out[2], s.out_cols),
-        )
+        planes = {"plane0": self.planes} if s.planes > 1 else one
+        blocks = self.locate(s.out_rows, s.out_cols, **planes)
         w.line("const int t = threadIdx.x;")
         tz, ty, tx = self.places("t", (s.planes, s.down, s.lanes), "tz ty tx", itype=self.small)
         self.declare()
@@ -164,7 +160,7 @@ class _Planes(_Tiled):
 
     def _slide(self, plane: str, ty: str, tx: str) -> None:
         """Writes the sums: every row of the tile under the patch is read once and used by all outputs it touches."""
-        w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
+        w, spec, s, reads = self.w, self.spec, self.s, self.reads
         sh, sw, dw = spec.stride[1], spec.stride[2], spec.dilation[2]
         with w.scope():
             products = spec.filters * s.rows * s.cols * spec.taps[2]
@@ -176,24 +172,21 @@ class _Planes(_Tiled):
             iy, kr = self.under(1, s.rows, unrolled[0] <= UNROLLED)
             start = f"tile{plane}[{ic}][{iz}][{linear([(ty, s.rows * sh), (iy, 1)])}]"
             first = linear([(tx, s.cols * sw), ("ix", 1)])
-            reads = self.reads
             if reads is not None:
-                w.line(f"{c} under[{reads}];  // the part of the row under this thread's patch")
-                w.line("#pragma unroll")
+                w.line(f"{spec.accumulate} under[{reads}];  // the part of the row under this thread's patch")
                 if s.cols * sw % PATCH_COLUMNS == 0:
-                    with w.block(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
+                    with w.unrolled(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
                         w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
                         w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
                 else:
-                    w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
+                    w.unrolled_line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
             p = self.loop("p", s.rows)
             kr = kr or self.tap(1, iy, p)
             f = self.loop("f", spec.filters)
             ks = self.loop("ks", spec.taps[2], reads is not None or short)
             q = self.loop("q", s.cols)
-            if reads is not None:
-                value = f"under[{linear([(q, sw), (ks, dw)])}]"
-            else:
+            value = f"under[{linear([(q, sw), (ks, dw)])}]"
+            if reads is None:
                 value = f"{start}[{linear([(tx, s.cols * sw), (q, sw), (ks, dw)])}]"
             w.line(f"sum[{f}][{p}][{q}] += weights{plane}[{f}][{ic}][{iz}][{kr}][{ks}] * {value};")
 
@@ -209,13 +202,7 @@ class _Channels(_Tiled):
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
-        blocks = self.locate(
-            image=Edge(spec.images, 1),
-            channel0=Edge(spec.groups, s.channels),
-            depth=Edge(spec.out[0], 1),
-            row0=Edge(spec.out[1], s.rows),
-            col0=Edge(spec.out[2], s.columns),
-        )
+        blocks = self.locate_channels(s.rows, s.columns, s.channels)
         self.declare()
         self._fill_tile()
         w.line("__syncthreads();")

@@ -67,11 +67,16 @@ class Renderer(ABC):
 
     # ---- where blocks and threads are
 
-    def locate(self, **edges: Edge) -> int:
-        """Writes which outputs the block computes; returns the number of blocks."""
-        self.edges = edges
-        self.at = {name: name if edge.tiles > 1 else "0" for name, edge in edges.items()}
-        return locate(self.w, self.t, [(name, edge.tiles, edge.size) for name, edge in edges.items()])
+    def locate(self, rows: int, cols: int, **planes: Edge) -> int:
+        """Writes which outputs the block computes, of so many rows and columns; returns the number of blocks."""
+        edges = {"depth": 1, "row0": rows, "col0": cols}
+        self.edges = planes | {name: Edge(n, size) for n, (name, size) in zip(self.spec.out, edges.items())}
+        self.at = {name: name if edge.tiles > 1 else "0" for name, edge in self.edges.items()}
+        return locate(self.w, self.t, [(name, edge.tiles, edge.size) for name, edge in self.edges.items()])
+
+    def locate_channels(self, rows: int, cols: int, channels: int) -> int:
+        """Writes the same for blocks of so many neighbouring channels of an image."""
+        return self.locate(rows, cols, image=Edge(self.spec.images, 1), channel0=Edge(self.spec.groups, channels))
 
     def channel(self, lanes: int, across: int, vector: int, cols: int = 1) -> tuple[str, str, str, str]:
         """Writes which channels and columns a thread takes, neighbouring threads taking neighbouring channels.

@@ -46,12 +46,7 @@ class Ring(Renderer):
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
-        blocks = self.locate(
-            image=Edge(spec.images, 1),
-            channel0=Edge(spec.groups, s.channels),
-            row0=Edge(spec.out[1], s.block_rows),
-            col0=Edge(spec.out[2], s.out_cols),
-        )
+        blocks = self.locate_channels(s.block_rows, s.out_cols, s.channels)
         lane, tx, group, col = self.channel(s.lanes, s.across, s.vector, s.cols)
         self._declare_ring()
         self._fetch()

@@ -117,12 +117,12 @@ def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iter
             continue
         if rows * spec.under(2, cols) > MAX_READS:
             continue
-        for across in dict.fromkeys(-(-width // (cols * parts)) for parts in _powers(width)):
+        for across in dict.fromkeys(-(-width // (cols * parts)) for parts in powers(width)):
             if lanes * across > MAX_THREADS or (lanes * across < MIN_THREADS and cols * across < width):
                 continue
             copy = min(widest, lanes * vector)
             strips = spec.images * -(-spec.groups // (lanes * vector)) * -(-width // (cols * across))
-            for pieces in _powers(height // rows):
+            for pieces in powers(height // rows):
                 steps = -(-height // (rows * pieces))
                 for ahead in (2, 4) if steps > 2 else (1,):
                     s = RingSchedule(rows, cols, across, lanes, vector, steps, ahead, copy, itype)
@@ -206,6 +206,6 @@ def _power(size: int) -> int:
     return 1 << (size.bit_length() - 1) if size > 0 else 0
 
 
-def _powers(most: int) -> list[int]:
+def powers(most: int) -> list[int]:
     """Returns 1, 2, 4, ... up to ``most``."""
     return [1 << k for k in range(max(most, 1).bit_length())]

@@ -9,7 +9,7 @@ from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.ring_schedule import RingSchedule, ring_schedules
+from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
@@ -201,7 +201,7 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
-    for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
+    for rows in powers(_halved(STRIP_ROWS, spec.out[1]))[::-1]:
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
@@ -220,17 +220,17 @@ def _planes_schedules(spec: DirectConvolutionSpec) -> Iterator[PlanesSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
     most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
-    for rows, cols in product(_halves(most), (PATCH_COLUMNS, 1)):
-        for lanes in _halves(_halved(32, -(-width // cols))):
-            for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
-                for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
+    for rows, cols in product(powers(most)[::-1], (PATCH_COLUMNS, 1)):
+        for lanes in powers(_halved(32, -(-width // cols)))[::-1]:
+            for down in powers(_halved(THREADS // lanes, -(-height // rows)))[::-1]:
+                for planes in powers(_halved(THREADS // (lanes * down), spec.images * spec.groups))[::-1]:
                     yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
 def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
-    for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
+    for rows, vector in product(powers(_halved(8, height))[::-1], (4, 2, 1)):
         if spec.groups % vector == 0:
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
             most = _halved(min(32, wide), -(-spec.groups // vector))
@@ -273,13 +273,6 @@ def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tupl
 def _sectors(run: int) -> int:
     """Returns how many sectors of memory a run of bytes touches at most, wherever it starts."""
     return -(-run // SECTOR) + 1
-
-
-def _halves(size: int) -> Iterator[int]:
-    """Yields a power of two and the smaller ones, down to 1."""
-    while size:
-        yield size
-        size //= 2
 
 
 def _halved(size: int, enough: int) -> int:
