@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
@@ -33,6 +34,13 @@ def sum_value(text: str, accumulate: str, result: str) -> str:
         accumulate = accumulate.removeprefix("u")
         text = f"{accumulate}({text})"
     return text if accumulate == result else f"convert<{result}>({text})"
+
+
+def batches(sizes: Sequence[int]) -> list[str]:
+    """Returns the C variables of the coordinates of the batch whose number is ``batch``."""
+    if prod(sizes) <= 1:
+        return ["0"] * len(sizes)
+    return ["batch"] if len(sizes) == 1 else [f"b{d}" for d in range(len(sizes))]
 
 
 def in_order(results: Sequence[Limit], rows: int) -> bool:

@@ -16,7 +16,7 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.buffers import Edge
-from codegen.epilogue import Epilogue, Run, in_order, one_access, placed
+from codegen.epilogue import Epilogue, Run, batches, in_order, one_access, placed
 from codegen.expr import Operand, Program
 from codegen.iteration import collapse, coordinates, extent, restrided, signed_index_type, split, widest_vector
 from codegen.naming import Names, Writer
@@ -199,9 +199,7 @@ class ResultFragments:
     def _position(self, n: str = "n") -> list[str]:
         """Writes the program's coordinates of result (m, n), and skips it where it does not exist."""
         at = self.at
-        batch = [f"b{d}" if len(at.batch) > 1 else "batch" for d in range(len(at.batch))]
-        if prod(at.batch) == 1:
-            batch = ["0" for _ in at.batch]
+        batch = batches(at.batch)
         first, last = len(at.batch), len(at.shape) - len(at.cols)
         every = [*(op.strides for op in at.program.operands), *at.program.indices]
         by_rows = [x.outer for x in at.results] or [steps[first : first + len(at.rows)] for steps in every]

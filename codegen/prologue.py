@@ -28,10 +28,6 @@ class Place:
     start: int = 0
 
     @property
-    def steps(self) -> tuple[Strides, Strides, Strides]:
-        return self.batch, self.outer, self.inner
-
-    @property
     def moves(self) -> bool:
         """Whether rows (or columns) or batches start at different elements, or not at the first."""
         return any(self.batch) or any(self.outer) or self.start != 0
@@ -96,32 +92,27 @@ class Prologue:
         self.name = names.unique(gather.operand.name)
         self._emitter = Emitter(program, names)
         batch, outer, inner = gather.steps()
-        count = len(gather.starts)
-        every = [Place(*x) for x in zip(batch[1:], outer[1:], inner[1:], gather.starts)]
         self.sources = []
-        for n, place in enumerate(every[:count]):
+        for n, place in enumerate(map(Place, batch[1:], outer[1:], inner[1:], gather.starts)):
             loaded = n < len(program.loads)
             if loaded and not any((*place.batch, *place.outer, *place.inner)):
                 continue  # one value: see `scalars`
             if place not in self.places:
                 self.places.append(place)
             at = self.places.index(place)
+            text = program.loads[n].name if loaded else f"{label} index"
+            called = names.unique(text), names.unique(text, "_e")
             if loaded:
-                op, pointer = program.loads[n], self.pointers[n]
-                names_ = (*self._stem(op.name), pointer, op.dtype.ctype)
-                self.sources.append(Source(Load(n), *names_, at, op.alignment, op.dtype.itemsize))
+                op, dtype = program.loads[n], program.loads[n].dtype
+                source = Source(Load(n), *called, self.pointers[n], dtype.ctype, at, op.alignment, dtype.itemsize)
+                self.sources.append(source)
             else:
-                index = n - len(program.loads)
-                self.sources.append(Source(Index(index), *self._stem(f"{label} index"), "", "int32", at, 4, 4))
+                self.sources.append(Source(Index(n - len(program.loads)), *called, "", "int32", at, 4, 4))
         if not any(s.place == 0 for s in self.sources):
             self.places[0] = Place((0,) * len(gather.batch), (0,) * len(gather.outer), (0,) * len(gather.inner))
         found = {source.value for source in self.sources}
         self._constants = [Load(n) for n in range(len(program.loads)) if Load(n) not in found]
         self._varies = varying(program, lambda v: v in found)
-
-    def _stem(self, text: str) -> tuple[str, str]:
-        """Returns the stem of the names of a source's variables, and the name of the variable of an element."""
-        return self._names.unique(text), self._names.unique(text, "_e")
 
     def parameters(self) -> list[str]:
         return [parameter(op, name) for op, name in zip(self.operands, self.pointers)]
@@ -165,8 +156,9 @@ class Prologue:
         at, limits = self.place(source), self.gather.limits
         if not limits:
             return True
-        shared = (zip(x, y) for limit in limits for x, y in zip((limit.batch, limit.outer, limit.inner), at.steps))
-        return at.start == 0 and not any(x and y for pairs in shared for x, y in pairs)
+        steps = (*at.batch, *at.outer, *at.inner)
+        shared = any(x and y for limit in limits for x, y in zip((*limit.batch, *limit.outer, *limit.inner), steps))
+        return at.start == 0 and not shared
 
     def scalars(self) -> None:
         """Writes operands with one value, and what depends on them alone; call it first, outside of all loops."""

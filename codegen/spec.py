@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from codegen.expr import Operand, Program, Reduction
 from codegen.iteration import extent
@@ -352,6 +353,13 @@ class ContractionSpec(KernelSpec):
     def products(self) -> int:
         """How many products share operand A: results at each place, each with an operand B of its own."""
         return 1 + len(self.others)
+
+    @property
+    def sums(self) -> str:
+        """What the heading of a kernel says of the results: how many, and of how many products."""
+        batch, m, n, k = (prod(sizes) for sizes in (self.batch, self.m, self.n, self.k))
+        times = f"{self.products} times " if self.products > 1 else ""
+        return f"{times}{f'{batch} x ' if batch > 1 else ''}{m} x {n} sums of {k} products"
 
     @property
     def space(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class TileLoader(TilePieces):
             self.prologue.begin(self.t, at, batch, outer)
             for source in fixed:
                 declared = "" if many else f"const {self._held(source)} "
-                self._read(source, f"{declared}{source.next}{at}", self.prologue.start(source, at), "")
+                self._read(source, f"{declared}{source.next}{at}", [self.prologue.start(source, at)])
 
     def _which(self) -> str:
         """Writes which pieces a thread brings; returns the C variable of the first one's row or column."""
@@ -83,15 +83,9 @@ class TileLoader(TilePieces):
         if self.guarded:
             self.w.line(f"bool {self.label}_kept[{self.count}]{parts};  // whether there are elements")
 
-    def _read(self, source: Source, to: str, *terms: tuple[str, int] | str) -> None:
-        """Writes ``to = ...``: a vector from the place given by ``terms``.
-
-        It is zero unless the last of them, a C condition ("" for none), holds.
-        """
-        w, vector, inside = self.w, self.way.vector, terms[-1]
-        assert isinstance(inside, str)
-        places = [term for term in terms if not isinstance(term, str)]
-        place = linear(places)
+    def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str = "") -> None:
+        """Writes ``to = ...``: a vector from the place given by ``terms``, zero where ``inside`` does not hold."""
+        w, vector, place = self.w, self.way.vector, linear(terms)
         if not source.pointer:
             w.line(f"{to} = int32({place});")
         elif self._single(source):
@@ -105,7 +99,7 @@ class TileLoader(TilePieces):
             name = to.split()[-1]
             if name != to:  # a constant cannot be filled in
                 w.line(f"{to.removeprefix('const ')};")
-            element = f"{source.pointer}[{linear([*places, ('e', self._apart(source))])}]"
+            element = f"{source.pointer}[{linear([*terms, ('e', self._apart(source))])}]"
             value = where(inside, element, f"{source.ctype}{{}}")
             w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {value};")
 
@@ -186,7 +180,7 @@ class TileLoader(TilePieces):
             terms = [(along, 1)] if source.place == 0 else list(zip(coords, place.inner))
             terms = [self.prologue.start(source, at), *terms, (counter, way.vector * place.inner[-1])]
             if not way.copied:
-                self._read(source, f"{source.next}{parts}", *terms, inside)
+                self._read(source, f"{source.next}{parts}", terms, inside)
                 continue
             size = way.vector * source.itemsize
             to = self._piece(source.product) + (f" + v * {size}" if self.vectors > 1 else "")
@@ -202,7 +196,7 @@ class TileLoader(TilePieces):
             if self._common(source):
                 inner = self.prologue.place(source).inner
                 terms = [*zip(coords, inner), (counter, self.way.vector * inner[-1])]
-                self._read(source, f"{source.next}{part}", *terms, self.terms.inside("k0"))
+                self._read(source, f"{source.next}{part}", terms, self.terms.inside("k0"))
 
     @property
     def _number(self) -> str:
@@ -336,25 +330,21 @@ class TileLoader(TilePieces):
 
     def parts(self) -> None:
         """Writes the loads of the fragments of step ``kk`` from ``stage``."""
-        for product in range(self.products):
-            self._parts(product)
-
-    def _parts(self, product: int) -> None:
-        w, p, several = self.w, self.label, self.fragments > 1
-        counter = "i" if self.first else "j"
-        if several:
-            w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
-        number = counter if several else "0"
-        to = linear([(number, 1)], product * self.fragments)
+        w, p, counter = self.w, self.label, "i" if self.first else "j"
+        several, number = self.fragments > 1, counter if self.fragments > 1 else "0"
+        name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
         # Steps along a row of the tile only change bits that are 0 in every lane's place before the swizzle, which
         # keeps them.
         down, along = (number, "kk") if self.way.along_k else ("kk", number)
-        rows = f" + {product * self.bytes}" if product else ""
-        rows += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
         lane = f"({p}_lane ^ {along} * {STEP})" if along != "0" else f"{p}_lane"
-        name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
-        indent = "    " if several else ""
-        w.line(f"{indent}{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{rows} + {lane});")
+        for product in range(self.products):
+            to = linear([(number, 1)], product * self.fragments)
+            tile = f" + {product * self.bytes}" if product else ""
+            tile += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
+            if several:
+                w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
+            load = f"{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{tile} + {lane});"
+            w.line(f"    {load}" if several else load)
 
     def round(self) -> None:
         """Writes the rounding of the fragments of step ``kk`` to the type that the tensor cores read."""

@@ -73,11 +73,9 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.at.program
-        sizes = f"{self.parts.batch} x " if self.parts.batch > 1 else ""
         types = " and ".join(dict.fromkeys((self.a.way.product, self.b.way.product)))
-        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
-            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {self.parts.depth} products of {types}",
+            f"{spec.sums} of {types}",
             f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.stages} stages; "
             f"{s.warps_m} x {s.warps_n} warps, each {s.warp_rows} x {s.warp_cols}",
         ]

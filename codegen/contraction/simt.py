@@ -12,10 +12,10 @@ from math import prod
 
 from codegen.buffers import Edge, every
 from codegen.contraction.merge import merged
-from codegen.contraction.simt_operands import SimtOperand, batches, within
+from codegen.contraction.simt_operands import SimtOperand, within
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, schedules
-from codegen.epilogue import Epilogue, Run, in_order, placed
+from codegen.epilogue import Epilogue, Run, batches, in_order, placed
 from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
 from codegen.prologue import Prologue
@@ -49,10 +49,8 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
         program = spec.program
-        sizes = f"{self.batch} x " if self.batch > 1 else ""
-        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
-            f"{sizes}{self.a.edge.total} x {self.b.edge.total} sums of {self.k} products in {spec.accumulate}; "
+            f"{spec.sums} in {spec.accumulate}; "
             f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.thread_rows} x {s.thread_cols} a thread"
         ]
         w.parameters += [text for side in self.sides for text in side.prologue.parameters()]
@@ -208,12 +206,12 @@ class _Renderer:
                 every = [s[nb : nb + nr] for s in (*(op.strides for op in operands), *spec.program.indices)]
                 rows = coordinates(w, self.t, "m", "m", spec.m, used([x.outer for x in spec.results] or every))
             if spec.results:
-                batch = [*zip(batches(spec), spec.batch)]
+                batch = [*zip(batches(spec.batch), spec.batch)]
                 rows, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.m)])
                 w.leave(*outside, how="continue" if w.depth > depth else "return")
             j = self._each(self.b, None if self.rows_fast else run)
             sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
-            self.epilogue.results([*batches(spec), *rows, "n"], sums, run, sinks=self.partials.sinks(i, j))
+            self.epilogue.results([*batches(spec.batch), *rows, "n"], sums, run, sinks=self.partials.sinks(i, j))
         self.partials.finish()
 
     def _each(self, side: SimtOperand, run: Run | None) -> str:

@@ -14,7 +14,7 @@ from math import prod
 
 from codegen.buffers import Edge, where
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
-from codegen.epilogue import operand_value
+from codegen.epilogue import batches, operand_value
 from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
@@ -142,7 +142,7 @@ class SimtOperand:
                 w.line(f"const {t} {name} = {place};")
                 place = name
             coords = split(w, t, axis if many else f"{p}_{axis}", place, self.outer, every)
-            self.prologue.begin(t, self.at, batches(self.spec), coords)
+            self.prologue.begin(t, self.at, batches(self.spec.batch), coords)
             if self.edge.ragged:
                 w.line(f"{'' if many else 'const bool '}{p}_inside{self.at} = {self.edge.inside(place)};")
 
@@ -235,14 +235,7 @@ class SimtOperand:
             self.w.line(f"bool {self.label}_kept[{self.count}];  // whether there is an element")
 
 
-def batches(spec: ContractionSpec) -> list[str]:
-    """Returns the C variables of the batch coordinates."""
-    if prod(spec.batch) <= 1:
-        return ["0"] * len(spec.batch)
-    return ["batch"] if len(spec.batch) == 1 else [f"b{d}" for d in range(len(spec.batch))]
-
-
 def within(spec: ContractionSpec, t: str, x: Limit, inner: Sequence[str] = ()) -> str:
     """Returns the C condition that a limit on the terms is kept."""
-    number = linear([*zip(batches(spec), x.batch), *zip(inner, x.inner)], x.start)
+    number = linear([*zip(batches(spec.batch), x.batch), *zip(inner, x.inner)], x.start)
     return f"{unsigned(t)}({number}) < {x.size}"
