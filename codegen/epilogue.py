@@ -141,7 +141,8 @@ class Epilogue:
         program = self.program
         for n, operand in enumerate(program.loads):
             if not any(operand.strides):
-                self._terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[0]", "_s")
+                text = f"{self.pointers.loads[n]}[0]"
+                self._terms[Load(n)] = constant(self.w, self.names, program, n, text, "_s")
         self._varies = varying(program, lambda v: v not in self._terms)
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
@@ -217,7 +218,7 @@ class Epilogue:
                 element = f"{self.pointers.loads[n]}[{at.offset(operand.strides)}]"
                 if at.run and n in vectors:
                     element = f"{vectors[n]}[{at.run.element}]"
-                terms[Load(n)] = self._constant(n, element, "_e")
+                terms[Load(n)] = constant(self.w, self.names, self.program, n, element, "_e")
         return terms | {Index(n): f"int32({at.offset(x)})" for n, x in enumerate(self.program.indices)}
 
     def _store(self, at: _At, terms: dict[Value, str], vectors: Mapping[int, str]) -> None:
@@ -228,7 +229,3 @@ class Epilogue:
             if at.run and n in vectors:
                 to = f"{vectors[n]}[{at.run.element}]"
             self.w.line(f"{to} = {value};")
-
-    def _constant(self, n: int, source: str, suffix: str) -> str:
-        """Writes the n-th load's value as a constant; returns its C name."""
-        return constant(self.w, self.names, self.program, n, source, suffix)

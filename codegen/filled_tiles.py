@@ -25,21 +25,15 @@ def filled(spec: ContractionSpec) -> OperandTiles:
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
         raise Declined("both operands are multiplied as they lie in memory")
     check_limits(spec)
-    best: tuple[float, TilePath | MappedOperand, TilePath | MappedOperand] | None = None
-    reason = Declined("")
+    found, reason = [], Declined("")
     for order in orders(spec):
         try:
-            a = _side(spec, 0, spec.m, order, types[0])
-            b = _side(spec, 1, spec.n, order, types[1])
+            found.append((_side(spec, 0, spec.m, order, types[0]), _side(spec, 1, spec.n, order, types[1])))
         except Declined as refusal:
             reason = refusal
-            continue
-        effort = sum(side.effort for side in (a, b) if isinstance(side, TilePath))
-        if best is None or effort < best[0]:
-            best = effort, a, b
-    if best is None:
+    if not found:
         raise reason
-    _, a, b = best
+    a, b = min(found, key=lambda sides: sum(side.effort for side in sides if isinstance(side, TilePath)))
     itemsize = next(side.itemsize for side in (a, b) if isinstance(side, TilePath))
     reduction = ReductionPanels((), prod(spec.k), ROW_BYTES // itemsize, 1)
     if isinstance(a, MappedOperand) and a.im2col:

@@ -216,14 +216,12 @@ def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
         raise Declined("there is nothing to multiply")
     if batch * rows * cols >= 2**40 or max(rows, cols, depth) >= 2**31 - 2**16:
         raise Declined("more results than the tiles of a grid")
-    best: TilePaths | None = None
+    found = []
     for order in orders(spec):
         a = tile_path_of(spec, spec.a, spec.m, order, products[0])
         b = tile_path_of(spec, spec.b, spec.n, order, products[1])
-        if best is None or a.effort + b.effort < best.a.effort + best.b.effort:
-            best = TilePaths(batch, rows, cols, depth, a, b, spec.products)
-    assert best is not None
-    return best
+        found.append(TilePaths(batch, rows, cols, depth, a, b, spec.products))
+    return min(found, key=lambda paths: paths.a.effort + paths.b.effort)
 
 
 def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:

@@ -201,7 +201,7 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
-    for rows in powers(_halved(STRIP_ROWS, spec.out[1]))[::-1]:
+    for rows in _halves(STRIP_ROWS, spec.out[1]):
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
@@ -219,21 +219,21 @@ def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
 def _planes_schedules(spec: DirectConvolutionSpec) -> Iterator[PlanesSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
-    most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
-    for rows, cols in product(powers(most)[::-1], (PATCH_COLUMNS, 1)):
-        for lanes in powers(_halved(32, -(-width // cols)))[::-1]:
-            for down in powers(_halved(THREADS // lanes, -(-height // rows)))[::-1]:
-                for planes in powers(_halved(THREADS // (lanes * down), spec.images * spec.groups))[::-1]:
+    most = 4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1
+    for rows, cols in product(_halves(most, height), (PATCH_COLUMNS, 1)):
+        for lanes in _halves(32, -(-width // cols)):
+            for down in _halves(THREADS // lanes, -(-height // rows)):
+                for planes in _halves(THREADS // (lanes * down), spec.images * spec.groups):
                     yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
 def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
-    for rows, vector in product(powers(_halved(8, height))[::-1], (4, 2, 1)):
+    for rows, vector in product(_halves(8, height), (4, 2, 1)):
         if spec.groups % vector == 0:
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
-            most = _halved(min(32, wide), -(-spec.groups // vector))
+            most, *_ = _halves(min(32, wide), -(-spec.groups // vector))
             for lanes in (most, max(1, most // 2)):
                 for columns in sorted({-(-width // n) for n in range(1, 33)}):
                     if columns * lanes <= THREADS:
@@ -275,11 +275,11 @@ def _sectors(run: int) -> int:
     return -(-run // SECTOR) + 1
 
 
-def _halved(size: int, enough: int) -> int:
-    """Returns a power of two, halved for as long as the result is ``enough``."""
+def _halves(size: int, enough: int) -> list[int]:
+    """Returns a power of two, halved for as long as the result is ``enough``, and the smaller ones, down to 1."""
     while size > 1 and size // 2 >= enough:
         size //= 2
-    return size
+    return powers(size)[::-1]
 
 
 def _itype(spec: DirectConvolutionSpec) -> str:
@@ -325,8 +325,7 @@ def buffers(spec: DirectConvolutionSpec, s: TiledSchedule) -> Buffers:
 
 
 def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Returns how many blocks a multiprocessor should hold: enough threads to hide memory latency, if registers
-    suffice.
+    """Returns how many blocks a multiprocessor should hold: enough to hide memory latency, if registers suffice.
 
     Left alone, ptxas spills a few registers to fit one more block; told that one is enough, it takes so many registers
     that few blocks fit.
