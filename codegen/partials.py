@@ -94,11 +94,7 @@ class Partials:
             self.store(part, "place", f"col / {c}", "total")
 
     def store(self, part: PartialNames, place: str, last: str, value: str) -> None:
-        """Writes the store of a part.
-
-        ``place`` is the number of its chunk of rows, or of its row; ``last`` its column, or the number of its chunk of
-        columns.
-        """
+        """Writes the store of a part: ``place`` is the number of its row or chunk of rows, ``last`` that of columns."""
         x, nb = part.partial, len(self.spec.batch)
         groups = ((self.spec.batch, x.operand.strides[:nb], self.batch), (x.places, x.operand.strides[nb:-1], place))
         terms = [term for sizes, strides, text in groups for term in _terms(sizes, strides, text)]

@@ -111,12 +111,8 @@ class TilePath:
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
-        return (
-            not self.held
-            and self.gather.program is None
-            and dtype.ctype == self.element
-            and self.vector * dtype.itemsize >= 4
-        )
+        as_it_lies = self.gather.program is None and dtype.ctype == self.element
+        return as_it_lies and not self.held and self.vector * dtype.itemsize >= 4
 
     @property
     def reach(self) -> int:
@@ -144,12 +140,10 @@ class TilePath:
         fast = self.gather.inner if self.along_k and self.threads_along_k else self.gather.outer
         scattered = 1.0 if abs(fast[-1]) <= 1 else 4.0
         loads *= len(self.gather.operands)
+        if self.copied:
+            return loads * 2.0 * scattered + places * walk
         work = 1 if self.gather.program is None else 2 + len(self.gather.program.instructions)
-        return (
-            loads * (2.0 if self.copied else 3.0) * scattered
-            + places * walk
-            + (0 if self.copied else self.piece * work)
-        )
+        return loads * 3.0 * scattered + places * walk + self.piece * work
 
     def pieces_of_row(self, size: int, inner: int) -> int:
         """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""
@@ -206,10 +200,7 @@ class TilePaths:
 
 
 def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
-    """Returns the cheapest paths of both operands.
-
-    Raises Declined, with the reason, if tensor cores cannot multiply them.
-    """
+    """Returns the cheapest paths of both operands.  Raises Declined if tensor cores cannot multiply them."""
     products = product_types(spec, widen)
     batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.m, spec.n, spec.k))
     if not batch * rows * cols * depth:
@@ -295,10 +286,7 @@ def held_registers(way: TilePath, size: int, inner: int, threads: int, products:
 
 
 def convert_registers(way: TilePath, target: Target) -> int:
-    """Returns how many registers it takes to convert 8-bit floats with integer and float instructions.
-
-    0 where an instruction does it.
-    """
+    """Returns how many registers conversions of 8-bit floats take: none where an instruction does them."""
     dtype = way.gather.operand.dtype
     emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not target.arch.has_fp8_convert
     return 36 if emulated else 0

@@ -65,8 +65,8 @@ def _check_elements(spec: ContractionSpec) -> None:
             raise Declined(f"{gather.operand.name!r} is computed: it is not in memory")
     if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
         raise Declined("the operands' elements differ in size")
-    for gather in (spec.a, spec.b):
-        check_element(gather)
+    check_element(spec.a)
+    check_element(spec.b)
 
 
 def check_element(gather: Gather) -> None:

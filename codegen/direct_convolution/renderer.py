@@ -98,12 +98,7 @@ class Renderer(ABC):
         return name
 
     def places(
-        self,
-        position: str,
-        sizes: Sequence[int],
-        names: str,
-        scales: Sequence[int] = (1,) * 4,
-        itype: str = "",
+        self, position: str, sizes: Sequence[int], names: str, scales: Sequence[int] = (1,) * 4, itype: str = ""
     ) -> list[str]:
         """Writes the coordinates of a row-major position as constants, scaled; returns their C expressions."""
         found = []

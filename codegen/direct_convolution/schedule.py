@@ -180,18 +180,12 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
 
 
 def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns how many elements an unstrided filter reaches to the left and to the right of a run of outputs.
-
-    Negative if it does not reach its end.
-    """
+    """Returns how many elements an unstrided filter reaches left and right of outputs, negative if not so far."""
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
 def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> StripsSchedule | None:
-    """Returns the largest strips whose code and registers stay reasonable.
-
-    None where rows cannot be read 16 bytes at a time.
-    """
+    """Returns the largest strips of reasonable code and registers; None where rows cannot be read as vectors."""
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
     left, right = halo(spec)
@@ -296,10 +290,7 @@ def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int,
 
 
 def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
-    """Returns how many elements of a tile row lie under one thread's patch, in whole vectors of four.
-
-    None if they are too many to keep.
-    """
+    """Returns how many elements of a tile row lie under a thread's patch, in vectors of four; None if too many."""
     reads = Edge(spec.under(2, s.cols), PATCH_COLUMNS).padded
     return reads if reads * spec.word <= LINE_BYTES else None
 
