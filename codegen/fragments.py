@@ -174,7 +174,7 @@ class ResultFragments:
                 w.unrolled_line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
     def take(self, source: Staging, threads: int, m: str, n: str, thread: str = "t") -> None:
-        """Writes the program on staged sums, a run per thread; ``m`` and ``n`` are templates of the staged {r} and {c}."""
+        """Writes the program on staged sums, a run per thread; m and n are templates of the staged {r} and {c}."""
         w = self.w
         runs = source.length // source.run
         w.line("#pragma unroll 2")
