@@ -40,12 +40,12 @@ class SimtOperand:
     def label(self) -> str:
         return self.prologue.label
 
-    @property
+    @cached_property
     def edge(self) -> Edge:
         """The rows or columns in tiles."""
         return Edge(prod(self.outer), self.tile)
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """C variable of the tile's first row or column."""
         return "0" if self.edge.tiles <= 1 else "row0" if self.axis == "m" else "col0"
@@ -55,16 +55,16 @@ class SimtOperand:
         """C variable of where a thread's first chunk of sums lies."""
         return "ty" if self.axis == "m" else "tx"
 
-    @property
+    @cached_property
     def mine(self) -> int:
         """Rows or columns of a thread's sums, in chunks of four."""
         return self.s.thread_rows if self.axis == "m" else self.s.thread_cols
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         return self.mine // CHUNK
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Rows or columns from one of these chunks to the next."""
         return self.tile // self.mine * CHUNK
@@ -84,32 +84,32 @@ class SimtOperand:
         """Whether the tile in shared memory has a row for each chunk of four terms: see `simt_schedule.buffers`."""
         return self.along_k and self.width > 1
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Threads side by side."""
         return (self.s.tile_k if self.along_k else self.tile) // self.width
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The distance of what a thread fetches of a tile along the other dimension."""
         return self.s.threads // self.lanes
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Elements, or vectors, that a thread fetches of a tile."""
         return self.tile * self.s.tile_k // (self.s.threads * self.width)
 
-    @property
+    @cached_property
     def at(self) -> str:
         """The subscript of what a thread keeps for each of its rows or columns."""
         return "[i]" if self.along_k and self.count > 1 else ""
 
-    @property
+    @cached_property
     def terms(self) -> list[Limit]:
         """Limits on the terms that change along the reduction."""
         return [x for x in self.spec.terms if any(x.inner)]
 
-    @property
+    @cached_property
     def guarded(self) -> bool:
         """Whether some elements of a computed operand are zero whatever the program says."""
         some = self.prologue.gather.limits or self.terms or self.edge.ragged or prod(self.spec.k) % self.s.tile_k
