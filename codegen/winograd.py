@@ -150,10 +150,8 @@ class _Renderer:
         first = "blockIdx.x" if self.t == "int32" else "int64(blockIdx.x)"
         w.line(f"const {self.t} t = {first} * {s.threads} + threadIdx.x;")
         w.leave(self.threads.outside("t"), how="return")
-        of, channels = (
-            "filter" if spec.transform == "filter" else "image",
-            ("channel", spec.channels // s.width, s.width),
-        )
+        of = "filter" if spec.transform == "filter" else "image"
+        channels = ("channel", spec.channels // s.width, s.width)
         axes = [(of, spec.images, 1), ("row", spec.tiles[0], 1), ("col", spec.tiles[1], 1)]
         # Neighbouring threads take neighbouring channels where the larger of input and output has them so.
         larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
