@@ -108,12 +108,21 @@ class Edge:
         return -(-self.total // self.size)
 
     @property
+    def padded(self) -> int:
+        """Positions of all tiles."""
+        return self.tiles * self.size
+
+    @property
     def ragged(self) -> bool:
         return self.total % self.size != 0
 
     def inside(self, position: str) -> str:
         """Returns the C condition that a position exists; empty if all do."""
         return f"{position} < {self.total}" if self.ragged else ""
+
+    def outside(self, position: str) -> str:
+        """Returns the C condition that a position does not exist; empty if all do.  The first one always does."""
+        return f"{position} >= {self.total}" if self.ragged and position != "0" else ""
 
     def held(self, position: str) -> str:
         """Returns a position that exists: the last one for those beyond it."""
@@ -123,3 +132,8 @@ class Edge:
 def every(*conditions: str) -> str:
     """Returns the C condition that all of some hold, of which empty ones always do; empty if there is none."""
     return " && ".join(c for c in conditions if c)
+
+
+def where(condition: str, value: str, other: str) -> str:
+    """Returns the C expression of a value, or of another one where a condition does not hold; empty ones always do."""
+    return f"{condition} ? {value} : {other}" if condition else value

@@ -161,6 +161,24 @@ def coordinates(
     return [f"{prefix}{d}" for d in range(len(shape))]
 
 
+def used(every: Iterable[Sequence[int]]) -> list[int]:
+    """Returns the dimensions in which some of these strides are not 0."""
+    return sorted({d for strides in every for d, step in enumerate(strides) if step})
+
+
+def split(
+    w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], every: Iterable[Sequence[int]]
+) -> list[str]:
+    """Writes the coordinates of a position that some strides need, as `coordinates` does; returns all names.
+
+    The position is a C variable, or what `linear` wrote.  In a space of one dimension it is its own coordinate.
+    """
+    if len(shape) == 1:
+        return [position]
+    text = position if position.isidentifier() else f"({position})"
+    return coordinates(w, itype, prefix, text, shape, used(every))
+
+
 def long(shape: Sequence[int]) -> list[int]:
     """Returns the dimensions of more than one element."""
     return [d for d, size in enumerate(shape) if size > 1]

@@ -272,13 +272,14 @@ def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
 
 
-def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
+def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]], position: str = "") -> int:
     """Writes where a block is along each axis, (C variable, number of blocks, positions of a block), slowest first.
 
-    An axis with one block gets no variable: its position is 0.  Returns the number of blocks.
+    An axis with one block gets no variable: its position is 0.  Returns the number of blocks.  With the C variable
+    ``position`` the same is written for what that counts.
     """
     sizes = [blocks for _, blocks, _ in axes]
-    position = "block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)"
+    position = position or ("block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)")
     if position == "block":
         w.line(f"const {itype} block = blockIdx.x;")
     for d, (name, size, scale) in enumerate(axes):

@@ -197,7 +197,7 @@ class Writer:
         """Writes an unrolled loop of so many passes; none for one."""
         return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
 
-    def each(self, count: int, statement: str) -> None:
+    def each_element(self, count: int, statement: str) -> None:
         """Writes a statement for all elements ``e`` of a vector."""
         self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
 
@@ -208,6 +208,29 @@ class Writer:
         yield
         while self.depth > depth:
             self.close()
+
+    def each(self, counter: str, count: int, itype: str = "int", *, unroll: bool = True) -> str:
+        """Opens a loop, which the `scope` around it closes; returns its counter.
+
+        There is no loop if it would run once: its counter is "0".
+        """
+        if count == 1:
+            return "0"
+        self.line("#pragma unroll" if unroll else "#pragma unroll 1")
+        self.open(f"for ({itype} {counter} = 0; {counter} < {count}; ++{counter})")
+        return counter
+
+    def leave(self, *conditions: str, how: str = "continue") -> None:
+        """Writes what leaves a loop (or the kernel) where one of some C conditions holds; empty ones never do."""
+        if any(conditions):
+            self.line(f"if ({' || '.join(c for c in conditions if c)}) {how};")
+
+    def inside(self, *conditions: str) -> str:
+        """Returns the C condition that all of some hold, the constant ``inside`` if they are several; empty ones do."""
+        kept = [c for c in conditions if c]
+        if len(kept) > 1:
+            self.line(f"const bool inside = {' && '.join(kept)};")
+        return "inside" if len(kept) > 1 else "".join(kept)
 
     def unrolled_line(self, loop: str) -> None:
         """Writes an unrolled loop with its only statement on the same line."""

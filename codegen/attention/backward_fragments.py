@@ -15,10 +15,10 @@ from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.random import RandomWords, random_words
 from codegen.attention.scores import guard, stored
+from codegen.attention.spec import AttentionSpec
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec
 
 #: Bits of a word; registers for the keys of Philox's ten rounds, which are computed before the loop over tiles.
 BITS, KEYS = 32, 20

@@ -8,11 +8,11 @@ from dataclasses import replace
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
+from codegen.attention.spec import Bound
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store
 from codegen.iteration import extent, index_type, linear, negated
 from codegen.naming import Names, Writer
-from codegen.spec import Bound
 
 #: C variables of what ranges say of a tile's rows: see `BackwardScores`.
 INTERVALS = ("low", "high", "begin", "end")

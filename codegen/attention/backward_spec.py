@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.attention.spec import AttentionSpec
 from codegen.expr import Operand, Program
-from codegen.spec import AttentionSpec, KernelSpec
+from codegen.spec import KernelSpec
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
+from codegen.attention.spec import ComputedRows
 from codegen.expr import Index, Operand, Pointer, TableRead
 from codegen.iteration import coordinate, linear, packed
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import Elements, kept_type, packs, plus
 from codegen.pointwise.schedule import aligned
 from codegen.pointwise.tables import ahead
-from codegen.spec import ComputedRows
 
 #: Most bytes of a vector of results, and vectors that a thread has in flight.
 MOST_BYTES, IN_FLIGHT = 16, 4

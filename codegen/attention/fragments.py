@@ -11,12 +11,12 @@ from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
 from codegen.attention.scores import Scores, existing, sink_value, stored
+from codegen.attention.spec import AttentionSpec
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:

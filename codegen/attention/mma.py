@@ -21,6 +21,7 @@ from codegen.attention.scores import (
     kernel_details,
     merged,
 )
+from codegen.attention.spec import AttentionSpec, Pages
 from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
@@ -28,7 +29,7 @@ from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
 from codegen.naming import Writer
-from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.spec import KernelSource
 from codegen.target import Target
 
 WARP_ROWS, PAD = 16, 8  # queries of a warp, elements behind each row

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.attention.spec import AttentionSpec, Bound
 from codegen.expr import Operand
 from codegen.iteration import linear, negated
 from codegen.naming import Writer
-from codegen.spec import AttentionSpec, Bound
 
 LANES = 32
 #: Neighbours that a lane reads at once, where it can, and how many such reads are in flight together.

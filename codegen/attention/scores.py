@@ -9,12 +9,13 @@ from math import prod
 
 from codegen.attention.computed import RowsPrologue
 from codegen.attention.ranges import Ranges
+from codegen.attention.spec import AttentionSpec, Bound, Pages
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
 from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
 from codegen.kernel import converted, parameter
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
+from codegen.spec import KernelSource
 
 #: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
 #: is added to them still fits an int.

@@ -20,13 +20,14 @@ from codegen.attention.scores import (
     sink_value,
     stored,
 )
+from codegen.attention.spec import AttentionSpec, Pages
 from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel, converted, parameter
-from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.spec import KernelSource
 from codegen.target import Target
 
 WARPS, LANES = 4, 32

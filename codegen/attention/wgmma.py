@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from codegen.attention.scores import merged
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_producer import produce
 from codegen.attention.wgmma_results import await_queries, define_queries, free_results, prefetch_queries, store_results
@@ -21,7 +22,7 @@ from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedul
 from codegen.attention.wgmma_walk import Intervals, Lists, Spans
 from codegen.iteration import linear
 from codegen.pipeline import await_products, products
-from codegen.spec import AttentionSpec, KernelSource
+from codegen.spec import KernelSource
 
 
 def render(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> KernelSource:

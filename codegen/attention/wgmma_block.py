@@ -8,11 +8,12 @@ from math import prod
 from codegen.attention import wgmma_schedule as schedules
 from codegen.attention.fragments import ScoreFragments
 from codegen.attention.scores import approximated, argument_names, kernel_details
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, AttentionWgmmaSchedule, box, buffers, columns
 from codegen.declined import Declined
 from codegen.kernel import Kernel, parameter
 from codegen.pipeline import Meeting, Pipeline, initialize
-from codegen.spec import AttentionSpec, KernelSource, TensorMap
+from codegen.spec import KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
 LIFT = {"float8_e4m3": 8, "float8_e5m2": 15}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from codegen.attention.spec import Pages
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
 from codegen.pipeline import Pipeline
-from codegen.spec import Pages
 from codegen.tensor_map import box_bytes
 
 

@@ -9,12 +9,13 @@ from math import prod
 from codegen.attention.fragments import check_types
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
+from codegen.attention.spec import AttentionSpec, Pages
 from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.pipeline import barriers
-from codegen.spec import AttentionSpec, Pages, TensorMap
+from codegen.spec import TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
 

@@ -220,7 +220,7 @@ def read(
         if target.startswith("const "):  # it is declared first
             w.line(f"{target.removeprefix('const ')};")
             target = target.rpartition(" ")[2]
-        w.each(count, f"{target}[e] = {pointer}[{apart(offset, step)}];")
+        w.each_element(count, f"{target}[e] = {pointer}[{apart(offset, step)}];")
 
 
 def write(
