@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, varying
+from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, constant
 from codegen.naming import Names, Writer
@@ -182,7 +182,7 @@ class Epilogue:
         terms |= self.known
         self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
-            value = self._emitter.stored(store, terms, self.result)
+            value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
             if run and staged is not None:
                 w.line(f"{staged[n]}[{run.element}] = {value};")
             elif run and n in stored:

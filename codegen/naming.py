@@ -197,7 +197,7 @@ class Writer:
         """Writes an unrolled loop of so many passes; none for one."""
         return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
 
-    def each(self, count: int, statement: str) -> None:
+    def each_element(self, count: int, statement: str) -> None:
         """Writes a statement for all elements ``e`` of a vector."""
         self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
 

@@ -7,16 +7,14 @@ together with the next elements, which the L1 cache holds.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 
-from codegen.buffers import Edge, every
 from codegen.direct_convolution.spec import WinogradSpec
 from codegen.epilogue import Epilogue, Run
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
-from codegen.kernel import Kernel, parameter, thread_number
+from codegen.kernel import Kernel, parameter
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -96,18 +94,26 @@ class _Renderer:
             f"{after} x {after}, {each} a thread"
         ]
         w.parameters += [parameter(spec.source, self.source), *self.epilogue.pointers.parameters()]
-        blocks = thread_number(w, self.t, "t", Edge(prod(spec.space[:4]) // s.width, s.threads))
         position = self._locate()
         self.epilogue.scalars()
         self._read(position)
         self._transform()
         self._write(position)
+        blocks = -(-self._threads() // s.threads)
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
         return w.source(program, details, blocks=blocks, threads=s.threads, blocks_per_sm=1)
+
+    def _threads(self) -> int:
+        return prod(self.spec.space[:4]) // self.s.width
 
     def _locate(self) -> list[str]:
         """Writes which patch a thread has: its image, channel, tile row and tile column."""
         w, spec, s = self.w, self.spec, self.s
+        threads = self._threads()
+        first = "blockIdx.x" if self.t == "int32" else "int64(blockIdx.x)"
+        w.line(f"const {self.t} t = {first} * {s.threads} + threadIdx.x;")
+        if threads % s.threads:
+            w.line(f"if (t >= {threads}) return;")
         of = "filter" if spec.transform == "filter" else "image"
         shape = {of: spec.images, "row": spec.tiles[0], "col": spec.tiles[1]}
         if self._channels_fast():
@@ -145,10 +151,9 @@ class _Renderer:
         array = f"[{width}]" if width > 1 else ""
         w.line(f"float patch{array}[{side}][{side}];")
         with w.unrolled(*(f"for (int {name} = 0; {name} < {side}; ++{name})" for name in "ij")):
-            inside = every(*conditions)
+            inside = "inside" if len(conditions) > 1 else "".join(conditions)
             if len(conditions) > 1:
-                w.line(f"const bool inside = {inside};")
-                inside = "inside"
+                w.line(f"const bool inside = {' && '.join(conditions)};")
             offset = linear([("base", 1), ("i", strides[4]), ("j", strides[5])])
             if width == 1:
                 value = f"{self.source}[{offset}]"
@@ -157,7 +162,7 @@ class _Renderer:
                 where = f"{self.source} + {offset}"
                 read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
                 w.line(f"const Vector<float, {width}> part = {read};")
-                w.each(width, "patch[e][i][j] = part[e];")
+                w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
 
     def _transform(self) -> None:
         w, width, side = self.w, self.s.width, self.spec.sides[1]
@@ -165,7 +170,7 @@ class _Renderer:
         w.line(f"float result{f'[{width}]' if width > 1 else ''}[{side}][{side}];")
         call = f"winograd::{self.spec.transform}(patch{self.subscript}, result{self.subscript});"
         if width > 1:
-            w.each(width, call)
+            w.unrolled_line(f"for (int e = 0; e < {width}; ++e) {call}")
         else:
             w.line(call)
 
@@ -178,16 +183,18 @@ class _Renderer:
         w.line()
         run = Run(width, 1, "e") if width > 1 else None
         beyond = {}
-        for name, tile, size in zip("ij", position[2:], spec.results or ()):
-            if size % spec.tile:
-                beyond[name] = f"{linear([(tile, spec.tile), (name, 1)])} >= {size}"
+        if spec.results:
+            for name, tile, size in zip("ij", position[2:], spec.results):
+                if size % spec.tile:
+                    beyond[name] = f"{linear([(tile, spec.tile), (name, 1)])} >= {size}"
         looped, places = "ij", ["i", "j"]
         if run is None and any(self.epilogue.wide(op, side, 5) for op in spec.program.operands):
             run = Run(side, 5, "j", (lambda _: beyond["j"]) if "j" in beyond else None)
             looped, places = "i", ["i", "0"]
-        with ExitStack() as loops:
+        with w.scope():
             for name in looped:
-                loops.enter_context(w.repeated(name, side))
+                w.line("#pragma unroll")
+                w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
                 if name in beyond:
                     w.line(f"if ({beyond[name]}) continue;")
             self.epilogue.results([*position, *places], [f"result{self.subscript}[i][j]"], run)
