@@ -79,18 +79,18 @@ class Buffers(tuple[Buffer, ...]):
     """What a block has in shared memory, in its order: schedules count its bytes, kernels declare it."""
 
     @property
-    def places(self) -> list[int]:
-        """The bytes at which buffers begin, as C lays out a struct of them."""
-        found, end = [], 0
+    def bytes(self) -> int:
+        """Bytes from the first buffer's begin to the last one's end, as C lays out a struct of them."""
+        end = 0
         for buffer in self:
-            found.append(-(-end // buffer.alignment) * buffer.alignment)
-            end = found[-1] + buffer.bytes
-        return found
+            end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
+        return end
 
     @property
-    def bytes(self) -> int:
-        """Bytes from the first buffer's begin to the last one's end."""
-        return max((place + buffer.bytes for place, buffer in zip(self.places, self)), default=0)
+    def places(self) -> list[int]:
+        """The bytes at which the buffers begin."""
+        ends = (Buffers(tuple(self)[: k + 1]).bytes for k in range(len(self)))
+        return [end - buffer.bytes for end, buffer in zip(ends, self)]
 
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
         return next(b for b in self if b.name == name)

@@ -321,10 +321,14 @@ class Emitter:
             if number not in self.inlined and select(number):
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
-    def stored(self, store: Store, terms: Mapping[Value, str], anchor: str = "float") -> str:
-        """Returns the C expression to write for a store, converted to the storage type."""
+    def stored(self, store: Store, terms: Mapping[Value, str], given: Callable[[Value], str] | None = None) -> str:
+        """Returns the C expression to write for a store, converted to the storage type.
+
+        ``given`` returns compute types, if those of the program are not all that there are.
+        """
         text, target = self.term(store.value, terms), store.operand.dtype.ctype
-        return text if ctype_of(self.program, store.value, anchor) == target else f"convert<{target}>({text})"
+        own = given(store.value) if given else ctype_of(self.program, store.value)
+        return text if own == target else f"convert<{target}>({text})"
 
 
 def compute_type(dtype: DType, real: str = "float") -> str:

@@ -194,4 +194,4 @@ class Prologue:
         self._emitter.statements(self.w, terms, lambda k: self._varies[k])
         if self._pairs:
             return self._emitter.term(program.stores[0].value, terms)
-        return self._emitter.stored(program.stores[0], terms)
+        return self._emitter.stored(program.stores[0], terms, lambda v: ctype_of(program, v))

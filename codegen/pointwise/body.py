@@ -235,7 +235,7 @@ def write(
     elif step == 1 and store:
         w.line(f"{guard}{store}({plus(pointer, offset)}, {value});")
     else:
-        w.each(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")
+        w.each_element(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")
 
 
 def apart(offset: str, step: int) -> str:

@@ -170,7 +170,7 @@ class TilesRenderer:
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
-            self.w.each(stage.vector, f"{tile}[at + e * {stage.width}] = {register}[e];")
+            self.w.each_element(stage.vector, f"{tile}[at + e * {stage.width}] = {register}[e];")
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -180,7 +180,7 @@ class TilesRenderer:
             return
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
-        self.w.each(stage.vector, f"{name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.each_element(stage.vector, f"{name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
@@ -302,7 +302,7 @@ class TilesRenderer:
                 offset = self._own_point().offset(strides)
                 w.line(f"{guard}{line.format(offset)}")
             return
-        w.each(self.s.vector, f"{guard}{line.format(apart(point.offset(strides), strides[-1]))}")
+        w.each_element(self.s.vector, f"{guard}{line.format(apart(point.offset(strides), strides[-1]))}")
 
     def _compute(self, point: Point) -> None:
         """Writes the program for one vector, and its stores."""
@@ -376,7 +376,7 @@ class TilesRenderer:
             return f"{name}[e]"
         w.line(f"{ctype} {name}[{count}];")
         value = f"{tile}[{place}]" if piece == 1 else f"load_shared<{piece}>({tile} + {place})"
-        w.each(count, f"{name}[e] = {value};")
+        w.each_element(count, f"{name}[e] = {value};")
         return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
 
     def _put_down(self, n: int, stage: Stage, name: str) -> None:

@@ -53,7 +53,7 @@ class UnalignedTilesRenderer(TilesRenderer):
             w.line(f"const {vector_type(operand, stage.vector)} {elements} = {register}.elements();")
             register = elements
         place.insert(1, f"e * {stage.width}")
-        w.each(stage.vector, f"{tile}[{' + '.join(place)}] = {register}[e];")
+        w.each_element(stage.vector, f"{tile}[{' + '.join(place)}] = {register}[e];")
 
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""

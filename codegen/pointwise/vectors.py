@@ -245,7 +245,7 @@ class VectorsRenderer:
         guard = f"if ({place.variable} + e < size) " if place.ragged else ""
         if kind != "element":
             text = line.format(place.each(strides, kind))
-            w.each(s.vector, f"{guard}{text}")
+            w.each_element(s.vector, f"{guard}{text}")
             return
         with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
             w.line(f"const {s.itype} o = {place.variable} + e;")

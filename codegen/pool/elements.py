@@ -204,7 +204,7 @@ class Elements:
                 w.line(f"{target};")
                 target = target.split()[-1]
             at = plus(place, linear([("e", step)]))
-            w.each(count, f"{target}[e] = {f'load_if<1>({inside}, {at})[0]' if inside else f'*({at})'};")
+            w.each_element(count, f"{target}[e] = {f'load_if<1>({inside}, {at})[0]' if inside else f'*({at})'};")
         elif inside:
             w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
         else:

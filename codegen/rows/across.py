@@ -83,7 +83,7 @@ class AcrossRenderer(RowsRenderer):
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
         else:
             self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.each(self.s.vector, f"{name}[e] = {reduction.start};")
+            self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
         return f"{name}[{self._e}]"
 
     def _combined(self, parts: dict[int, str]) -> None:

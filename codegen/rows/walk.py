@@ -352,5 +352,5 @@ class WalkRenderer(AlongRenderer):
                     w.line(f"{self.pointers.stores[store]}[{offset}] = {self._sum(store, f'{name}[{self._u}][0]')};")
                     continue
                 results = registers(w, operand, s.vector)
-                w.each(s.vector, f"{results}[e] = {self._sum(store, f'{name}[{self._u}][e]')};")
+                w.each_element(s.vector, f"{results}[e] = {self._sum(store, f'{name}[{self._u}][e]')};")
                 self._write(store, results, offset)
