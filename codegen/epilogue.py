@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, varying
+from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, constant
 from codegen.naming import Names, Writer
@@ -224,7 +224,7 @@ class Epilogue:
     def _store(self, at: _At, terms: dict[Value, str], vectors: Mapping[int, str]) -> None:
         """Writes the stores of a result, to the vectors of those outputs that have one."""
         for n, (store, pointer) in enumerate(zip(self.program.stores, self.pointers.stores)):
-            value = self._emitter.stored(store, terms, self.result)
+            value = self._emitter.stored(store, terms, lambda v: ctype_of(self.program, v, self.result))
             to = f"{pointer}[{at.offset(store.operand.strides)}]"
             if at.run and n in vectors:
                 to = f"{vectors[n]}[{at.run.element}]"
