@@ -111,3 +111,8 @@ class Edge:
 def every(*conditions: str) -> str:
     """Returns the C condition that all of some hold, of which empty ones always do; empty if there is none."""
     return " && ".join(c for c in conditions if c)
+
+
+def guard(condition: str) -> str:
+    """Returns what a statement begins with that is for where a C condition holds; an empty one always does."""
+    return f"if ({condition}) " if condition else ""

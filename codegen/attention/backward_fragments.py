@@ -8,12 +8,11 @@ row_dot, numbers of the thread's rows if those are queries.
 
 from __future__ import annotations
 
-from math import e, log2
-
 from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import guard, stored
+from codegen.attention.scores import existing, stored
+from codegen.buffers import guard
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
@@ -45,23 +44,6 @@ class BackwardFragments(BackwardScores):
         if self.weight is not None and self.random is not None:
             bit = f"kept[(j + f * 2 + e) / {BITS}] >> (j + f * 2 + e) % {BITS} & 1"
             self.weight.known[Result(self.random.compared)] = bit
-
-    def unit(self) -> None:
-        self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
-
-    def lse_of(self, name: str, query: str, exists: str) -> str:
-        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
-        exist.
-        """
-        op = self.whole.lse
-        text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.offset(op, query)}]')}"
-        text = f"attention::lse({text})" if self.whole.guarded else text
-        return f"{exists} ? {text} : infinity<float>()" if exists else text
-
-    def row_dot_of(self, name: str, query: str, exists: str) -> str:
-        op = self.whole.row_dot
-        text = _as_float(op, f"{name}[{self.offset(op, query)}]")
-        return f"{exists} ? {text} : 0.0f" if exists else text
 
     def row_numbers(self, lse: str, row_dot: str) -> None:
         """Writes lse and row_dot of the thread's rows, which are queries."""
@@ -208,7 +190,7 @@ class BackwardFragments(BackwardScores):
             with w.unrolled(f"for (int i = 0; i < {self.width // 2}; ++i)"):
                 n = f"{tile} * {self.width} + i / 4 * 8 + lane % 4 * 2 + i % 2"
                 w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = {n};")
-                condition = guard((a.rows, a.keys), (self.height, self.width))
+                condition = guard(existing((a.rows, a.keys), (self.height, self.width)))
                 w.line(f"{condition}{by_scores}[{self.offset(op, 'm', 'n')}] = {stored(op, 'd[i]', 'float')};")
         if spec.sloped:
             w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
@@ -222,7 +204,3 @@ class BackwardFragments(BackwardScores):
         times = "" if factor == 1 else f"{literal(factor, 'float')} * "
         extents, tile = (self.whole.rows, elements), (self.height, width)
         self.store_sums(name, op, "r0", extents, tile, lambda i: f"{times}{sums}[{i}]")
-
-
-def _as_float(op: Operand, text: str) -> str:
-    return text if op.dtype.ctype == "float" else f"convert<float>({text})"

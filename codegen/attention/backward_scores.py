@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import e, log2
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.epilogue import Epilogue, Run
-from codegen.expr import Operand, Program, Store
+from codegen.expr import Operand, Program, Store, literal
 from codegen.iteration import extent, index_type, linear, negated
+from codegen.kernel import converted
 from codegen.naming import Names, Writer
 from codegen.spec import Bound
 
@@ -44,6 +46,34 @@ def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
     weight = None if a.weight is None else moved(a.weight)
     a = replace(a, program=moved(a.program), inside=moved(a.inside), within=moved(a.within))
     return replace(spec, attention=replace(a, weight=weight, ranges=own))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is added up for a result, whose rows have so many elements: products of gradients or of probabilities.
+
+    name     the C variable of the sums.
+    factors  what is multiplied with a tile, of those that are brought the one of this number.
+    written  the C name of the result, which is the sums times a number.
+    """
+
+    name: str
+    factors: str
+    tile: int
+    operand: Operand
+    written: str
+    elements: int
+    times: float
+
+
+def sums(spec: AttentionBackwardSpec, written: Sequence[str]) -> list[Sums]:
+    """Returns the sums of a spec's results that have elements, given the C names of what is written."""
+    a, names, found = spec.attention, iter(written), []
+    if spec.first is not None:
+        found.append(Sums("by_s", "d", 0, spec.first, next(names), a.depth, spec.factor))
+    if spec.second is not None:
+        found.append(Sums("by_p", "s", 1, spec.second, next(names), a.width, 1.0))
+    return [x for x in found if x.elements]
 
 
 class BackwardScores(Scores):
@@ -163,6 +193,21 @@ class BackwardScores(Scores):
             bounds = self.inside("c0", self.width, top)
         ranges = [f"c0 >= begin && c0 + {self.width} <= end"] if self.settled else []
         return " && ".join([bounds] * bool(bounds) + ranges)
+
+    def lse_of(self, name: str, query: str, exists: str) -> str:
+        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
+        exist.
+        """
+        op, real = self.whole.lse, self.spec.program.real
+        text = f"{literal(log2(e), real)} * {converted(op, f'{name}[{self.offset(op, query)}]', real)}"
+        text = f"attention::lse({text})" if self.whole.guarded else text
+        return f"{exists} ? {text} : infinity<{real}>()" if exists else text
+
+    def row_dot_of(self, name: str, query: str, exists: str) -> str:
+        """Returns the C expression of the row_dot of a query; 0 if it does not exist."""
+        op, real = self.whole.row_dot, self.spec.program.real
+        text = converted(op, f"{name}[{self.offset(op, query)}]", real)
+        return f"{exists} ? {text} : {literal(0.0, real)}" if exists else text
 
     def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
         """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; ``product`` is C

@@ -124,7 +124,7 @@ class ScoreFragments(Scores):
 
     def unit(self) -> None:
         if self.factor is None:
-            self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+            super().unit()
 
     def scalars(self) -> None:
         super().scalars()

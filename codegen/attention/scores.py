@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import e, log2, prod
 
+from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import RowsPrologue
 from codegen.attention.ranges import Ranges
+from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
 from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
-from codegen.kernel import converted, parameter
+from codegen.kernel import Kernel, converted, parameter
 from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
 
@@ -151,17 +153,18 @@ class Scores:
         """
         return linear(list(zip((*self.batch, *place), op.strides)))
 
-    def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
+    def row_terms(self, op: Operand, pages: tuple[Pages, str] | None, row: str, total: int) -> list[tuple[str, int]]:
         """Returns the terms of a row's offset.
 
-        With pages, writes which one the row is in; rows beyond the last count as the last.
+        With pages, and the C name of their table, writes which one the row is in; rows beyond the last count as it.
         """
         terms = list(zip(self.batch, op.strides))
         if pages is None:
             return [*terms, (row, op.strides[-2])]
+        size = pages[0].size
         self.w.line(f"const {self.t} known = min({row}, {self.t}({total - 1}));")
-        self.w.line(f"const {self.t} page = {self.page(pages, table, f'known / {pages.size}')};")
-        return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
+        self.w.line(f"const {self.t} page = {self.page(*pages, f'known / {size}')};")
+        return [*terms, (f"(known % {size})", op.strides[-2]), ("page", pages[0].step)]
 
     def parameters(self) -> list[str]:
         """Returns the parameters for the tensors that the programs read."""
@@ -174,6 +177,11 @@ class Scores:
         """Returns the C names of what is written."""
         results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
+
+    def unit(self) -> None:
+        """Writes what scores are multiplied by for exponentials to base 2."""
+        real = self.spec.program.real
+        self.w.line(f"const {real} unit = {literal(self.spec.scale * log2(e), real)};  // of a score, to base 2")
 
     def scalars(self) -> None:
         """Writes the reads of operands with one value: once, outside of all loops."""
@@ -356,7 +364,7 @@ class Scores:
         with w.unrolled(f"for (int i = 0; i < {tile[1] // 2}; i += {1 + pairs})"):
             last = "" if pairs else " + i % 2"
             w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
-            place, condition = self.offset(op, "m", "n"), guard(extents, tile)
+            place, condition = self.offset(op, "m", "n"), guard(existing(extents, tile))
             if pairs:
                 w.line(f"Vector<{op.dtype.ctype}, 2> v;")
                 w.line(f"v[0] = {stored(op, value('i'), 'float')};")
@@ -422,13 +430,7 @@ class Scores:
 
 def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
     """Returns the C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
-    return " && ".join(f"{x} < {size}" for x, size, each in zip("mn", extents, tile) if size % each)
-
-
-def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """Returns the C text in front of a statement that is for elements that exist: see `existing`."""
-    condition = existing(extents, tile)
-    return f"if ({condition}) " if condition else ""
+    return every(*(Edge(size, each).inside(x) for x, size, each in zip("mn", extents, tile)))
 
 
 def stored(op: Operand, text: str, real: str) -> str:
@@ -441,9 +443,17 @@ def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
 
 
-def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[str]:
-    """Returns the parameters of the arguments that have a name."""
-    return [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
+def signature(
+    k: Kernel,
+    spec: AttentionSpec | AttentionBackwardSpec,
+    scores: Scores,
+    arguments: Sequence[str],
+    written: Sequence[str],
+) -> None:
+    """Adds a kernel's parameters, given the C names of its arguments, "" for those that are computed, and results."""
+    k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
+    k.parameters += scores.parameters()
+    k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
 
 
 def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
