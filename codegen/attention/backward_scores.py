@@ -9,9 +9,10 @@ from math import e, log2
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
+from codegen.buffers import Edge
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store, literal
-from codegen.iteration import extent, index_type, linear, negated
+from codegen.iteration import extent, negated
 from codegen.kernel import converted
 from codegen.naming import Names, Writer
 from codegen.spec import Bound
@@ -100,19 +101,15 @@ class BackwardScores(Scores):
         if self.weight is not None:
             self.weight.pointers.stores = ["weighted"]
 
-    def _reach(self) -> bool:
+    def _places(self) -> list[int]:
         a, spec = self.spec, self.whole
-        sizes = {"q": (a.rows, a.depth), "k": (a.keys, a.depth), "v": (a.keys, a.width), "out": (a.rows, a.width)}
-        places = [extent((*a.batch, *size), getattr(a, key).strides) for key, size in sizes.items()]
-        own: list[tuple[Operand | None, tuple[int, int]]] = [
-            (spec.first, (spec.rows, a.depth)),
-            (spec.second, (spec.rows, a.width)),
-            (spec.by_scores, (a.rows, a.keys)),
-        ]
-        places += [extent((*a.batch, *size), op.strides) for op, size in own if op is not None]
-        places += [extent((*a.batch, a.rows), op.strides) for op in (spec.lse, spec.row_dot)]
-        places += [extent(a.space, op.strides) for op in a.loads]
-        return index_type(*(2 * n for n in places)) == "uint32"
+        of_queries, of_keys = ((*a.batch, n) for n in (a.rows, a.keys))
+        own = of_queries if spec.queries else of_keys
+        spaces = [((*of_queries, a.depth), a.q), ((*of_keys, a.depth), a.k), ((*of_keys, a.width), a.v)]
+        spaces += [((*of_queries, a.width), a.out), (of_queries, spec.lse), (of_queries, spec.row_dot)]
+        results = ((*own, a.depth), spec.first), ((*own, a.width), spec.second), (a.space, spec.by_scores)
+        spaces += [(space, op) for space, op in results if op is not None]
+        return [extent(space, op.strides) for space, op in (*spaces, *((a.space, op) for op in a.loads))]
 
     @property
     def plain(self) -> bool:
@@ -149,38 +146,11 @@ class BackwardScores(Scores):
         if spec.queries:
             self.keys_met("r0", self.height)
             return
-        a, w = self.spec, self.w
-        tiles = -(-a.rows // self.width)
-        ragged = a.keys % self.height and not self.whole_tiles
-        ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if ragged else f"r0 + {self.height - 1}"
-
-        def most(number: int, sign: int = 1) -> str:
-            """Returns the largest key * j + start of the keys; with ``sign`` -1, its negative."""
-            bound = a.bounds[number]
-            terms, constant = self._start(number, bound)
-            if bound.key:
-                terms = [(f"({ends})" if bound.key > 0 else "r0", bound.key), *terms]
-            return linear([(text, sign * step) for text, step in terms], sign * constant)
-
-        starts: list[str] = []
-        stops: list[str] = []
-        rest = []
-        for n, bound in enumerate(a.bounds):
-            if bound.row > 0:
-                starts.append(f"max(0, {most(n, -1)}) / {self.width}")
-            elif bound.row < 0:
-                stops.append(f"max(0, {most(n)} + {self.width}) / {self.width}")
-            else:
-                rest.append(f"{most(n)} < 0")
-        self.of_ranges(self.height, starts, stops)
-        first, last = "0", str(tiles)
-        for text in starts:
-            first = f"max({first}, {text})" if first != "0" else text
-        for text in stops:
-            last = f"min({last}, {text})"
-        if rest:
-            last = f"{' || '.join(rest)} ? 0 : {last}"
-        w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
+        a = self.spec
+        first, last = self._range(
+            "r0", Edge(a.keys, self.height), Edge(a.rows, self.width), keys=True, whole=self.whole_tiles
+        )
+        self.w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
         """Returns the C condition that ``group`` rows from ``top`` on and a tile of columns break no bound and no

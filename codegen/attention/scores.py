@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import e, log2, prod
+from typing import Any
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import RowsPrologue
@@ -13,10 +13,21 @@ from codegen.attention.ranges import Ranges
 from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
+from codegen.iteration import (
+    bounds,
+    collapse,
+    coordinates,
+    extent,
+    far,
+    linear,
+    long,
+    negated,
+    restrided,
+    signed_index_type,
+)
 from codegen.kernel import Kernel, converted, parameter
 from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
+from codegen.spec import AttentionSpec, Bound, ComputedRows, KernelSource, Pages
 
 #: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
 #: is added to them still fits an int.
@@ -34,45 +45,37 @@ def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """Returns the same spec with neighbouring batch dimensions merged where every tensor steps over them alike."""
-    rank = len(spec.batch)
+    rank, lead = len(spec.batch), int(spec.parts > 1)  # parts stay the first dimension
     prologues = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
     programs = (*prologues, spec.program, spec.inside, spec.within, *others)
     every = [op.strides for op in (*spec.arguments, *spec.written)]
     every += [x for p in programs for x in (*(op.strides for op in p.loads), *p.indices)]
-    lead = int(spec.parts > 1)  # parts stay the first dimension
     batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
-    batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
-    new = iter([b + x[rank:] for b, x in zip(over, every)])
+    batch = (*spec.batch[:lead], *batch)
+    new = {x: (*x[:lead], *b, *x[rank:]) for x, b in zip(every, over)}
     nowhere = (0,) * (len(batch) + 2)
 
-    def moved(op: Operand) -> Operand:
-        return replace(op, strides=next(new))
+    def moved(x: Any) -> Any:
+        """Returns operands, and programs without memory of their own, with the strides over the new batch."""
+        if isinstance(x, Operand):
+            return replace(x, strides=new[x.strides])
+        if isinstance(x, Program):
+            loads, indices = (new[op.strides] for op in x.loads), (new[y] for y in x.indices)
+            return restrided(x, [*loads, *(nowhere for _ in x.stores), *indices])
+        if isinstance(x, Pages):
+            return replace(x, table=moved(x.table))
+        if isinstance(x, ComputedRows):
+            return replace(x, program=moved(x.program))
+        return tuple(moved(y) for y in x) if isinstance(x, tuple) else x
 
-    def moved_program(p: Program) -> Program:
-        loads = [next(new) for _ in p.loads]
-        return restrided(p, [*loads, *(nowhere for _ in p.stores), *(next(new) for _ in p.indices)])
-
-    q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
-    pages = spec.pages
-    if pages is not None:
-        k_table, v_table = (moved(p.table) for p in pages)
-        pages = replace(pages[0], table=k_table), replace(pages[1], table=v_table)
-    sink = None if spec.sink is None else moved(spec.sink)
-    results = [moved(op) for op in spec.results]
-    stats = None if spec.stats is None else moved(spec.stats)
-    q_rows, k_rows, v_rows = (
-        None if c is None else replace(c, program=moved_program(c.program)) for c in spec.computed
-    )
-    program, inside, within = (moved_program(p) for p in (spec.program, spec.inside, spec.within))
-    weight = None if spec.weight is None else moved_program(spec.weight)
-    epilogue = None
-    if spec.epilogue is not None:
-        epilogue = moved_program(spec.epilogue)
-        epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
-    spec = replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=results[0], stats=stats, pages=pages)
-    spec = replace(spec, program=program, inside=inside, within=within, weight=weight, epilogue=epilogue)
-    return replace(spec, computed=(q_rows, k_rows, v_rows))
+    epilogue = spec.epilogue
+    if epilogue is not None:
+        stores = tuple(replace(store, operand=moved(store.operand)) for store in epilogue.stores)
+        epilogue = replace(moved(epilogue), stores=stores)
+    names = "q", "k", "v", "sink", "stats", "pages", "program", "inside", "within", "weight", "computed"
+    values = {name: moved(getattr(spec, name)) for name in names}
+    return replace(spec, batch=batch, out=moved(spec.results[0]), epilogue=epilogue, **values)
 
 
 class Scores:
@@ -88,52 +91,48 @@ class Scores:
         self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
     ) -> None:
         self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
-        self.t = "int32" if self._reach() else "int64"
-        self.ragged = spec.keys % keys != 0 or spanned
-        self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
+        self.real = real = spec.program.real
+        self.t = signed_index_type(*self._places())
         known = listed or spanned
         inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
-        self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
+        self.edge, self.inner = (Epilogue(w, p, names, spec.space, real, real) for p in (spec.program, inner))
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
         self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
-        self.weight: Epilogue | None = None
-        if spec.weight is not None:
-            self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
-        self.epilogue: Epilogue | None = None
-        if spec.epilogue is not None:
-            real = spec.program.real
-            self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
+        out = (*spec.batch, spec.rows, spec.width)
+        self.weight, self.epilogue = (
+            None if p is None else Epilogue(w, p, names, space, real, real)
+            for p, space in ((spec.weight, spec.space), (spec.epilogue, out))
+        )
         #: what a span's first key is a multiple of: pages and parts hold whole tiles, and programs read aligned vectors
         self.step = 1
         if spec.pages is not None or spec.parts > 1:
             self.step = keys
-        elif (
-            any(op.strides and op.strides[-1] for op in spec.loads)
-            or spec.weight is not None
-            or spec.q.dtype.itemsize == 1
-        ):
+        elif spec.weight is not None or spec.q.dtype.itemsize == 1 or any(any(op.strides[-1:]) for op in spec.loads):
             self.step = VECTOR
+        #: which tiles of queries and of keys may reach past the end
+        self.row_tiles, self.key_tiles = Edge(spec.rows, 1), Edge(spec.keys, keys)
+        #: whether scores of keys that do not exist must be told apart
+        self.ragged = self.key_tiles.ragged or spanned
         #: whether tiles differ: some may break bounds or ranges, or reach past the end
         self.differ = bool(spec.bounds) or self.ragged or known
         self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
-    def _reach(self) -> bool:
+    def _places(self) -> list[int]:
+        """Returns how far the places of what the kernel reads and writes reach."""
         spec = self.spec
-        operands = [*spec.loads, *spec.written]
         after = () if spec.epilogue is None else spec.epilogue.loads
         scored = (*spec.program.loads, *(() if spec.weight is None else spec.weight.loads))
-        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in (*spec.results, *after)]
-        places += [extent(spec.space, op.strides) for op in scored]
+        queries, keys, values = (
+            (*spec.batch, *size) for size in ((spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width))
+        )
+        out = (*spec.batch, spec.rows, spec.width)
+        spaces = [(queries, spec.q), (keys, spec.k), (values, spec.v), *((out, op) for op in (*spec.results, *after))]
+        places = [extent(space, op.strides) for space, op in (*spaces, *((spec.space, op) for op in scored))]
         for rows, computed in zip((spec.rows, spec.keys, spec.keys), spec.computed):
             if computed is not None:
                 space = (*spec.batch, rows, *computed.elements)
                 places += [*bounds(computed.program.loads, space), *far(computed.program)]
-        tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
-        tiles += [
-            extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
-        ]
-        tiles += [p.blocks * p.step for p in spec.pages or ()]
-        return bool(operands) and index_type(*(2 * n for n in (*places, *tiles))) == "uint32"
+        return [*places, *(p.blocks * p.step for p in spec.pages or ())]
 
     @property
     def plain(self) -> bool:
@@ -222,7 +221,7 @@ class Scores:
         first, last = self.keys_range(m0, rows)
         if some and self.spec.bounds:
             # A bound that rules out all tiles together also rules out each one.
-            first = f"min({first}, {-(-self.spec.keys // self.keys) - 1})" if first != "0" else first
+            first = f"min({first}, {self.key_tiles.tiles - 1})" if first != "0" else first
             last = f"max(first + 1, {last})"
         self.w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
 
@@ -231,41 +230,44 @@ class Scores:
 
         With ``whole``, queries that do not exist count, too.
         """
-        spec = self.spec
-        tiles = -(-spec.keys // self.keys)
-        lower = [x for x in enumerate(spec.bounds) if x[1].key > 0]
-        upper = [x for x in enumerate(spec.bounds) if x[1].key < 0]
-        rest = [x for x in enumerate(spec.bounds) if x[1].key == 0]
-        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows and not whole else f"{m0} + {rows - 1}"
-        if rows == 1:
-            ends = m0
+        return self._range(m0, Edge(self.spec.rows, rows), self.key_tiles, whole=whole)
 
-        most = partial(self._most, m0, ends)
-        starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
-        stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
+    def _range(self, start: str, own: Edge, other: Edge, *, keys: bool = False, whole: bool = False) -> tuple[str, str]:
+        """Returns `keys_range`'s of the other side's tiles for a tile of queries; or of ``keys``, for queries."""
+        end = _end(start, Edge(own.total, 1 if whole else own.size), own.size)
+        starts, stops, none = [], [], []
+        for n, bound in enumerate(self.spec.bounds):
+            most = self._most(n, start, end, keys=keys)
+            step = bound.row if keys else bound.key
+            if step > 0:
+                starts.append(f"max(0, {self._most(n, start, end, keys=keys, sign=-1)}) / {other.size}")
+            elif step < 0:
+                stops.append(f"max(0, {most} + {other.size}) / {other.size}")
+            else:
+                none.append(f"{most} < 0")
         if not self.listed:
-            self.of_ranges(rows, starts, stops)
-        first, last = "0", str(tiles)
+            self.of_ranges(own.size, starts, stops)
+        first, last = "0", str(other.tiles)
+        if self.spec.parts > 1:
+            part, each = "b0" if self.t == "int32" else "int(b0)", -(-other.tiles // self.spec.parts)
+            starts.append(f"{part} * {each}")
+            stops.append(f"{part} * {each} + {each}")
         for text in starts:
             first = f"max({first}, {text})" if first != "0" else text
         for text in stops:
             last = f"min({last}, {text})"
-        if spec.parts > 1:
-            each = -(-tiles // spec.parts)
-            part = "b0" if self.t == "int32" else "int(b0)"
-            first = f"{part} * {each}" if first == "0" else f"max({first}, {part} * {each})"
-            last = f"min({last}, {part} * {each} + {each})"
-        if rest:
-            none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
-            last = f"{none} ? 0 : {last}"
-        return first, last
+        return first, f"{' || '.join(none)} ? 0 : {last}" if none else last
 
-    def _most(self, m0: str, last: str, number: int, bound: Bound) -> str:
-        """Returns the C expression of the largest row * i + start of the queries m0 to last."""
+    def _most(self, number: int, start: str, end: str, *, keys: bool = False, sign: int = 1) -> str:
+        """Returns the C expression of the largest value of row * i + start of a bound, for queries i from ``start`` to
+        ``end``; or of key * j + start, for ``keys``.  With the sign -1, its negative.
+        """
+        bound = self.spec.bounds[number]
         terms, constant = self._start(number, bound)
-        if bound.row:
-            terms = [(f"({last})" if bound.row > 0 and last != m0 else m0, bound.row), *terms]
-        return linear(terms, constant)
+        step = bound.key if keys else bound.row
+        if step:
+            terms = [(f"({end})" if step > 0 and end != start else start, step), *terms]
+        return linear([(text, sign * step) for text, step in terms], sign * constant)
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         """Adds to ``starts`` the first tiles of keys that ranges let queries meet, and to ``stops`` those behind the
@@ -288,9 +290,9 @@ class Scores:
         ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads)
         ranges.tile(m0, rows)
         w.line(f"int low = 0, high = {spec.keys};  // keys that some of the queries may meet")
-        last = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
+        end = _end(m0, Edge(spec.rows, rows), rows)
         for n, bound in enumerate(spec.bounds):
-            self._limit(bound.key, f"int64({self._most(m0, last, n, bound)})", "low", "high")
+            self._limit(bound.key, f"int64({self._most(n, m0, end)})", "low", "high")
         for n, bound in enumerate(spec.ranges):
             self._limit(bound.key, ranges.sum(n, keys=False), "low", "high")
         if spec.parts > 1:
@@ -426,6 +428,11 @@ class Scores:
         guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
         self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
         self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
+
+
+def _end(start: str, edge: Edge, count: int) -> str:
+    """Returns the C expression of the last of ``count`` positions from ``start`` on, that exists."""
+    return start if count == 1 else edge.held(f"{start} + {count - 1}")
 
 
 def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
