@@ -11,8 +11,8 @@ from __future__ import annotations
 from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import existing, stored
-from codegen.buffers import guard
+from codegen.attention.scores import stored
+from codegen.buffers import Edge, guard
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.naming import Names, Writer
@@ -79,7 +79,7 @@ class BackwardFragments(BackwardScores):
         w = self.w
         with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
             w.line(f"const {self.t} m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;")
-            self.element("m", "n", "s[j + f * 2 + e]", inside=inside, count=2)
+            self.score("m", "n", "s[j + f * 2 + e]", inside=inside)
             for k in range(2):
                 w.line(f"s[j + f * 2{f' + {k}' if k else ''}] = score[{k}];")
             if self.whole.sloped:
@@ -146,7 +146,7 @@ class BackwardFragments(BackwardScores):
         with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
             if any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others):
                 w.line(f"const {self.t} m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2;")
-            self.weigh("m", "n", f"{values}[j + f * 2 + e]", count=2)
+            self.weigh("m", "n", f"{values}[j + f * 2 + e]")
             for line in results:
                 w.line(line)
 
@@ -186,11 +186,11 @@ class BackwardFragments(BackwardScores):
                 w.line(f"const auto x = load_shared<2>({row_dot} + j * 2 + lane % 4 * 2);")
                 w.unrolled_line("for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);")
         if spec.by_scores is not None:
-            op, a = spec.by_scores, self.spec
+            op = spec.by_scores
             with w.unrolled(f"for (int i = 0; i < {self.width // 2}; ++i)"):
                 n = f"{tile} * {self.width} + i / 4 * 8 + lane % 4 * 2 + i % 2"
                 w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = {n};")
-                condition = guard(existing((a.rows, a.keys), (self.height, self.width)))
+                condition = guard(self.existing(self.key_tiles))
                 w.line(f"{condition}{by_scores}[{self.offset(op, 'm', 'n')}] = {stored(op, 'd[i]', 'float')};")
         if spec.sloped:
             w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
@@ -202,5 +202,4 @@ class BackwardFragments(BackwardScores):
     def store(self, sums: str, op: Operand, name: str, elements: int, width: int, factor: float) -> None:
         """Stores sums from registers."""
         times = "" if factor == 1 else f"{literal(factor, 'float')} * "
-        extents, tile = (self.whole.rows, elements), (self.height, width)
-        self.store_sums(name, op, "r0", extents, tile, lambda i: f"{times}{sums}[{i}]")
+        self.store_sums(name, op, "r0", Edge(elements, width), lambda i: f"{times}{sums}[{i}]")

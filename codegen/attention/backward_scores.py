@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import e, log2
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
-from codegen.buffers import Edge
-from codegen.epilogue import Epilogue, Run
+from codegen.buffers import Edge, every
 from codegen.expr import Operand, Program, Store, literal
 from codegen.iteration import extent, negated
 from codegen.kernel import converted
@@ -90,14 +89,16 @@ class BackwardScores(Scores):
         #: whether keys that do not exist count, too, when it is asked which tiles meet
         self.whole_tiles = False
         super().__init__(w, spec.attention, names, width if spec.queries else height)
-        if not spec.queries:
+        self.turned, self.row_tiles = not spec.queries, Edge(spec.attention.rows, height if spec.queries else width)
+        if self.turned:
             self.ragged = False  # what becomes of keys that do not exist is not stored
         self.ranged = bool(spec.attention.ranges)
         #: whether ranges that give intervals are all there are, so that begin and end matter
         self.settled = self.ranged and spec.attention.inside == spec.attention.within
         self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
+        self.starts |= {"slope_of": ""} if spec.sloped else {}
         for epilogue in (self.edge, self.inner):
-            epilogue.pointers.stores = ["score", "slope_of"][: 1 + spec.sloped]
+            epilogue.pointers.stores = list(self.starts)
         if self.weight is not None:
             self.weight.pointers.stores = ["weighted"]
 
@@ -146,23 +147,16 @@ class BackwardScores(Scores):
         if spec.queries:
             self.keys_met("r0", self.height)
             return
-        a = self.spec
-        first, last = self._range(
-            "r0", Edge(a.keys, self.height), Edge(a.rows, self.width), keys=True, whole=self.whole_tiles
-        )
+        first, last = self._range("r0", self.key_tiles, self.row_tiles, keys=True, whole=self.whole_tiles)
         self.w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
         """Returns the C condition that ``group`` rows from ``top`` on and a tile of columns break no bound and no
         range.
         """
-        if self.whole.queries:
-            bounds = self.inside(top, group, "c0")
-        else:
-            self.keys = group
-            bounds = self.inside("c0", self.width, top)
-        ranges = [f"c0 >= begin && c0 + {self.width} <= end"] if self.settled else []
-        return " && ".join([bounds] * bool(bounds) + ranges)
+        rows, columns = (top, group), ("c0", self.width)
+        bounds = self.inside(*columns, *rows) if self.turned else self.inside(*rows, *columns)
+        return every(bounds, f"c0 >= begin && c0 + {self.width} <= end" if self.settled else "")
 
     def lse_of(self, name: str, query: str, exists: str) -> str:
         """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
@@ -178,60 +172,3 @@ class BackwardScores(Scores):
         op, real = self.whole.row_dot, self.spec.program.real
         text = converted(op, f"{name}[{self.offset(op, query)}]", real)
         return f"{exists} ? {text} : {literal(0.0, real)}" if exists else text
-
-    def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
-        """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; ``product`` is C
-        text.
-        """
-        starts = {"score": f"-infinity<{self.spec.program.real}>()", **({"slope_of": ""} if self.whole.sloped else {})}
-        guarded = not inside and self.ragged
-        self._evaluate(self.inner if inside else self.edge, starts, row, col, product, guarded=guarded, count=count)
-
-    def weigh(self, row: str, col: str, value: str, *, count: int) -> None:
-        """Writes ``weighted``, what becomes of probabilities or of products with the loss: see `element`."""
-        assert self.weight is not None
-        guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
-        self._evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
-
-    def _evaluate(
-        self,
-        epilogue: Epilogue,
-        starts: Mapping[str, str],
-        row: str,
-        col: str,
-        value: str,
-        *,
-        guarded: bool,
-        count: int,
-    ) -> None:
-        """Writes a program on ``count`` values.
-
-        ``starts`` are the C variables of its results, and, if keys may not exist (``guarded``), their values for such
-        keys.
-        """
-        w, a, spec, real = self.w, self.spec, self.whole, self.spec.program.real
-        of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))
-        m, n = (row, col) if spec.queries else (col, row)
-        if spec.queries:
-            if spec.rows % self.height and of_rows:
-                m = f"min({m}, {self.t}({a.rows - 1}))"
-        elif spec.rows % self.height and of_keys:
-            n = f"min({n}, {self.t}({a.keys - 1}))"
-        if count == 1:
-            every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
-            w.line(f"{real} {', '.join(every)};")
-            with w.block(f"if ({n} < {a.keys})", when=guarded):
-                if not spec.queries and a.rows % self.width and of_rows:
-                    m = f"min({m}, {self.t}({a.rows - 1}))"
-                epilogue.results([*self.batch, m, n], [value])
-            return
-        for name, start in starts.items():
-            begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
-            w.line(f"Vector<{real}, {count}> {name}{begin if guarded else ''};")
-        along = len(a.batch) + int(spec.queries)
-        missing = (lambda e: f"{n} + {e} >= {a.keys}") if guarded else None
-        clamped = None
-        if not spec.queries and a.rows % self.width and of_rows:
-            missing, clamped = (lambda e: f"{m} + {e} >= {a.rows}"), f"min({m} + e, {self.t}({a.rows - 1}))"
-        run = Run(count, along, "e", missing, clamped)
-        epilogue.results([*self.batch, m, n], [value], run, staged=list(starts))

@@ -11,7 +11,7 @@ from math import prod
 
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import existing, kernel_details, signature, stored
+from codegen.attention.scores import kernel_details, signature, stored
 from codegen.attention.simt import LANES, WARPS, add_products, columns_of_lane, multiply, rows_of_warp
 from codegen.attention.tiles import Tiles, backward_sources
 from codegen.buffers import Buffer, Buffers, Edge, guard
@@ -136,7 +136,7 @@ class _Renderer:
             multiply(w, real, name, s.rows, held.tile, other.tile)
         with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
             w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
-            scores.element("m", "n", "s[r]", inside=False, count=1)
+            scores.score("m", "n", "s[r]", inside=False, count=1)
             lse, row_dot = ("lse[r]", "row_dot[r]") if spec.queries else ("lse", "row_dot")
             w.line(f"s[r] = math::exp2(unit * score[0] - {lse});")
             if a.weight is not None:
@@ -147,7 +147,7 @@ class _Renderer:
             if spec.by_scores is not None:
                 op = spec.by_scores
                 place = f"{self.written[-1]}[{scores.offset(op, 'm', 'n')}]"
-                w.line(f"{guard(existing((a.rows, a.keys), (s.height, LANES)))}{place} = {stored(op, 'd[r]', real)};")
+                w.line(f"{guard(scores.existing(scores.key_tiles))}{place} = {stored(op, 'd[r]', real)};")
             if spec.sloped:
                 w.line("d[r] *= slope_of[0];")
             if a.weight is not None and spec.second is not None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import Scores, existing, sink_value, stored
+from codegen.attention.scores import Scores, sink_value, stored
+from codegen.buffers import Edge
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
@@ -78,6 +79,7 @@ class ScoreFragments(Scores):
     ) -> None:
         super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
         self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
+        self.row_tiles = Edge(spec.rows, block_rows)
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded
         self.lift = 0
@@ -169,7 +171,7 @@ class ScoreFragments(Scores):
                 self.w.line(f"const int n0 = {self.first_key};")
                 random = random_words(self.weight.program)
                 if random is None or self.quads or not random.together:
-                    self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+                    self._each("weighted", lambda: self.weigh("m", "n", SCORE))
                 else:
                     self._weighted_at_random(self.weight, random)
 
@@ -194,8 +196,7 @@ class ScoreFragments(Scores):
             w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
             with w.unrolled("for (int h = 0; h < 2; ++h)"):
                 w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
-                exists = self.spec.rows % self.block_rows == 0
-                self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
+                self.weigh("m", "n", "s[j + h * 4 + f * 2 + e]")
                 w.line("s[j + h * 4 + f * 2] = weighted[0];")
                 w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
 
@@ -240,7 +241,7 @@ class ScoreFragments(Scores):
     def _unbroken(self) -> str:
         """Returns the C condition under which neither a bound nor a range is broken in a tile."""
         if not self.spanned:
-            return self.inside(self.top, self.group_rows, "n0")
+            return self.inside(self.top, self.group_rows, "n0", self.keys)
         meets = f"max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1])"
         self.w.line(f"const bool meets = {meets};")
         return "__all_sync(0xffffffffu, meets)"
@@ -271,18 +272,15 @@ class ScoreFragments(Scores):
 
     def _tile(self, inside: bool) -> None:
         self._positions(self.inner if inside or self.spanned else self.edge)
-        self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
+        self._each("score", lambda: self.score("m", "n", SCORE, inside=inside))
 
-    def _each(self, name: str, write: Callable[[bool], None]) -> None:
-        """Writes a loop over all scores of a tile, two neighbours at a time.
-
-        ``write`` is told whether all rows exist, and writes the vector ``name`` of the two results.
-        """
+    def _each(self, name: str, write: Callable[[], None]) -> None:
+        """Writes a loop over all scores of a tile, two neighbours at a time; ``write`` their vector ``name``."""
         w = self.w
         with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
             lane, step = self._key()
             w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
-            write(self.spec.rows % self.block_rows == 0)
+            write()
             w.line(f"s[j + f * 2] = {name}[0];")
             w.line(f"s[j + f * 2 + 1] = {name}[1];")
 
@@ -309,14 +307,13 @@ class ScoreFragments(Scores):
 
     def store(self, out: str, width: int) -> None:
         """Stores the results, or what the epilogue makes of them, from registers."""
-        w, spec = self.w, self.spec
-        extents, tile = (spec.rows, spec.width), (self.block_rows, width)
+        w, spec, columns = self.w, self.spec, Edge(self.spec.width, width)
         if self.epilogue is None:
-            self.store_sums(out, spec.out, "m0", extents, tile, lambda i: f"o[{i}] * inverse[i / 2 % 2]")
+            self.store_sums(out, spec.out, "m0", columns, lambda i: f"o[{i}] * inverse[i / 2 % 2]")
             return
         with w.unrolled(f"for (int i = 0; i < {width // 2}; i += 2)"):
             w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
-            exists = existing(extents, tile)
+            exists = self.existing(columns)
             with w.block(f"if ({exists})", when=bool(exists)):
                 missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
                 run = Run(2, len(spec.batch) + 1, "e", missing)

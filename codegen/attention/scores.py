@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import e, log2, prod
 from typing import Any
@@ -109,7 +109,11 @@ class Scores:
             self.step = keys
         elif spec.weight is not None or spec.q.dtype.itemsize == 1 or any(any(op.strides[-1:]) for op in spec.loads):
             self.step = VECTOR
-        #: which tiles of queries and of keys may reach past the end
+        #: whether rows of tiles are keys, and columns queries
+        self.turned = False
+        #: what a score's program writes: C variables, and their values for keys that do not exist
+        self.starts = {"score": f"-infinity<{real}>()"}
+        #: the tiles of queries and of keys
         self.row_tiles, self.key_tiles = Edge(spec.rows, 1), Edge(spec.keys, keys)
         #: whether scores of keys that do not exist must be told apart
         self.ragged = self.key_tiles.ragged or spanned
@@ -133,6 +137,11 @@ class Scores:
                 space = (*spec.batch, rows, *computed.elements)
                 places += [*bounds(computed.program.loads, space), *far(computed.program)]
         return [*places, *(p.blocks * p.step for p in spec.pages or ())]
+
+    @property
+    def own_tiles(self) -> Edge:
+        """The tiles of rows."""
+        return self.key_tiles if self.turned else self.row_tiles
 
     @property
     def plain(self) -> bool:
@@ -335,38 +344,33 @@ class Scores:
         if not self.differ:
             write(True)
             return
-        w.open(f"if ({unbroken()})")
+        with w.block(f"if ({unbroken()})"):
+            if self.plain:
+                w.line("return;  // the products are the scores")
+            else:
+                write(True)
+                w.otherwise()
+                write(False)
         if self.plain:
-            w.line("return;  // the products are the scores")
-            w.close()
             write(False)
-            return
-        write(True)
-        w.otherwise()
-        write(False)
-        w.close()
 
-    def store_sums(
-        self,
-        name: str,
-        op: Operand,
-        first: str,
-        extents: tuple[int, int],
-        tile: tuple[int, int],
-        value: Callable[[str], str],
-    ) -> None:
+    def existing(self, columns: Edge) -> str:
+        """Returns the C condition that the element (m, n) of a tile's rows exists, empty if all do."""
+        return every(self.own_tiles.inside("m"), columns.inside("n"))
+
+    def store_sums(self, name: str, op: Operand, first: str, columns: Edge, value: Callable[[str], str]) -> None:
         """Stores a tile from fragments whose rows begin at the C variable ``first``, two neighbours at a time where
         they are one access.
 
         ``value`` returns the C expression of a thread's i-th element.
         """
         w = self.w
-        pairs = op.strides[-1] == 1 and extents[1] % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = op.strides[-1] == 1 and columns.total % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
         pairs = pairs and not any(x % 2 for x in op.strides[:-1])
-        with w.unrolled(f"for (int i = 0; i < {tile[1] // 2}; i += {1 + pairs})"):
+        with w.unrolled(f"for (int i = 0; i < {columns.size // 2}; i += {1 + pairs})"):
             last = "" if pairs else " + i % 2"
             w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
-            place, condition = self.offset(op, "m", "n"), guard(existing(extents, tile))
+            place, condition = self.offset(op, "m", "n"), guard(self.existing(columns))
             if pairs:
                 w.line(f"Vector<{op.dtype.ctype}, 2> v;")
                 w.line(f"v[0] = {stored(op, value('i'), 'float')};")
@@ -375,69 +379,85 @@ class Scores:
             else:
                 w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
 
-    def inside(self, m0: str, rows: int, n0: str) -> str:
-        """Returns the C condition that no bound is broken by the queries from m0 on and the tile of keys from n0 on."""
+    def inside(self, m0: str, rows: int, n0: str, keys: int) -> str:
+        """Returns the C condition that no bound is broken by so many queries from m0 on and keys from n0 on."""
         conditions = ["whole"] if self.listed else []
         m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
         if self.ragged:
-            conditions.append(f"{n0} + {self.keys} <= {self.spec.keys}")
+            conditions.append(f"{n0} + {keys} <= {self.spec.keys}")
         for n, bound in enumerate(self.spec.bounds):
             terms, constant = self._start(n, bound)
-            if bound.row > 0:
-                terms = [(m0, bound.row), *terms]
-            elif bound.row < 0:
-                terms = [(m0, bound.row), *terms]
-                constant += bound.row * (rows - 1)
-            if bound.key:
-                terms = [*terms, (n0, bound.key)]
-                constant += min(0, bound.key) * (self.keys - 1)
-            conditions.append(f"{linear(terms, constant)} >= 0")
-        return " && ".join(conditions)
+            constant += min(0, bound.row) * (rows - 1) + min(0, bound.key) * (keys - 1)
+            conditions.append(f"{linear([(m0, bound.row), *terms, (n0, bound.key)], constant)} >= 0")
+        return every(*conditions)
 
-    def score(self, m: str, n: str, sums: str, *, inside: bool, count: int, row_exists: bool) -> None:
-        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on.
+    def score(self, row: str, col: str, product: str, *, inside: bool, count: int = 2) -> None:
+        """Writes the score, and its slope if it has one, of ``count`` neighbours in a tile's row, from (row, col) on.
 
-        ``sums`` is the C expression of the e-th product.  Keys that do not exist have minus infinity.
+        ``product`` is the C expression of the e-th product.  Keys that do not exist have minus infinity.
         """
-        w = self.w
         epilogue = self.inner if inside or self.spanned else self.edge
         guarded = not inside and self.ragged
         if self.spanned:  # keys that do not exist are behind the last that a query meets
             guarded &= any(op.strides[-1] for op in epilogue.program.loads)
-        start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
-        w.line(f"Vector<float, {count}> score{start};")
-        self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
+        self.evaluate(epilogue, self.starts, row, col, product, guarded=guarded, count=count)
         if self.spanned and not inside:
-            with w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
-                w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
+            with self.w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+                self.w.line(f"score[e] = begin[f] <= {col} + e && {col} + e < end[f] ? score[e] : -infinity<float>();")
 
-    def _run(
-        self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
-    ) -> None:
-        """Writes a program on ``count`` values; ``guarded``: not on those of keys that do not exist."""
-        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
-        place = f"min({m}, {self.t}({self.spec.rows - 1}))" if uses_rows else m
-        missing = (lambda e: f"{n} + {e} >= {self.spec.keys}") if guarded else None
-        run = Run(count, len(self.spec.batch) + 1, "e", missing)
-        epilogue.results([*self.batch, place, n], [values], run, staged=[to])
-
-    def weighted(self, m: str, n: str, values: str, *, count: int, row_exists: bool) -> None:
-        """Writes ``weighted``, what is multiplied with the values instead of ``count`` exponentials: see `score`."""
+    def weigh(self, row: str, col: str, value: str, *, count: int = 2) -> None:
+        """Writes ``weighted``, what becomes of exponentials, probabilities or products with the loss: see `score`."""
         assert self.weight is not None
         # Exponentials of keys that do not exist are 0, and so is what is linear in them.
         guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
-        self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
-        self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
+        self.evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
+
+    def _held(self, position: str, edge: Edge) -> str:
+        """Returns the C expression of a position that exists."""
+        return f"min({position}, {self.t}({edge.total - 1}))" if edge.ragged else position
+
+    def evaluate(
+        self,
+        epilogue: Epilogue,
+        starts: Mapping[str, str],
+        row: str,
+        col: str,
+        value: str,
+        *,
+        guarded: bool,
+        count: int,
+    ) -> None:
+        """Writes a program on ``count`` neighbours in a tile's row, which are queries if rows are keys.
+
+        ``starts`` are the C variables of its results, and their values for keys that do not exist, if those are
+        ``guarded``.
+        """
+        w, rows, keys = self.w, self.row_tiles, self.key_tiles
+        of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))
+        m, n = (col, row) if self.turned else (row, col)
+        missing = (lambda e: f"{n} + {e} >= {keys.total}") if guarded else None
+        clamped, place = None, [m, n]
+        if self.turned and of_keys:
+            place[1] = self._held(n, keys)
+        if self.turned and of_rows and rows.ragged and count > 1:
+            missing, clamped = (lambda e: f"{m} + {e} >= {rows.total}"), self._held(f"{m} + e", rows)
+        elif of_rows:
+            place[0] = self._held(m, rows)
+        if count == 1:
+            every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
+            w.line(f"{self.real} {', '.join(every)};")
+        else:
+            for name, start in starts.items():
+                begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
+                w.line(f"Vector<{self.real}, {count}> {name}{begin if guarded else ''};")
+        run = Run(count, len(self.batch) + (not self.turned), "e", missing, clamped)
+        with w.block(f"if ({n} < {keys.total})", when=guarded and count == 1):
+            epilogue.results([*self.batch, *place], [value], run, staged=list(starts))
 
 
 def _end(start: str, edge: Edge, count: int) -> str:
     """Returns the C expression of the last of ``count`` positions from ``start`` on, that exists."""
     return start if count == 1 else edge.held(f"{start} + {count - 1}")
-
-
-def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """Returns the C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
-    return every(*(Edge(size, each).inside(x) for x, size, each in zip("mn", extents, tile)))
 
 
 def stored(op: Operand, text: str, real: str) -> str:

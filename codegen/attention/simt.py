@@ -136,10 +136,7 @@ class _Renderer:
         with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
             m = Edge(spec.rows, s.rows).held("m0 + row + r")
             w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
-            exists = f"if (n < {spec.keys})"
-            w.line(f"{real} score[1] = {{-infinity<{real}>()}};")
-            with w.block(exists, when=scores.ragged):
-                scores.edge.results([*scores.batch, "m", "n"], ["s[r]"])
+            scores.score("m", "n", "s[r]", inside=False, count=1)
             w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
             w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
             w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
@@ -147,9 +144,7 @@ class _Renderer:
             w.line("s[r] = math::exp2(unit * score[0] - shift);")
             w.line("total[r] = total[r] * rescale + s[r];")
             if scores.weight is not None:
-                w.line(f"{real} weighted[1] = {{}};")
-                with w.block(exists, when=scores.ragged):
-                    scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
+                scores.evaluate(scores.weight, {"weighted": ""}, "m", "n", "s[r]", guarded=scores.ragged, count=1)
                 w.line("s[r] = weighted[0];")
             if spec.width:
                 w.unrolled_line(f"for (int c = 0; c < {self.width.tiles}; ++c) o[r][c] *= rescale;")
