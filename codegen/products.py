@@ -99,50 +99,37 @@ def add_products(k: Kernel, atom: MmaAtom, element: str, sums: str, a: str, b: s
         atom.multiply(k, element, sums, f"{a}[kk]")
 
 
-@dataclass(frozen=True)
-class Walk:
-    """The tiles from ``first`` to ``last`` - 1 as a loop takes them: C expressions of the first one, of whether there
-    are a tile and a next one, and of both.
-    """
-
-    begin: str
-    exists: str
-    advance: str
-    more: str
-    following: str
-
-
-FORWARDS = Walk("first", "tile < last", "++tile", "tile + 1 < last", "tile + 1")
-BACKWARDS = Walk("last - 1", "tile >= first", "--tile", "tile > first", "tile - 1")
-
-
 @contextmanager
-def ring(k: Kernel, walk: Walk, *, some: bool = False, producers: str = "") -> Iterator[None]:
-    """Writes a loop over tiles around what uses one, in ``stage``, while the function ``fill`` brings the next one.
+def ring(k: Kernel, *, backwards: bool = False, some: bool = False, producers: str = "") -> Iterator[None]:
+    """Writes a loop over the tiles from ``first`` to ``last`` - 1 around what uses one, in ``stage``, while ``fill``, a
+    function in C, brings the next one.
 
-    some       whether there is at least one tile.
+    backwards  whether the last tile comes first; ``some``, whether there is at least one.
     producers  the condition of warps that bring tiles while the others use them; without one, all do both.
     """
-    condition = every(producers, "" if some else "first < last")
-    k.line(f"{guard(condition)}fill({walk.begin}, 0);")
+    begin, more, following = "first", "tile + 1 < last", "tile + 1"
+    loop = "for (int tile = first; tile < last; ++tile, stage ^= 1)"
+    if backwards:
+        begin, more, following = "last - 1", "tile > first", "tile - 1"
+        loop = "for (int tile = last - 1; tile >= first; --tile, stage ^= 1)"
+    ahead = [f"if ({more}) fill({following}, stage ^ 1);", "copy_async_commit();"]
+    k.line(f"{guard(every(producers, '' if some else 'first < last'))}fill({begin}, 0);")
     k.line("copy_async_commit();")
     k.line("int stage = 0;")
     if producers:
         k.line("copy_async_wait<0>();")
-    with k.block(f"for (int tile = {walk.begin}; {walk.exists}; {walk.advance}, stage ^= 1)"):
-        if producers:
+        with k.block(loop):
             k.line("__syncthreads();  // this tile is there, that before has been multiplied")
-        with k.block(f"if ({producers})", when=bool(producers)):
-            k.line(f"if ({walk.more}) fill({walk.following}, stage ^ 1);")
-            k.line("copy_async_commit();")
-            if producers:
-                k.line("copy_async_wait<0>();")
-                k.line("continue;  // others multiply")
-        if not producers:
-            k.line(f"copy_async_wait<{STAGES - 1}>();  // this tile is there, the next one is on its way")
-            k.line("__syncthreads();")
-        yield
-        if not producers:
-            k.line("__syncthreads();  // the tile has been used")
-    if producers:
+            with k.block(f"if ({producers})"):
+                for text in (*ahead, "copy_async_wait<0>();", "continue;  // others multiply"):
+                    k.line(text)
+            yield
         k.line(f"if ({producers}) return;")
+        return
+    with k.block(loop):
+        for text in ahead:
+            k.line(text)
+        k.line(f"copy_async_wait<{STAGES - 1}>();  // this tile is there, the next one is on its way")
+        k.line("__syncthreads();")
+        yield
+        k.line("__syncthreads();  // the tile has been used")

@@ -15,7 +15,7 @@ from codegen.attention.backward_scores import sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.mma import PAD
-from codegen.attention.scores import kernel_details, signature
+from codegen.attention.scores import complete
 from codegen.attention.tiles import VectorTiles, backward_sources
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
@@ -23,8 +23,8 @@ from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import FORWARDS, STAGES, add_products, multiply, place_warp, ring
 from codegen.products import MMA_16816 as ATOM
+from codegen.products import STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -121,7 +121,6 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec, a, scores = self.w, self.s, self.spec, self.a, self.scores
         tiles, batches = Edge(spec.rows, s.height).tiles, prod(spec.batch)
-        signature(w, spec, scores, self.arguments, self.written)
         w.share(buffers(spec, s, self.element))
         place_warp(w, ATOM)
         w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(s.heads, batches)}>(blockIdx.x);")
@@ -140,15 +139,10 @@ class _Renderer:
             self._loop()
         for x in self.sums:
             scores.store(x.name, x.operand, x.written, x.elements, padded(x.elements), x.times)
-        details = [
-            *kernel_details(a),
-            f"for {s.height} {spec.over} a block, {ATOM.m} a warp, tiles of {s.cols} of the others in "
-            f"{STAGES} stages (cp.async)",
-        ]
-        numbers = range(len(w.parameters))
-        return w.source(
-            a.program, details, blocks=tiles * batches, threads=self.threads, barriers=True, arguments=numbers
-        )
+        detail = f"for {s.height} {spec.over} a block, {ATOM.m} a warp, tiles of {s.cols} of the others"
+        detail += f" in {STAGES} stages (cp.async)"
+        operands, blocks = (self.arguments, self.written), tiles * batches
+        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=self.threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps in registers."""
@@ -170,7 +164,7 @@ class _Renderer:
         scores.define()
         self._fill()
         by_scores = self.written[-1] if spec.by_scores is not None else ""
-        with ring(self.w, FORWARDS):
+        with ring(self.w):
             scores.draw("tile")
             self._multiply("s", 0)
             scores.probabilities("tile", "&shared.lse[stage][0]")

@@ -11,7 +11,7 @@ from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.buffers import Edge, every
 from codegen.expr import Operand, Program, Store, literal
-from codegen.iteration import extent, negated
+from codegen.iteration import extent
 from codegen.kernel import converted
 from codegen.naming import Names, Writer
 from codegen.spec import Bound
@@ -123,18 +123,14 @@ class BackwardScores(Scores):
             return
         w, a, spec = self.w, self.spec, self.whole
         queries, total = spec.queries, spec.cols
-        ranges = Ranges(w, a, self.batch, self.edge.pointers.loads)
+        ranges = self.ranges()
         w.line(f"int {', '.join(f'{x} = {n}' for x, n in zip(INTERVALS, (0, total, 0, total)))};")
         with w.block(""):
             ranges.tile("r0", self.height, of_keys=not queries)
             for n, bound in enumerate(a.ranges):
-                most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
-                if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
-                    for name, text in (("low", most), ("begin", least)):
-                        w.line(f"{name} = max({name}, int(min(max({negated(text)}, int64(0)), int64({total}))));")
-                else:
-                    for name, text in (("high", most), ("end", least)):
-                        w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")
+                for most, names in ((True, INTERVALS[:2]), (False, INTERVALS[2:])):
+                    rest = ranges.sum(n, most=most, rows=queries, keys=not queries)
+                    self._limit(bound.key if queries else bound.row, rest, *names, total)
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         if self.ranged:

@@ -11,7 +11,7 @@ from math import prod
 
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import kernel_details, signature, stored
+from codegen.attention.scores import complete, stored
 from codegen.attention.simt import LANES, WARPS, add_products, columns_of_lane, multiply, rows_of_warp
 from codegen.attention.tiles import Tiles, backward_sources
 from codegen.buffers import Buffer, Buffers, Edge, guard
@@ -82,7 +82,6 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
-        signature(w, spec, scores, self.arguments, self.written)
         w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
         scores.unit()
@@ -111,12 +110,9 @@ class _Renderer:
                 w.line("__syncthreads();")
                 self._tile()
         self._results()
-        details = [
-            *kernel_details(a),
-            f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
-        ]
-        blocks, numbers = tiles * prod(spec.batch), range(len(w.parameters))
-        return w.source(a.program, details, blocks=blocks, threads=THREADS, barriers=True, arguments=numbers)
+        detail = f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others"
+        operands, blocks = (self.arguments, self.written), tiles * prod(spec.batch)
+        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=THREADS)
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""

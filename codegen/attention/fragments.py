@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import Scores, sink_value, stored
+from codegen.attention.scores import Scores, stored
 from codegen.buffers import Edge
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
@@ -143,8 +143,8 @@ class ScoreFragments(Scores):
         w.line(f"float o[{width // 2}] = {{}};")
         w.line("attention::Rows rows;")
         if spec.sink is not None:
-            sunk = sink_value(w, spec, sink, self.batch, "float")
-            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
+            self.sunk(sink)
+            w.line("rows.largest[0] = rows.largest[1] = sunk;")
             own = "lane % 4 == 0" if not self.lift else f"lane % 4 == 0 ? {2**self.lift}.0f : 0.0f"
             w.line(f"rows.total[0] = rows.total[1] = {own};  // one of the lanes that share a row has it")
 

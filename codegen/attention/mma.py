@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.attention.fragments import ScoreFragments, check_types
-from codegen.attention.scores import all_arguments, approximated, argument_names, kernel_details, merged, signature
+from codegen.attention.scores import argument_names, complete, merged
 from codegen.attention.tiles import VectorTiles, forward_sources
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import BACKWARDS, STAGES, add_products, multiply, place_warp, ring
 from codegen.products import MMA_16816 as ATOM
+from codegen.products import STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import AttentionSpec, KernelSource
 from codegen.target import Target
 
@@ -99,7 +99,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
 
 def render(spec: AttentionSpec, schedule: AttentionMmaSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    return all_arguments(spec, _Renderer(merged(spec), schedule).render())
+    return _Renderer(merged(spec), schedule).render()
 
 
 class _Renderer:
@@ -118,7 +118,6 @@ class _Renderer:
     def render(self) -> KernelSource:
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
         tiles, batches = Edge(spec.rows, s.rows).tiles, prod(spec.batch)
-        signature(w, spec, scores, self.arguments, self.written)
         w.share(buffers(spec, s, self.element))
         wide = w.buffers["values"].shape[-1]
         place_warp(w, ATOM)
@@ -133,7 +132,7 @@ class _Renderer:
         self._fill()
         self.tiles.fill(self.queries, "m0", self.threads)
         producers = f"warp >= {s.warps}" if s.producer_warps else ""
-        with ring(w, BACKWARDS, some=not spec.some_meet_none, producers=producers):
+        with ring(w, backwards=True, some=not spec.some_meet_none, producers=producers):
             multiply(w, ATOM, self.element, "s", "queries", "keys")
             scores.make("tile")
             # With many keys the errors of rounding even out in the sum; with few, the divisor is the sum of the rounded
@@ -145,12 +144,9 @@ class _Renderer:
             add_products(w, ATOM, self.element, "o", "probability", "values")
         scores.finish(self.written[-1] if spec.stats is not None else "")
         scores.store(self.written[0], wide)
-        details = [
-            *kernel_details(spec),
-            f"{s.rows} queries a block, {ATOM.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)",
-        ]
-        program, count = approximated(spec), range(len(w.parameters))
-        return w.source(program, details, blocks=tiles * batches, threads=self.threads, barriers=True, arguments=count)
+        detail = f"{s.rows} queries a block, {ATOM.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
+        operands, blocks = (self.arguments, self.written), tiles * batches
+        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=self.threads)
 
     def _fill(self) -> None:
         """Writes the function that brings a tile of keys and values."""

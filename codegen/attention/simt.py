@@ -10,17 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention.scores import (
-    Scores,
-    all_arguments,
-    approximated,
-    argument_names,
-    kernel_details,
-    merged,
-    signature,
-    sink_value,
-    stored,
-)
+from codegen.attention.scores import Scores, argument_names, complete, merged, stored
 from codegen.attention.tiles import Tiles, forward_sources
 from codegen.buffers import Buffer, Buffers, Edge, guard
 from codegen.declined import Declined
@@ -69,7 +59,7 @@ def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[Attent
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    return all_arguments(spec, _Renderer(merged(spec), schedule).render())
+    return _Renderer(merged(spec), schedule).render()
 
 
 class _Renderer:
@@ -89,7 +79,6 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
-        signature(w, spec, scores, self.arguments, self.written)
         w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
         scores.unit()
@@ -110,11 +99,9 @@ class _Renderer:
             w.line("__syncthreads();")
             self._tile()
         self._results()
-        details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
-        program, numbers = approximated(spec), range(len(w.parameters))
-        return w.source(
-            program, details, blocks=tiles * prod(spec.batch), threads=threads, barriers=True, arguments=numbers
-        )
+        detail = f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"
+        operands, blocks = (self.arguments, self.written), tiles * prod(spec.batch)
+        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps of the rows of its warp."""
@@ -123,8 +110,8 @@ class _Renderer:
         w.line(f"{real} {o}largest[{n}], total[{n}];")
         start, have = f"-infinity<{real}>()", "0"
         if spec.sink is not None:
-            start = sink_value(w, spec, self.arguments[-1], self.scores.batch, real)
-            have = "lane == 0"
+            self.scores.sunk(self.arguments[-1])
+            start, have = "sunk", "lane == 0"
         with w.unrolled(f"for (int r = 0; r < {n}; ++r)"):
             w.line(f"largest[r] = {start};")
             w.line(f"total[r] = {have};  // the lane's share")
