@@ -99,7 +99,7 @@ class _Renderer:
                 self._numbers("lse[r]", "row_dot[r]", "r0 + row + r")
         scores.intervals()
         head = f"b{len(a.batch) - 1}"
-        with w.block(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+        with w.block(f"for ({scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
             scores.bound_numbers()
             scores.met()
             with w.block("for (int tile = first; tile < last; ++tile)"):

@@ -135,25 +135,31 @@ class _Renderer:
                 w.line("s[r] = weighted[0];")
             if spec.width:
                 w.unrolled_line(f"for (int c = 0; c < {self.width.tiles}; ++c) o[r][c] *= rescale;")
-        add_products(w, real, s.queries, ("o", "s", "values"))
+        if spec.width:
+            add_products(w, real, s.queries, ("o", "s", "values"))
+
+    def _store(self) -> None:
+        """Writes the stores of a row of the results."""
+        w, spec, real, scores = self.w, self.spec, self.real, self.scores
+        none = f"sum == 0 ? {real}(0) : " if spec.zero else ""
+        w.line(f"const {real} inverse = {none}1 / sum;")
+        with columns_of_lane(w, scores, self.width) as exists:
+            if spec.zero:
+                w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
+            if scores.epilogue is None:
+                value = stored(spec.out, "o[r][c] * inverse", real)
+                w.line(f"{guard(exists)}{self.written[0]}[{scores.offset(spec.out, 'm', 'n')}] = {value};")
+                return
+            with w.block(f"if ({exists})", when=bool(exists)):
+                scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
 
     def _results(self) -> None:
         """Writes the stores of the results and of the logarithms of the sums."""
         w, spec, real, scores = self.w, self.spec, self.real, self.scores
         with rows_of_warp(w, scores, "m0", self.s.queries, Edge(spec.rows, self.s.rows)):
             w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
-            none = f"sum == 0 ? {real}(0) : " if spec.zero else ""
-            w.line(f"const {real} inverse = {none}1 / sum;")
-            with columns_of_lane(w, scores, self.width) as exists:
-                if spec.zero:
-                    w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
-                if scores.epilogue is None:
-                    place = scores.offset(spec.out, "m", "n")
-                    value = stored(spec.out, "o[r][c] * inverse", real)
-                    w.line(f"{guard(exists)}{self.written[0]}[{place}] = {value};")
-                else:
-                    with w.block(f"if ({exists})", when=bool(exists)):
-                        scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
+            if spec.width:
+                self._store()
             if spec.stats is not None:
                 place = scores.offset(spec.stats, "m")
                 value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"

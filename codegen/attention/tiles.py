@@ -10,7 +10,7 @@ from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.scores import Scores
 from codegen.buffers import Edge, every
 from codegen.expr import Operand
-from codegen.iteration import linear
+from codegen.iteration import linear, long_enough
 from codegen.kernel import Kernel, converted
 from codegen.spec import Pages
 
@@ -133,8 +133,7 @@ class VectorTiles(Tiles):
         pieces, stored = padded // each, source.operand.dtype.ctype
         k.line(f"const int r = i / {pieces}, {d} = i % {pieces}{f' * {each}' if each > 1 else ''};")
         exists = every(edge.inside(f"{first} + r"), Edge(source.elements, padded).inside(d))
-        fits = padded * abs(source.operand.strides[-1]) < 2**31
-        place = self._place(source, f"{t}({first} + r)", d if fits else f"{t}({d})")
+        place = self._place(source, f"{t}({first} + r)", long_enough(d, padded, source.operand.strides[-1]))
         to = f"{to}[r][{d}]"
         if stored != self.element:
             k.line(f"Vector<{self.element}, {each}> v = {{}};")
