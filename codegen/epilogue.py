@@ -183,8 +183,8 @@ class Epilogue:
         self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
         for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
             value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
-            if run and staged is not None:
-                w.line(f"{staged[n]}[{run.element}] = {value};")
+            if staged is not None:
+                w.line(f"{staged[n]}[{run.element if run else 0}] = {value};")
             elif run and n in stored:
                 w.line(f"{stored[n]}[{run.element}] = {value};")
             else:

@@ -10,7 +10,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.buffers import Edge, every
-from codegen.expr import Operand, Program, Store, literal
+from codegen.expr import Operand, literal
 from codegen.iteration import extent
 from codegen.kernel import converted
 from codegen.naming import Names, Writer
@@ -30,22 +30,11 @@ def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """Returns the same spec with programs whose stores are registers, and with its own ranges alone.
-
-    If it has no other ranges, ``inside`` is where none of them is broken.
-    """
+    """Returns the same spec with its own ranges alone; if it has no others, ``inside`` is where none is broken."""
     a, own = spec.attention, own_ranges(spec)
     if len(own) == len(a.ranges):
         a = replace(a, inside=a.within, inside_loads=a.within_loads)
-    nowhere = (0,) * (len(a.batch) + 2)
-
-    def moved(program: Program) -> Program:
-        stores = tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in program.stores)
-        return replace(program, stores=stores)
-
-    weight = None if a.weight is None else moved(a.weight)
-    a = replace(a, program=moved(a.program), inside=moved(a.inside), within=moved(a.within))
-    return replace(spec, attention=replace(a, weight=weight, ranges=own))
+    return replace(spec, attention=replace(a, ranges=own))
 
 
 @dataclass(frozen=True)
@@ -97,10 +86,6 @@ class BackwardScores(Scores):
         self.settled = self.ranged and spec.attention.inside == spec.attention.within
         self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
         self.starts |= {"slope_of": ""} if spec.sloped else {}
-        for epilogue in (self.edge, self.inner):
-            epilogue.pointers.stores = list(self.starts)
-        if self.weight is not None:
-            self.weight.pointers.stores = ["weighted"]
 
     def _places(self) -> list[int]:
         a, spec = self.spec, self.whole

@@ -68,10 +68,6 @@ class _Renderer:
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
         self.scores = Scores(self.w, spec, self.w.names, LANES)
-        for epilogue in (self.scores.edge, self.scores.inner):
-            epilogue.pointers.stores = ["score"]
-        if self.scores.weight is not None:
-            self.scores.weight.pointers.stores = ["weighted"]
         self.written = self.scores.written(self.w.names)
         self.real = spec.program.real
         self.tiles = Tiles(self.w, self.scores, self.real)
