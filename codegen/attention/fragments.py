@@ -6,7 +6,7 @@ first of them in the block's tile of queries, which begins at ``m0``, ``lane``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
@@ -171,7 +171,9 @@ class ScoreFragments(Scores):
                 self.w.line(f"const int n0 = {self.first_key};")
                 random = random_words(self.weight.program)
                 if random is None or self.quads or not random.together:
-                    self._each("weighted", lambda: self.weigh("m", "n", SCORE))
+                    with self._elements():
+                        self.weigh("m", "n", SCORE)
+                        self.keep("s", "weighted")
                 else:
                     self._weighted_at_random(self.weight, random)
 
@@ -186,19 +188,16 @@ class ScoreFragments(Scores):
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes the weight of a tile's exponentials, sixteen keys of a row at a time."""
-        w = self.w
         above, seed, offset = random.numbers(weight.program, weight.constant, (*self.batch, "", ""))
         weight.known[Result(random.compared)] = random.enough("words[h * 2 + e]")
-        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 8)", "for (int f = 0; f < 2; ++f)"):
-            w.line(f"const {self.t} m = m0 + row + f * 8;")
+        with self.neighbours("m = m0 + row + f * 8", 8):
             first = linear([*zip((*self.batch, "m"), random.steps), ("(n0 + j * 2)", 1)])
-            w.line("uint32 words[4];")
-            w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
-            with w.unrolled("for (int h = 0; h < 2; ++h)"):
-                w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
+            self.w.line("uint32 words[4];")
+            self.w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
+            with self.w.unrolled("for (int h = 0; h < 2; ++h)"):
+                self.w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
                 self.weigh("m", "n", "s[j + h * 4 + f * 2 + e]")
-                w.line("s[j + h * 4 + f * 2] = weighted[0];")
-                w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
+                self.keep("s", "weighted", "j + h * 4 + f * 2")
 
     def make(self, tile: str) -> None:
         """Writes the call that turns a tile's products into scores."""
@@ -272,17 +271,14 @@ class ScoreFragments(Scores):
 
     def _tile(self, inside: bool) -> None:
         self._positions(self.inner if inside or self.spanned else self.edge)
-        self._each("score", lambda: self.score("m", "n", SCORE, inside=inside))
+        with self._elements():
+            self.score("m", "n", SCORE, inside=inside)
+            self.keep("s", "score")
 
-    def _each(self, name: str, write: Callable[[], None]) -> None:
-        """Writes a loop over all scores of a tile, two neighbours at a time; ``write`` their vector ``name``."""
-        w = self.w
-        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
-            lane, step = self._key()
-            w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
-            write()
-            w.line(f"s[j + f * 2] = {name}[0];")
-            w.line(f"s[j + f * 2 + 1] = {name}[1];")
+    def _elements(self) -> AbstractContextManager[None]:
+        """Writes a loop over all scores of a tile, two neighbours at a time."""
+        lane, step = self._key()
+        return self.neighbours(f"m = m0 + row + f * 8, n = n0 + {step} + {lane}")
 
     def finish(self, stats: str) -> None:
         """Writes ``inverse``, by which the results are multiplied, and stores the logarithms of the sums."""

@@ -9,7 +9,7 @@ from codegen.buffers import Edge, every
 from codegen.epilogue import Epilogue
 from codegen.expr import Anchor, Operand
 from codegen.iteration import linear, negated
-from codegen.naming import Writer
+from codegen.naming import Names, Writer
 from codegen.spec import AttentionSpec, Bound
 
 #: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
@@ -20,29 +20,26 @@ VECTOR = 16
 
 
 class Masks:
-    """Writes what follows from the bounds and ranges of a spec; `codegen.attention.scores.Scores` knows these things.
-
-    t                      the C type of places.
-    keys                   of a tile.
-    row_tiles, key_tiles   the tiles of queries and of keys.
-    batch                  C expressions of the coordinates of the batch.
-    edge, inner            the programs on scores, with bounds and ranges and where none of them is broken.
-    ragged                 whether scores of keys that do not exist must be told apart.
-    differ                 whether tiles differ: some may break bounds or ranges, or reach past the end.
+    """Writes what follows from the bounds and ranges of a spec, by the programs ``edge``, on all scores, and ``inner``,
+    where none of them is broken; see `codegen.attention.scores.Scores`.
     """
 
-    w: Writer
-    spec: AttentionSpec
     t: str
-    keys: int
-    row_tiles: Edge
-    key_tiles: Edge
-    batch: list[str]
-    edge: Epilogue
-    inner: Epilogue
-    listed: bool
-    ragged: bool
-    differ: bool
+
+    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool, spanned: bool) -> None:
+        self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
+        self.real = real = spec.program.real
+        known = listed or spanned
+        inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
+        self.edge, self.inner = (Epilogue(w, p, names, spec.space, real, real) for p in (spec.program, inner))
+        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
+        #: the tiles of queries and of keys
+        self.row_tiles, self.key_tiles = Edge(spec.rows, 1), Edge(spec.keys, keys)
+        #: whether scores of keys that do not exist must be told apart
+        self.ragged = self.key_tiles.ragged or spanned
+        #: whether tiles differ: some may break bounds or ranges, or reach past the end
+        self.differ = bool(spec.bounds) or self.ragged or known
+        self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
 
     @property
     def plain(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import e, log2, prod
 from typing import Any
@@ -75,30 +76,17 @@ class Scores(Masks):
     def __init__(
         self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
     ) -> None:
-        self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
-        self.real = real = spec.program.real
+        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
         self.t = signed_index_type(*self._places())
-        known = listed or spanned
-        inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
-        self.edge, self.inner = (Epilogue(w, p, names, spec.space, real, real) for p in (spec.program, inner))
-        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
         self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
-        out = (*spec.batch, spec.rows, spec.width)
         self.weight, self.epilogue = (
-            None if p is None else Epilogue(w, p, names, space, real, real)
-            for p, space in ((spec.weight, spec.space), (spec.epilogue, out))
+            None if p is None else Epilogue(w, p, names, space, self.real, self.real)
+            for p, space in ((spec.weight, spec.space), (spec.epilogue, (*spec.batch, spec.rows, spec.width)))
         )
         #: whether rows of tiles are keys, and columns queries
         self.turned = False
         #: what a score's program writes: C variables, and their values for keys that do not exist
-        self.starts = {"score": f"-infinity<{real}>()"}
-        #: the tiles of queries and of keys
-        self.row_tiles, self.key_tiles = Edge(spec.rows, 1), Edge(spec.keys, keys)
-        #: whether scores of keys that do not exist must be told apart
-        self.ragged = self.key_tiles.ragged or spanned
-        #: whether tiles differ: some may break bounds or ranges, or reach past the end
-        self.differ = bool(spec.bounds) or self.ragged or known
-        self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
+        self.starts = {"score": f"-infinity<{self.real}>()"}
 
     def _places(self) -> list[int]:
         """Returns how far the places of what the kernel reads and writes reach."""
@@ -118,9 +106,9 @@ class Scores(Masks):
         return [*places, *(p.blocks * p.step for p in spec.pages or ())]
 
     @property
-    def own_tiles(self) -> Edge:
-        """The tiles of rows."""
-        return self.key_tiles if self.turned else self.row_tiles
+    def sides(self) -> tuple[Edge, Edge]:
+        """The tiles of rows and those of columns."""
+        return (self.key_tiles, self.row_tiles) if self.turned else (self.row_tiles, self.key_tiles)
 
     def page(self, pages: Pages, table: str, number: str) -> str:
         """Returns the C expression of the block that holds a page, given by its number (a C expression of one that
@@ -183,20 +171,38 @@ class Scores(Masks):
 
     def existing(self, columns: Edge) -> str:
         """Returns the C condition that the element (m, n) of a tile's rows exists, empty if all do."""
-        return every(self.own_tiles.inside("m"), columns.inside("n"))
+        return every(self.sides[0].inside("m"), columns.inside("n"))
 
-    def store_sums(self, name: str, op: Operand, first: str, columns: Edge, value: Callable[[str], str]) -> None:
+    @contextmanager
+    def neighbours(self, place: str, step: int = 4) -> Iterator[None]:
+        """Writes a loop over a thread's elements of a tile, two neighbours at a time, with a place unless it is ""."""
+        count = self.sides[1].size // 2
+        with self.w.unrolled(f"for (int j = 0; j < {count}; j += {step})", "for (int f = 0; f < 2; ++f)"):
+            if place:
+                self.w.line(f"const {self.t} {place};")
+            yield
+
+    def keep(self, array: str, vector: str, first: str = "j + f * 2") -> None:
+        """Writes a vector of two to an array, the first of them at an index."""
+        self.w.line(f"{array}[{first}] = {vector}[0];")
+        self.w.line(f"{array}[{first} + 1] = {vector}[1];")
+
+    def store_sums(
+        self, name: str, op: Operand, first: str, columns: Edge, value: Callable[[str], str], tile: str = ""
+    ) -> None:
         """Stores a tile from fragments whose rows begin at the C variable ``first``, two neighbours at a time where
         they are one access.
 
-        ``value`` returns the C expression of a thread's i-th element.
+        ``value`` returns the C expression of a thread's i-th element; ``tile`` is the number of the tile of columns, if
+        it is not the only one.
         """
         w = self.w
-        pairs = op.strides[-1] == 1 and columns.total % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
-        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
+        start = f"{tile} * {columns.size} + " if tile else ""
+        pairs = not tile and op.strides[-1] == 1 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in (columns.total, *op.strides[:-1]))
         with w.unrolled(f"for (int i = 0; i < {columns.size // 2}; i += {1 + pairs})"):
             last = "" if pairs else " + i % 2"
-            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
+            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = {start}i / 4 * 8 + lane % 4 * 2{last};")
             place, condition = self.offset(op, "m", "n"), guard(self.existing(columns))
             if pairs:
                 w.line(f"Vector<{op.dtype.ctype}, 2> v;")
