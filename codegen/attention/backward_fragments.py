@@ -18,7 +18,8 @@ from codegen.attention.random import RandomWords, random_words
 from codegen.buffers import Edge
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel
+from codegen.naming import Names
 from codegen.spec import AttentionSpec
 
 #: Bits of a word; registers for the keys of Philox's ten rounds, which are computed before the loop over tiles.
@@ -36,7 +37,7 @@ class BackwardFragments(BackwardScores):
     """Tiles of ``height`` rows, of which ``group`` from ``top`` on are looked at together, and ``width`` columns."""
 
     def __init__(
-        self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int, top: str, group: int
+        self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int, top: str, group: int
     ) -> None:
         super().__init__(w, spec, names, height, width)
         self.top, self.group, self.element_type = top, group, spec.attention.q.dtype.ctype

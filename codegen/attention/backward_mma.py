@@ -15,7 +15,6 @@ from codegen.attention.backward_scores import sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.mma import PAD
-from codegen.attention.scores import complete
 from codegen.attention.tiles import VectorTiles, backward_sources
 from codegen.attention.wgmma_schedule import columns as padded
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
@@ -141,8 +140,7 @@ class _Renderer:
             scores.store(x.name, x.operand, x.written, x.elements, padded(x.elements), x.times)
         detail = f"for {s.height} {spec.over} a block, {ATOM.m} a warp, tiles of {s.cols} of the others"
         detail += f" in {STAGES} stages (cp.async)"
-        operands, blocks = (self.arguments, self.written), tiles * batches
-        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=self.threads)
+        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps in registers."""

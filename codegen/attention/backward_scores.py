@@ -12,8 +12,8 @@ from codegen.attention.scores import Scores
 from codegen.buffers import Edge, every
 from codegen.expr import Operand, literal
 from codegen.iteration import extent
-from codegen.kernel import converted
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel, converted
+from codegen.naming import Names
 from codegen.spec import Bound
 
 #: C variables of what ranges say of a tile's rows: see `BackwardScores`.
@@ -73,11 +73,14 @@ class BackwardScores(Scores):
     on, and every column from begin to end - 1.
     """
 
-    def __init__(self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
-        self.whole, self.height, self.width = spec, height, width
+    whole: AttentionBackwardSpec
+
+    def __init__(self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
+        self.height, self.width = height, width
         #: whether keys that do not exist count, too, when it is asked which tiles meet
         self.whole_tiles = False
         super().__init__(w, spec.attention, names, width if spec.queries else height)
+        self.whole = spec
         self.turned, self.row_tiles = not spec.queries, Edge(spec.attention.rows, height if spec.queries else width)
         if self.turned:
             self.ragged = False  # what becomes of keys that do not exist is not stored

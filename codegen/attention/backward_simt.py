@@ -11,7 +11,7 @@ from math import prod
 
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import complete, stored
+from codegen.attention.scores import stored
 from codegen.attention.simt import LANES, WARPS, add_products, columns_of_lane, multiply, rows_of_warp
 from codegen.attention.tiles import Tiles, backward_sources
 from codegen.buffers import Buffer, Buffers, Edge, guard
@@ -111,8 +111,8 @@ class _Renderer:
                 self._tile()
         self._results()
         detail = f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others"
-        operands, blocks = (self.arguments, self.written), tiles * prod(spec.batch)
-        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=THREADS)
+        blocks = tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=THREADS)
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""

@@ -16,7 +16,8 @@ from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel
+from codegen.naming import Names
 from codegen.spec import AttentionSpec
 
 
@@ -58,28 +59,18 @@ def factored(program: Program) -> int | None:
 
 
 class ScoreFragments(Scores):
-    """Writes scores and results of a block's ``block_rows`` queries.
+    """Writes scores and results of a block's queries, so many ``rows``.
 
-    When a tile of ``keys`` is masked, the ``group_rows`` queries from ``top`` on (a C expression) are looked at
-    together.
+    When a tile of ``keys`` is masked, the ``group`` of queries from ``top`` on (a C expression) is looked at together.
+    What is ``known`` of ranges is told as to `Scores`.
     """
 
     def __init__(
-        self,
-        w: Writer,
-        spec: AttentionSpec,
-        names: Names,
-        keys: int,
-        top: str,
-        group_rows: int,
-        block_rows: int,
-        *,
-        listed: bool = False,
-        spanned: bool = False,
+        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, top: str, group: int, rows: int, **known: bool
     ) -> None:
-        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
-        self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
-        self.row_tiles = Edge(spec.rows, block_rows)
+        super().__init__(w, spec, names, keys, **known)
+        self.top, self.group_rows, self.block_rows = top, group, rows
+        self.row_tiles = Edge(spec.rows, rows)
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded
         self.lift = 0

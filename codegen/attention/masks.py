@@ -9,7 +9,8 @@ from codegen.buffers import Edge, every
 from codegen.epilogue import Epilogue
 from codegen.expr import Anchor, Operand
 from codegen.iteration import linear, negated
-from codegen.naming import Names, Writer
+from codegen.kernel import Kernel
+from codegen.naming import Names
 from codegen.spec import AttentionSpec, Bound
 
 #: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
@@ -24,9 +25,7 @@ class Masks:
     where none of them is broken; see `codegen.attention.scores.Scores`.
     """
 
-    t: str
-
-    def __init__(self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool, spanned: bool) -> None:
+    def __init__(self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, *, listed: bool, spanned: bool) -> None:
         self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
         self.real = real = spec.program.real
         known = listed or spanned
@@ -105,9 +104,9 @@ class Masks:
             self.of_ranges(own.size, starts, stops)
         first, last = "0", str(other.tiles)
         if self.spec.parts > 1:
-            part, each = "b0" if self.t == "int32" else "int(b0)", -(-other.tiles // self.spec.parts)
-            starts.append(f"{part} * {each}")
-            stops.append(f"{part} * {each} + {each}")
+            each = -(-other.tiles // self.spec.parts)
+            starts.append(f"int(b0) * {each}")
+            stops.append(f"int(b0) * {each} + {each}")
         for text in starts:
             first = f"max({first}, {text})" if first != "0" else text
         for text in stops:
@@ -166,9 +165,8 @@ class Masks:
             self._limit(bound.key, ranges.sum(n, keys=False), "low", "high")
         if spec.parts > 1:
             each = -(-spec.keys // (keys * spec.parts)) * keys
-            part = "b0" if self.t == "int32" else "int(b0)"
-            w.line(f"low = max(low, {part} * {each});")
-            w.line(f"high = min(high, {part} * {each} + {each});")
+            w.line(f"low = max(low, int(b0) * {each});")
+            w.line(f"high = min(high, int(b0) * {each} + {each});")
         base = f"low / {self.step} * {self.step}" if self.step > 1 else "low"
         w.line(f"const int base = {base}, tiles = max({'1' if some else '0'}, (high - base + {keys - 1}) / {keys});")
 

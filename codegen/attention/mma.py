@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.attention.fragments import ScoreFragments, check_types
-from codegen.attention.scores import argument_names, complete, merged
+from codegen.attention.scores import argument_names, merged
 from codegen.attention.tiles import VectorTiles, forward_sources
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -145,8 +145,7 @@ class _Renderer:
         scores.finish(self.written[-1] if spec.stats is not None else "")
         scores.store(self.written[0], wide)
         detail = f"{s.rows} queries a block, {ATOM.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
-        operands, blocks = (self.arguments, self.written), tiles * batches
-        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=self.threads)
+        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
 
     def _fill(self) -> None:
         """Writes the function that brings a tile of keys and values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from math import e, log2, prod
 from typing import Any
 
@@ -25,7 +26,7 @@ from codegen.iteration import (
     signed_index_type,
 )
 from codegen.kernel import Kernel, converted, parameter
-from codegen.naming import Names, Writer
+from codegen.naming import Names
 from codegen.spec import AttentionSpec, ComputedRows, KernelSource, Pages
 
 
@@ -74,10 +75,11 @@ class Scores(Masks):
     """
 
     def __init__(
-        self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
+        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
     ) -> None:
         super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
-        self.t = signed_index_type(*self._places())
+        #: what the kernel is for
+        self.whole: AttentionSpec | AttentionBackwardSpec = spec
         self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
         self.weight, self.epilogue = (
             None if p is None else Epilogue(w, p, names, space, self.real, self.real)
@@ -87,6 +89,11 @@ class Scores(Masks):
         self.turned = False
         #: what a score's program writes: C variables, and their values for keys that do not exist
         self.starts = {"score": f"-infinity<{self.real}>()"}
+
+    @cached_property
+    def t(self) -> str:
+        """The C type of places."""
+        return signed_index_type(*self._places())
 
     def _places(self) -> list[int]:
         """Returns how far the places of what the kernel reads and writes reach."""
@@ -141,6 +148,21 @@ class Scores(Masks):
         """Returns the C names of what is written."""
         results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
+
+    def complete(
+        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, blocks: int, threads: int
+    ) -> KernelSource:
+        """Returns the kernel, whose body is written, given the C names of its arguments and of what it writes.
+
+        Names of computed arguments are empty; the order in which blocks count is no parameter.
+        """
+        k, spec = self.w, self.whole
+        k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
+        k.parameters += self.parameters()
+        k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
+        program = approximated(spec) if isinstance(spec, AttentionSpec) else spec.program
+        details, numbers = [*kernel_details(self.spec), detail], range(len(k.parameters))
+        return k.source(program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers)
 
     def sunk(self, name: str) -> None:
         """Writes the score of the sink, which is called ``name``, in the unit of the other scores: ``sunk``."""
@@ -284,31 +306,6 @@ def stored(op: Operand, text: str, real: str) -> str:
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     """Returns the C names of a spec's arguments, "" for those that are computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
-
-
-def complete(
-    k: Kernel,
-    spec: AttentionSpec | AttentionBackwardSpec,
-    scores: Scores,
-    arguments: Sequence[str],
-    written: Sequence[str],
-    detail: str,
-    *,
-    blocks: int,
-    threads: int,
-) -> KernelSource:
-    """Returns a kernel whose body is written, without the parameter for the order in which blocks count.
-
-    ``arguments`` are their C names, "" for those that are computed, and ``written`` those of results.
-    """
-    forward = spec if isinstance(spec, AttentionSpec) else spec.attention
-    program = approximated(spec) if isinstance(spec, AttentionSpec) else spec.program
-    k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
-    k.parameters += scores.parameters()
-    k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
-    numbers = range(len(k.parameters))
-    details = [*kernel_details(forward), detail]
-    return k.source(program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers)
 
 
 def kernel_details(spec: AttentionSpec) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention.scores import Scores, argument_names, complete, merged, stored
+from codegen.attention.scores import Scores, argument_names, merged, stored
 from codegen.attention.tiles import Tiles, forward_sources
 from codegen.buffers import Buffer, Buffers, Edge, guard
 from codegen.declined import Declined
@@ -96,8 +96,8 @@ class _Renderer:
             self._tile()
         self._results()
         detail = f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"
-        operands, blocks = (self.arguments, self.written), tiles * prod(spec.batch)
-        return complete(w, spec, scores, *operands, detail, blocks=blocks, threads=threads)
+        blocks = tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps of the rows of its warp."""
