@@ -133,9 +133,10 @@ class Masks:
         last ones.
         """
         intervals = Ranges.intervals(self.spec)
+        if not intervals:
+            return
         ranges = self.ranges(intervals)
-        if intervals:
-            ranges.tile("m0", rows)
+        ranges.tile("m0", rows)
         for n in intervals:
             (starts if self.spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
 

@@ -256,8 +256,8 @@ class Scores(Masks):
         self.evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
 
     def _held(self, position: str, edge: Edge) -> str:
-        """Returns the C expression of a position that exists."""
-        return f"min({position}, {self.t}({edge.total - 1}))" if edge.ragged else position
+        """Returns the C expression of a position, or of the last one, if it does not exist."""
+        return f"min({position}, {self.t}({edge.total - 1}))"
 
     def evaluate(
         self,
@@ -276,13 +276,16 @@ class Scores(Masks):
         ``guarded``.
         """
         w, rows, keys = self.w, self.row_tiles, self.key_tiles
-        of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))
+        of_rows, of_keys = (
+            edge.ragged and any(op.strides[axis] for op in epilogue.program.loads)
+            for axis, edge in ((-2, rows), (-1, keys))
+        )
         m, n = (col, row) if self.turned else (row, col)
         missing = (lambda e: f"{n} + {e} >= {keys.total}") if guarded else None
         clamped, place = None, [m, n]
         if self.turned and of_keys:
             place[1] = self._held(n, keys)
-        if self.turned and of_rows and rows.ragged and count > 1:
+        if self.turned and of_rows and count > 1:
             missing, clamped = (lambda e: f"{m} + {e} >= {rows.total}"), self._held(f"{m} + e", rows)
         elif of_rows:
             place[0] = self._held(m, rows)

@@ -85,7 +85,7 @@ class Tiles:
         elif padded:
             each = self._together(source)
             with self.k.block(f"for (int i = {thread}; i < {size * padded // each}; i += {threads})"):
-                self._copy(source, to, first, edge, padded)
+                self._copy(source, to, first, edge, padded, each)
 
     def _store(self, to: str, vector: str, count: int, exists: str) -> None:
         """Writes the store of ``count`` elements that are computed, zeros where the C condition does not hold."""
@@ -99,7 +99,7 @@ class Tiles:
         """Returns how many neighbours a thread brings at once."""
         return 1
 
-    def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int) -> None:
+    def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         """Writes the copy of what a thread brings as its ``i``-th."""
         self.k.line(f"const {self.scores.t} r = {first} + i / {padded}, d = i % {padded};")
         value = converted(source.operand, f"{source.name}[{self._place(source, 'r', 'd')}]", self.element)
@@ -128,8 +128,8 @@ class VectorTiles(Tiles):
     def _together(self, source: Source) -> int:
         return source.together(self.scores.spec.batch)
 
-    def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int) -> None:
-        k, t, d, each = self.k, self.scores.t, self.column, self._together(source)
+    def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
+        k, t, d = self.k, self.scores.t, self.column
         pieces, stored = padded // each, source.operand.dtype.ctype
         k.line(f"const int r = i / {pieces}, {d} = i % {pieces}{f' * {each}' if each > 1 else ''};")
         exists = every(edge.inside(f"{first} + r"), Edge(source.elements, padded).inside(d))
