@@ -14,9 +14,8 @@ from codegen.attention.backward_fragments import BackwardFragments, random_regis
 from codegen.attention.backward_scores import sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
-from codegen.attention.mma import PAD
+from codegen.attention.mma import PAD, padded
 from codegen.attention.tiles import VectorTiles, backward_sources
-from codegen.attention.wgmma_schedule import columns as padded
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
@@ -87,11 +86,9 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
-    found = []
-    for warps, cols in preferred:
-        s = AttentionBackwardMmaSchedule(warps, min(cols, padded(spec.cols)), heads)
-        if _registers(spec, s.cols) <= HELD and buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
-            found.append(s)
+    every = (AttentionBackwardMmaSchedule(n, min(cols, padded(spec.cols)), heads) for n, cols in preferred)
+    found = [s for s in every if _registers(spec, s.cols) <= HELD]
+    found = [s for s in found if buffers(spec, s).bytes <= target.arch.shared_bytes_per_block]
     if not found:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))

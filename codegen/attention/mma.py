@@ -50,14 +50,14 @@ class AttentionMmaSchedule(Schedule):
         return ATOM.m * self.warps
 
 
-def _padded(elements: int) -> int:
+def padded(elements: int) -> int:
     """Returns the number of elements of a padded row."""
     return -(-elements // 16) * 16
 
 
 def buffers(spec: AttentionSpec, s: AttentionMmaSchedule, element: str = "float16") -> Buffers:
     """Returns what a block has in shared memory, of elements of 16 bits."""
-    deep, wide = _padded(spec.depth), _padded(spec.width)
+    deep, wide = padded(spec.depth), padded(spec.width)
     return Buffers(
         (
             Buffer("queries", element, (s.rows, deep), pad=PAD, align=VECTORS),
@@ -86,12 +86,9 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
         preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
-    found = []
-    for warps, keys in preferred:
-        s = AttentionMmaSchedule(warps, min(keys, _padded(spec.keys)), heads, producer_warps)
-        held = s.keys // 2 + s.keys // 4 + _padded(spec.width) // 2
-        if held <= HELD and buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
-            found.append(s)
+    every = (AttentionMmaSchedule(n, min(keys, padded(spec.keys)), heads, producer_warps) for n, keys in preferred)
+    found = [s for s in every if s.keys // 2 + s.keys // 4 + padded(spec.width) // 2 <= HELD]
+    found = [s for s in found if buffers(spec, s).bytes <= target.arch.shared_bytes_per_block]
     if not found:
         raise Declined(f"the sums of {tall} elements do not fit the registers of a warp")
     return tuple(dict.fromkeys(found))
