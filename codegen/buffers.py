@@ -137,3 +137,8 @@ def every(*conditions: str) -> str:
 def where(condition: str, value: str, other: str) -> str:
     """Returns the C expression of a value, or of another one where a condition does not hold; empty ones always do."""
     return f"{condition} ? {value} : {other}" if condition else value
+
+
+def guard(condition: str) -> str:
+    """Returns what a statement begins with that is for where a C condition holds; an empty one always does."""
+    return f"if ({condition}) " if condition else ""

@@ -177,7 +177,8 @@ class Epilogue:
             stored = self._declare(run) if staged is None else {}
         with w.scope():
             if run:
-                reach = max((op.strides[run.along] * run.count for op in self.program.operands), default=0)
+                operands = self.program.operands if staged is None else self.program.loads
+                reach = max((op.strides[run.along] * run.count for op in operands), default=0)
                 w.each(run.element, run.count, "int" if reach < 2**31 else "int64")
                 if run.missing is not None and run.clamped is None:
                     w.leave(run.missing(run.element))
@@ -185,7 +186,7 @@ class Epilogue:
             terms |= {Anchor(n): sum_value(text, self.accumulate, self.result) for n, text in enumerate(sums)}
             terms |= self.known
             self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
-            self._store(at, terms, dict(enumerate(staged)) if run and staged is not None else stored)
+            self._store(at, terms, dict(enumerate(staged)) if staged is not None else stored)
             for sink in sinks:
                 condition = f"if ({sink.within}) " if sink.within else ""
                 value = self._emitter.term(sink.reduction.value, terms)
@@ -226,6 +227,6 @@ class Epilogue:
         for n, (store, pointer) in enumerate(zip(self.program.stores, self.pointers.stores)):
             value = self._emitter.stored(store, terms, lambda v: ctype_of(self.program, v, self.result))
             to = f"{pointer}[{at.offset(store.operand.strides)}]"
-            if at.run and n in vectors:
-                to = f"{vectors[n]}[{at.run.element}]"
+            if n in vectors:
+                to = f"{vectors[n]}[{at.run.element if at.run else 0}]"
             self.w.line(f"{to} = {value};")

@@ -285,6 +285,11 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     return text
 
 
+def long_enough(text: str, most: int, step: int) -> str:
+    """Returns the C expression of an int of at most ``most``, in a type that its product with a step fits."""
+    return text if most * abs(step) < 2**31 else f"int64({text})"
+
+
 def negated(text: str) -> str:
     """Returns the negative of what `linear` wrote."""
     return text[1:] if text.startswith("-") and " " not in text else f"-({text})"

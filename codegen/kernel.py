@@ -49,7 +49,8 @@ class Kernel(Writer):
         self.buffers = Buffers(buffers)
         with self.block("struct Shared", "};"):
             for buffer in self.buffers:
-                self.line(buffer.declaration)
+                if buffer.bytes:  # arrays have elements
+                    self.line(buffer.declaration)
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
