@@ -80,6 +80,11 @@ class Buffers(tuple[Buffer, ...]):
             end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
         return end
 
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of all that have stages."""
+        return sum(buffer.stage_bytes for buffer in self if buffer.stages)
+
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
         return next(b for b in self if b.name == name)
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.spec import Gather, Image, TensorMap
+from codegen.tensor_map import ELEMENT_BYTES
 from codegen.tile_path import ELEMENTS, TilePath
 
 ROW_BYTES = 128
+LEAST_SWIZZLE = 32  # bytes of a row
 #: The share of the full load rate that a panel of so many bytes reaches.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 #: Elements of the reduction in a stage, and in a fragment.
@@ -35,6 +37,11 @@ class ReductionPanels:
     skips: tuple[str, ...] = ()
     share: float = 1.0
     step: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a tile."""
+        return ROW_BYTES // (self.panel * self.per_stage)
 
     @property
     def chunks(self) -> int:
@@ -75,6 +82,15 @@ class MappedOperand:
     @property
     def im2col(self) -> bool:
         return self.map.lower is not None
+
+    def boxed(self, inner: int, outer: int, element: str = "") -> TensorMap:
+        """Returns the tensor map with the box of a load: ``inner`` elements along its first dimension, and ``outer``
+        rows, columns, channels or pixels.  They may be brought as another ``element``.
+        """
+        others = [outer] if self.im2col else [outer if "{o}" in x or "{c}" in x else 1 for x in self.terms[1:]]
+        width = inner * ELEMENT_BYTES[self.map.element]
+        swizzle = width if width >= LEAST_SWIZZLE else 0
+        return replace(self.map, element=element or self.map.element, box=(inner, *others), swizzle=swizzle)
 
 
 @dataclass(frozen=True)
@@ -127,20 +143,14 @@ class Brought:
         return self.panel * self.itemsize
 
     def bytes(self, rows: int) -> int:
-        """Returns the bytes of a stage.  Tiles start at multiples of 1024 bytes, rows for all at multiples of 128."""
+        """Returns how many bytes TMA brings to a stage."""
         return PANEL * self.itemsize * (1 if self.row else rows)
 
     def boxed(self, rows: int) -> TensorMap:
         """Returns the tensor map with the box that one load brings."""
-        first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
-        if self.side.im2col:
-            box: tuple[int, ...] = (first, second)
-        else:
-            box = tuple(
-                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
-                for n, term in enumerate(self.side.terms)
-            )
-        return replace(self.side.map, argument=self.load, box=box, swizzle=0 if self.row else box[0] * self.itemsize)
+        along = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
+        made = replace(self.side.boxed(*along), argument=self.load)
+        return replace(made, swizzle=0) if self.row else made
 
 
 @dataclass(frozen=True)
@@ -165,10 +175,6 @@ class ComputedOperand:
     def element(self) -> str:
         """C type of an element as it is multiplied."""
         return ELEMENTS[self.product][0]
-
-    def bytes(self, rows: int) -> int:
-        """Returns how many bytes of a stage TMA brings."""
-        return sum(b.bytes(rows) for b in self.brought)
 
 
 @dataclass(frozen=True)

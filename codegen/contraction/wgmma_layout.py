@@ -1,29 +1,37 @@
-"""What a block of the Hopper form of the contraction family holds: its schedule, and how results leave it."""
+"""What a block of the Hopper form of the contraction family holds: its schedule, its shared memory, and how results
+leave it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
 from codegen.arch import KNOWN
+from codegen.buffers import SIZES, SWIZZLED, Buffer, Buffers
 from codegen.computed_tiles import computed
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
-from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles
-from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import gathered, operand_tiles
+from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles
+from codegen.pipeline import ring_barriers
+from codegen.spec import ContractionSpec, Gather, TensorMap
+from codegen.tile_path import TilePath
+from codegen.tiles import gathered, operand_tiles, tiled
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
-TAIL = 128  # a block's shared memory behind the buffers is counted in units of so many bytes
+#: Bytes of shared memory that no buffer is given: for barriers besides those of the ring, and for alignment.
+RESERVE = 256
 RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
 CARRIED_BYTES = 384  # the same, at most, where warps carry out their own rows: longer chunks have fewer ends of rows
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
 LEAST_STAGES = 3  # of the ring, besides buffers that hold operands
+RESERVE_WITH_OPERANDS = RESERVE + 128  # and for the barriers of that ring
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
 #: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
@@ -125,20 +133,6 @@ def brought(side: object, size: int, total: int) -> int:
     return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
 
 
-def ring_bytes(parts: OperandTiles, s: WgmmaSchedule, products: int) -> int:
-    """Returns how many bytes of shared memory a stage's tiles take."""
-    first = (
-        sum(b.bytes(s.tile_m) for b in parts.a.brought if not b.row) if isinstance(parts.a, ComputedOperand) else None
-    )
-    return (ROW_BYTES * s.tile_m if first is None else first) + ROW_BYTES * s.tile_n * products
-
-
-def row_bytes(parts: OperandTiles) -> int:
-    """Returns how many bytes of shared memory the tensors take of which a stage has one row for all rows."""
-    rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, ComputedOperand) else []
-    return sum(round_up(b.bytes(1), ROW_BYTES) for b in rows)
-
-
 class Layout:
     """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
 
@@ -185,9 +179,14 @@ class Layout:
         return self.carried and not self.turned and not any(x.rows for x in self.spec.partials)
 
     @property
-    def buffers(self) -> int:
-        """Staging buffers of each consumer and output."""
+    def staging(self) -> int:
+        """Buffers of each consumer and output on its way out."""
         return 1 if self.by_warps else self.chunks if self.operand_maps else STAGING
+
+    @property
+    def through_shared_memory(self) -> bool:
+        """Whether results leave through shared memory, rather than from registers."""
+        return self.maps is not None or self.carried
 
     @property
     def chunks(self) -> int:
@@ -203,10 +202,9 @@ class Layout:
         """
         if self.maps is None or self.turned or self.parts.reduction.skips:
             return {}
-        each = round_up(GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores), 1024)
-        stage = ring_bytes(self.parts, self.s, self.spec.products) + row_bytes(self.parts)
-        room = KNOWN["sm_90a"].shared_bytes_per_block - self.exchange_bytes - 3 * TAIL
-        if self.s.groups * self.chunks * each + LEAST_STAGES * stage > room:
+        stages = LEAST_STAGES * (self.ring.stage_bytes + self.single_rows.stage_bytes)
+        room = KNOWN["sm_90a"].shared_bytes_per_block - self.left_by_warps.bytes - RESERVE_WITH_OPERANDS
+        if self.staged(self.chunks).bytes + stages > room:
             return {}
         found: dict[int, tuple[int, TensorMap]] = {}
         for n, op in enumerate(self.program.loads):
@@ -222,16 +220,10 @@ class Layout:
         """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
         threads.
         """
-        found = []
-        if self.spec.results:
-            return None
         first = len(self.spec.arguments) + len(self.program.loads)
-        for n, op in enumerate(self.stores):
-            made = self._map(op, first + n)
-            if made is None:
-                return None
-            found.append(made)
-        return tuple(found) or None
+        found = [self._map(op, first + n) for n, op in enumerate(() if self.spec.results else self.stores)]
+        made = tuple(x for x in found if x is not None)
+        return made if made and len(made) == len(found) else None
 
     @cached_property
     def carried(self) -> bool:
@@ -243,37 +235,20 @@ class Layout:
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
 
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
+        """Returns the tensor map of an operand as large as the results; None if there can be none."""
         *batch, row, col = op.strides
-        itemsize = op.dtype.itemsize
-        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or self.parts.cols % 2:
+        rows, cols, itemsize = self.parts.rows, self.parts.cols, op.dtype.itemsize
+        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or cols % 2:
             return None
-        if op.alignment % 16 or self.chunk * itemsize < 16:
+        repeated = any(size > 1 and not step for size, step in zip((*self.batch, rows, cols), op.strides))
+        if op.alignment % 16 or self.chunk * itemsize < 16 or repeated:
             return None
-        sizes, strides = [self.parts.cols, self.parts.rows], [row * itemsize]
-        box, contiguous = [self.chunk, GROUP_ROWS], col == 1 or self.parts.cols == 1
-        if self.turned:
-            sizes, strides = [self.parts.rows, self.parts.cols], [col * itemsize]
-            box, contiguous = [GROUP_ROWS, self.chunk], True
-        if not contiguous:
+        try:
+            side = tiled(Gather(op, tuple(batch), (row,), (col,)), argument, self.batch, rows, (cols,), 0)
+        except Declined:
             return None
-        for size, stride in zip(reversed(self.batch), reversed(batch)):
-            if size > 1:
-                sizes.append(size)
-                strides.append(stride * itemsize)
-        strides = [max(16, x) if size == 1 else x for size, x in zip(sizes[1:], strides)]
-        if any(x % 16 or not x for x in strides):
-            return None
-        box += [1 for _ in sizes[2:]]
-        width = box[0] * itemsize
-        return TensorMap(
-            argument,
-            op.dtype.ctype,
-            tuple(sizes),
-            tuple(strides),
-            tuple(box),
-            (1,) * len(sizes),
-            width if width >= 32 else 0,
-        )
+        box = (GROUP_ROWS, self.chunk) if self.turned else (self.chunk, GROUP_ROWS)
+        return side.boxed(*box) if side.along_k != self.turned else None
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -281,20 +256,72 @@ class Layout:
         rows = tuple(x.size for x in self.spec.results) or self.rows
         return (*self.batch, *rows, *self.cols)
 
-    @property
-    def staging_bytes(self) -> int:
-        if self.maps is None and not self.carried:
-            return 0
-        each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
-        return self.s.groups * self.buffers * round_up(each, 1024)
+    # ---- shared memory
 
     @property
-    def exchange_bytes(self) -> int:
-        """Bytes of shared memory in which the warps of a consumer leave their values of columns that are reduced."""
-        each = [8 if x.reduction.ctype in ("double", "int64", "uint64") else 4 for x in self.spec.partials if x.rows]
-        return self.s.groups * 4 * self.chunk * sum(each)
+    def buffers(self) -> Buffers:
+        """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
+        s = self.s
+        staged = self.staged(self.staging) if self.through_shared_memory else ()
+        barriers = [*ring_barriers("", s.stages)]
+        barriers += [Buffer("turn", "Barrier", (2,))] if s.pingpong else []
+        barriers += [Buffer("operands", "Barrier", (s.groups,))] if self.operand_maps else []
+        return Buffers((*self.ring, *staged, *self.single_rows, *self.left_by_warps, *barriers))
 
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
-        return self.s.tile_m * self.s.tile_n * self.spec.products * 4 if self.s.split_k > 1 else 0
+    @cached_property
+    def ring(self) -> Buffers:
+        """The tiles of both operands; those of tensors that operand A is computed from are ``in0``, ``in1``, ..."""
+        s, k, a, b = self.s, self.parts.reduction, self.parts.a, self.parts.b
+        width, number = s.tile_n * self.spec.products, s.tile_n
+        second = self._tile("b", self._ctype(b, self.spec.b), b.along_k, width, k.per_stage, k.panel)
+        second = replace(second, note=f"{number} columns of each of {{b}}" if width > number else "")
+        if not isinstance(a, ComputedOperand):
+            first = self._tile("a", self._ctype(a, self.spec.a), a.along_k, s.tile_m, k.per_stage, k.panel)
+            return Buffers((first, second))
+        tiles = [(x, a.gather.operands[x.load].dtype.ctype) for x in a.brought if not x.row]
+        every = [self._tile(f"in{x.load}", t, x.side.along_k, s.tile_m, x.panels, x.panel) for x, t in tiles]
+        return Buffers((*every, second))
+
+    def _ctype(self, side: MappedOperand | Gathered | TilePath, gather: Gather) -> str:
+        return side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
+
+    def _tile(self, name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int) -> Buffer:
+        """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
+        across = panel_size(size, SIZES[ctype])
+        along = (panels, size, panel) if panels > 1 else (size, panel)
+        shape = along if along_k else (size // across, panel, across)
+        note = f"tiles of {{{name}}}: stages first, rows swizzled"
+        return Buffer(name, ctype, shape, self.s.stages, align=SWIZZLED, note=note)
+
+    @cached_property
+    def single_rows(self) -> Buffers:
+        """The tensors of which a stage has one row for all rows of operand A."""
+        a = self.parts.a
+        found = [(x, a.gather.operands[x.load]) for x in a.brought if x.row] if isinstance(a, ComputedOperand) else []
+        return Buffers(
+            Buffer(
+                f"in{x.load}",
+                op.dtype.ctype,
+                (max(x.panel, ROW_BYTES // x.itemsize),),
+                self.s.stages,
+                align=ROW_BYTES,
+                note=f"of {{in{x.load}}}: one for all rows",
+            )
+            for x, op in found
+        )
+
+    def staged(self, count: int) -> Buffers:
+        """Returns so many buffers of each consumer for a chunk of results: of output n ``out{n}``."""
+        panel = (self.chunk, GROUP_ROWS) if self.turned else (GROUP_ROWS, self.chunk)
+        shape = (self.s.groups, *(() if self.by_warps else (count,)), *panel)
+        note = "results on their way out"
+        return Buffers(
+            Buffer(f"out{n}", op.dtype.ctype, shape, align=SWIZZLED, note=note) for n, op in enumerate(self.stores)
+        )
+
+    @cached_property
+    def left_by_warps(self) -> Buffers:
+        """What the warps of a consumer leave of columns that are reduced: ``left0``, ``left1``, ..."""
+        shape, note = (self.s.groups, 4, self.chunk), "what each warp has of a chunk of columns"
+        reduced = [x.reduction for x in self.spec.partials if x.rows]
+        return Buffers(Buffer(f"left{n}", x.ctype, shape, note=note) for n, x in enumerate(reduced))

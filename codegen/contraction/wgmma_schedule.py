@@ -8,19 +8,18 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from codegen.buffers import Buffer
 from codegen.computed_tiles import computed
 from codegen.contraction.wgmma_layout import (
     GROUP,
     GROUP_ROWS,
     PIECES,
-    TAIL,
+    RESERVE,
     Layout,
     WgmmaSchedule,
     brought,
     panel_size,
-    ring_bytes,
     round_up,
-    row_bytes,
 )
 from codegen.declined import Declined
 from codegen.expr import Program
@@ -29,7 +28,7 @@ from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandT
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.tile_path import ELEMENTS, TilePath, held_registers, product_types
+from codegen.tile_path import TilePath, held_registers, product_types
 from codegen.tiles import gathered, operand_tiles
 
 
@@ -57,11 +56,6 @@ def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
     return types[0].startswith("float8") and not spec.fast_fp8
 
 
-def element_bytes(types: tuple[str, str]) -> int:
-    """Returns how many bytes an element of either operand takes in shared memory."""
-    return ELEMENTS[types[0]][1]
-
-
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
     """Returns schedules worth trying, those with the least estimated time first.  Raises Declined with a reason.
 
@@ -82,7 +76,7 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     The time of memory is left out, as in the estimates of the other forms.
     """
     best = _ranked(spec, target)[0][1]
-    return _cost(spec, best.operand_tiles(spec), best, target, cold=False)
+    return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
 
 
 @lru_cache(256)
@@ -117,8 +111,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for producer_warpgroups in (1, 2) if form is filled else (0,):
-            found = _candidates(spec, parts, target, form is gathered, producer_warpgroups, form is computed)
-            ranked += [(_cost(spec, parts, s, target), s) for s in found]
+            ranked += _candidates(spec, parts, target, form is gathered, producer_warpgroups, form is computed)
     if not ranked:
         raise reason
     return sorted(ranked, key=lambda entry: entry[0])
@@ -126,7 +119,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
 
 def _candidates(
     spec: ContractionSpec, parts: OperandTiles, target: Target, gather: bool, producer_warpgroups: int, computes: bool
-) -> Iterator[WgmmaSchedule]:
+) -> Iterator[tuple[float, WgmmaSchedule]]:
+    """Yields schedules of a way to bring tiles, and their estimated cycles."""
     sms = target.sms
     adds_up = adds_up_stages(spec, operand_types(spec, bool(producer_warpgroups) or computes))
     # With several operands that lie across the reduction, each has whole panels.
@@ -169,9 +163,11 @@ def _candidates(
                     taken = replace(s, pingpong=pingpong)
                     if pingpong and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
                         continue
-                    stages = _most_stages(spec, parts, taken, target)
+                    layout = Layout(spec, parts, taken)
+                    stages = _most_stages(layout, target)
                     if stages >= 2:
-                        yield replace(taken, stages=stages)
+                        chosen = replace(taken, stages=stages)
+                        yield _cost(layout, chosen, target), chosen
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -214,15 +210,18 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
     return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
 
 
-def _most_stages(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target) -> int:
-    stage = ring_bytes(parts, s, spec.products)
-    layout = Layout(spec, parts, s)
-    room = target.arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
+def _most_stages(layout: Layout, target: Target) -> int:
+    """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
+    s, parts, buffers = layout.s, layout.parts, layout.buffers
+    others = sum(b.bytes for b in buffers if not b.stages and b.ctype != "Barrier")
+    room = target.arch.shared_bytes_per_block - RESERVE - others
     tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
     useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
-    most = max(MOST_STAGES, IN_FLIGHT // stage)
-    stages = min(most, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
-    return stages if max(stages * stage, layout.sums_bytes) <= room else 0
+    each = layout.ring.stage_bytes
+    most = max(MOST_STAGES, IN_FLIGHT // each)
+    stages = min(most, max(room // buffers.stage_bytes, 0), max(2, useful))
+    sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
+    return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
 
 
 #: The share of the tensor cores' peak rate that is reached.
@@ -321,13 +320,14 @@ def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
     )
 
 
-def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
+def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
 
     With ``cold``, operands are in memory, and the whole is no faster than it.  The constants are fits to measurements.
     """
-    itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
+    spec, parts = layout.spec, layout.parts
+    itemsize = parts.reduction.itemsize
     tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
     depth = parts.reduction.share * -(-parts.reduction.stages // s.split_k)
     # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
@@ -341,7 +341,7 @@ def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: 
     )
     if adds_up_stages(spec, operand_types(spec, bool(s.producer_warpgroups) or s.computes)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
-    loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / L2_RATE
     if s.gather:
         loads += s.tile_m * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
     else:  # TMA takes as long for a short row as for one of 128 bytes
@@ -354,8 +354,7 @@ def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: 
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(loads, _filling(spec, parts, s), refill)
     if isinstance(parts.a, ComputedOperand):
-        loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
-    layout = Layout(spec, parts, s)
+        loads = max(loads, _computing(parts.a, s, layout.ring.stage_bytes, spec.products))
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)

@@ -1,0 +1,201 @@
+"""The operands of the Hopper kernels that TMA brings: their parameters, and the loads of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+
+from codegen.contraction.wgmma_block import Block, tidy
+from codegen.contraction.wgmma_layout import brought, panel_size, round_up
+from codegen.iteration import coordinate, coordinates, linear, long
+from codegen.operands import ROW_BYTES, MappedOperand
+from codegen.spec import TensorMap
+from codegen.tensor_map import box_bytes
+
+GRID_CONSTANT = "const __grid_constant__ TensorMap "
+
+
+class OperandWriter:
+    """An operand in a kernel: its parameters, and what TMA brings of it."""
+
+    #: bytes that TMA brings to a stage
+    bytes = 0
+
+    def __init__(self, parameters: Sequence[str]) -> None:
+        self.parameters = list(parameters)
+
+    def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
+        """Returns the arguments of its parameters, given the numbers of its tensors."""
+        return list(numbers)
+
+    def locate(self) -> None:
+        """Writes where windows of a tile begin."""
+
+    def load(self) -> None:
+        """Writes the loads of a panel of a stage."""
+
+
+class Loads:
+    """Writes loads of TMA to the stages of the ring; the pipeline's trace is told of each."""
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.w, self.k = block, block.w, block.parts.reduction
+        self._times = 1
+
+    @contextmanager
+    def repeated(self, counter: str, count: int, *, always: bool = False) -> Iterator[None]:
+        """Writes a loop around loads; none around one, unless ``always``."""
+        self._times *= count
+        with self.w.unrolled(f"for (int {counter} = 0; {counter} < {count}; ++{counter})", when=always or count > 1):
+            yield
+        self._times //= count
+
+    def load(self, target: str, name: str, described: TensorMap, place: str, offsets: str = "") -> None:
+        """Writes a load of a box to a place in shared memory."""
+        self.block.ring.copied(self._times * box_bytes(described))
+        if offsets:
+            self.w.line(f"tma_load_im2col({target}, {name}, full,")
+            self.w.line(f"                {place}, {offsets});")
+        else:
+            self.w.line(f"tma_load({target}, {name}, full, {place});")
+
+    def values(self, side: MappedOperand, origin: str, channel: str = "c") -> dict[str, str]:
+        """Returns the C expressions of the placeholders in the coordinates of a load (`MappedOperand.terms`)."""
+        values = {"c": channel, "o": origin, **self.block.batch_values()}
+        values |= {f"t{d}": f"t{d}" if tap > 1 else "0" for d, tap in enumerate(self.k.taps)}
+        if side.im2col:
+            values |= {f"o{d}": f"m_{d}" for d in range(len(self.block.spec.m))}
+            values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
+        return values
+
+    def walk(self, item: str) -> None:
+        """Writes the channel and the taps of panel number ``item``."""
+        w, k = self.w, self.k
+        sizes = (*k.taps, k.chunks)
+        if k.skips:
+            chunk = self._walk_phase(item)
+        else:
+            coordinates(w, "int", "t", item, sizes, long(k.taps))
+            chunk = coordinate(item, sizes, len(sizes) - 1)
+        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
+        if k.panels % k.per_stage:
+            # Past the last panel both operands are read beyond their channels, where they are zero.
+            channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // k.itemsize)}"
+        if k.step:
+            channel = f"at.batch * {k.step} + {channel}"
+        w.line(f"const int c = {channel};")
+
+    def _walk_phase(self, item: str) -> str:
+        """Writes the taps of panel number ``item`` of a phase; returns the C expression of its chunk of channels."""
+        w, k = self.w, self.k
+        rest = f"{item} / {k.chunks}" if k.chunks > 1 else item
+        for d in reversed(range(len(k.taps))):
+            if k.taps[d] == 1:
+                continue
+            skip = "" if k.skips[d] == "0" else f"skip{d}"
+            count = f"({k.taps[d]} - {skip})" if skip else str(k.taps[d])
+            first = all(size == 1 for size in k.taps[:d])
+            w.line(f"const int t{d} = {rest if first else f'{rest} % {count}'}{f' + {skip}' if skip else ''};")
+            rest = f"{rest} / {count}"
+        return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
+
+
+class TileLoads:
+    """Writes the loads of a tile of one tensor.
+
+    stage    C expression of the tile's place in a stage; ``panel`` that of a panel along the reduction.
+    origin   C variable of the tile's first row or column, of ``size``; ``channel`` that of its first channel.
+    """
+
+    def __init__(
+        self, loads: Loads, side: MappedOperand, box: TensorMap, member: str, origin: str, size: int, panels: int = 1
+    ) -> None:
+        self._loads, self._side, self._box, self._origin, self._size = loads, side, box, origin, size
+        self._stage = f"shared.{member}[stage.index]"
+        self._panel = f"{self._stage}[u]" if panels * loads.k.per_stage > 1 else self._stage
+        self._channel = f"c + u * {box.box[0]}" if panels > 1 else "c"
+        self._across = panel_size(size, loads.k.itemsize)
+        windows = self._windows if side.along_k else self._windows_across
+        #: writes them, given the tensor map's name and where in the tile the first is
+        self.write = windows if side.im2col else self._rows if side.along_k else self._columns
+
+    def _place(self, values: dict[str, str]) -> str:
+        """Returns the coordinates of a load, given the C expressions of their placeholders."""
+        return ", ".join(tidy(term.format(**values)) for term in self._side.terms)
+
+    def _rows(self, name: str, start: int = 0) -> None:
+        """Writes the load of rows along the reduction."""
+        place = self._place(self._loads.values(self._side, self._origin, self._channel))
+        self._loads.load(f"{self._panel}{f'[{start}]' if start else ''}", name, self._box, place)
+
+    def _columns(self, name: str, start: int = 0) -> None:
+        """Writes the loads of panels across the reduction."""
+        several = self._size > self._across
+        origin = f"{self._origin} + i * {self._across}" if several else self._origin
+        panel = linear([("i", 1)] if several else [], start // self._across)
+        with self._loads.repeated("i", self._size // self._across):
+            place = self._place(self._loads.values(self._side, origin))
+            self._loads.load(f"{self._stage}[{panel}]", name, self._box, place)
+
+    def _windows(self, name: str, _: int = 0) -> None:
+        """Writes the load of windows: channels of a tap."""
+        self._load_windows(self._panel, name, self._loads.values(self._side, self._origin, self._channel))
+
+    def _windows_across(self, name: str, _: int = 0) -> None:
+        """Writes the loads of panels of rows, each some channels of one tap, for the pixels of a stage."""
+        loads, side, across = self._loads, self._side, self._across
+        values = loads.values(side, self._origin, "channel")
+        with loads.repeated("i", self._size // across, always=True):
+            loads.w.line(f"const int panel = m0 / {across} + i;")
+            for d, tap in enumerate(side.taps[:-1]):
+                # Past the last row every tap is in range; the channel is not.
+                inner = prod(side.taps[d + 1 :])
+                values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
+                if tap > 1:
+                    loads.w.line(f"const int t{d} = panel{f' / {inner}' if inner > 1 else ''} % {tap};")
+            several = loads.block.batch > 1
+            behind = round_up(side.map.sizes[0], 16 // loads.k.itemsize) if several else side.taps[-1] * across
+            within = f"panel % {side.taps[-1]} * {across}"
+            loads.w.line(f"const int channel = panel < {prod(side.taps)} ? {within} : {behind};")
+            self._load_windows(f"{self._stage}[i]", name, values)
+
+    def _load_windows(self, target: str, name: str, values: dict[str, str]) -> None:
+        """Writes a load of windows under a tap."""
+        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in self._side.offsets)
+        self._loads.load(target, name, self._box, self._place(values), offsets)
+
+
+class MappedWriter(OperandWriter):
+    """An operand that is multiplied as it lies in memory.
+
+    label    of its tiles in shared memory, "a" or "b"; ``maps`` C names of its tensor maps, one for each operand B.
+    element  the type in which it is multiplied.
+    size     rows or columns of a tile of each, of ``total``.
+    """
+
+    def __init__(
+        self, loads: Loads, label: str, side: MappedOperand, maps: Sequence[str], element: str, size: int, total: int
+    ) -> None:
+        super().__init__([GRID_CONSTANT + name for name in maps])
+        self._block, self._side, self._maps, self._size = loads.block, side, maps, size
+        k, lines = loads.k, brought(side, size, total)
+        self.bytes = ROW_BYTES * lines * len(maps)
+        across = ROW_BYTES // k.itemsize if side.im2col else panel_size(size, k.itemsize)
+        box = (k.panel, lines) if side.along_k else (across, k.panel)
+        # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
+        self._box = side.boxed(*box, element="tf32" if element == "tf32" else "")
+        self._loads = TileLoads(loads, side, self._box, label, "m0" if label == "a" else "n0", size)
+
+    def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
+        return [replace(self._box, argument=n) for n in numbers]
+
+    def locate(self) -> None:
+        if self._side.im2col and self._side.along_k:
+            coordinates(self._block.w, "int", "m_", "m0", self._block.spec.m)
+
+    def load(self) -> None:
+        coordinates(self._block.w, "int", "p", "c", self._side.pixels)
+        for number, name in enumerate(self._maps):
+            self._loads.write(name, number * self._size)
