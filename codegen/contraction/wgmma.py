@@ -15,26 +15,18 @@ from math import prod
 
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
-from codegen.contraction.wgmma_consumer import ComputedProducts, Consumer, MainLoop, StageSums, Turns
-from codegen.contraction.wgmma_gather import GatheringProducer
+from codegen.contraction.wgmma_consumer import Consumer, Turns, main_loop
 from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
 from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter
 from codegen.contraction.wgmma_partials import WgmmaPartials
-from codegen.contraction.wgmma_producer import CopyingProducer, FilledWriter, FillingProducer, Producer
-from codegen.contraction.wgmma_results import DirectResults, Results
+from codegen.contraction.wgmma_producer import FilledWriter, producer
+from codegen.contraction.wgmma_results import results
 from codegen.contraction.wgmma_schedule import adds_up_stages, operand_types
-from codegen.contraction.wgmma_staging import (
-    CarriedResults,
-    CopiedResults,
-    ResultsCarriedByWarps,
-    ResultsOnOperands,
-)
 from codegen.epilogue import Epilogue
 from codegen.kernel import Kernel, parameter
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource, TensorMap
-from codegen.tile_loader import TileLoader
 from codegen.tile_path import TilePath
 
 
@@ -47,20 +39,18 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.parts = schedule.operand_tiles(spec)
-        self.types = operand_types(spec, bool(schedule.producer_warpgroups) or schedule.computes)
+        self.types = operand_types(spec, schedule.converts)
         #: whether the sums of each stage are added up in float32
         self.adds_up = adds_up_stages(spec, self.types)
         self.layout = layout = Layout(spec, self.parts, schedule)
-        self.w = Kernel(spec.name)
-        self.names = self.w.names
-        self.block = Block(self.w, spec, self.parts, schedule, layout)
+        self.w = w = Kernel(spec.name)
+        self.block = Block(w, layout)
         self.loads = Loads(self.block)
-        a, b = self._prologue("a"), self._prologue("b")
-        self.epilogue = Epilogue(self.w, layout.program, self.names, layout.space, spec.accumulate, spec.result)
-        self.partials = WgmmaPartials(self.block, self.names)
-        self.operand_names = a.name, *b.pointers
-        self.a, self.b = self._operand("a", a), self._operand("b", b)
-        self.results = self._results()
+        self.prologues = self._prologue("a"), self._prologue("b")
+        self.epilogue = Epilogue(w, layout.program, w.names, layout.space, spec.accumulate, spec.result)
+        self.partials = WgmmaPartials(self.block)
+        self.a, self.b = self._operand("a", self.prologues[0]), self._operand("b", self.prologues[1])
+        self.results = results(self.block, self.epilogue, self.partials)
         self.turns = Turns(self.block) if schedule.pingpong else None
 
     def _prologue(self, label: str) -> Prologue:
@@ -69,37 +59,18 @@ class _Renderer:
         gather = side.gather if isinstance(side, TilePath | ComputedOperand) else gather
         others = self.spec.others if label == "b" else ()
         pairs = isinstance(side, ComputedOperand) and side.pairs
-        return Prologue(self.w, gather, self.names, label, others, pairs=pairs)
+        return Prologue(self.w, gather, self.w.names, label, others, pairs=pairs)
 
     def _operand(self, label: str, prologue: Prologue) -> OperandWriter:
         """Returns what writes an operand."""
-        first = label == "a"
-        side, size = (self.parts.a, self.s.tile_m) if first else (self.parts.b, self.s.tile_n)
-        total = self.parts.rows if first else self.parts.cols
+        side = self.parts.a if label == "a" else self.parts.b
         if isinstance(side, ComputedOperand):
-            return OperandAWriter(self.loads, side, prologue, self.names)
+            return OperandAWriter(self.loads, side, prologue)
+        if isinstance(side, MappedOperand):
+            return MappedWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, Gathered):
             return OperandWriter([parameter(self.spec.a.operand, prologue.name)])
-        if isinstance(side, MappedOperand):
-            maps = [self.names.unique(name, "_map") for name in prologue.pointers]
-            return MappedWriter(self.loads, label, side, maps, self.types[0], size, total)
-        t = "int32" if side.reach < 2**30 else "int64"
-        depth, inner, threads = prod(self.spec.k), self.parts.reduction.panel, self.s.producer_warpgroups * GROUP
-        tile = f"{label}_tile"
-        return FilledWriter(
-            TileLoader(self.w, t, side, label, prologue, size, size, total, depth, inner, threads, tile)
-        )
-
-    def _results(self) -> Results:
-        """Returns what writes the results."""
-        layout = self.layout
-        if not layout.through_shared_memory:
-            kind: type[Results] = DirectResults
-        elif layout.maps is None:
-            kind = ResultsCarriedByWarps if layout.by_warps else CarriedResults
-        else:
-            kind = ResultsOnOperands if layout.operand_maps else CopiedResults
-        return kind(self.block, self.epilogue, self.partials)
+        return FilledWriter(self.block, label, side, prologue)
 
     def render(self) -> KernelSource:
         w, s, block = self.w, self.s, self.block
@@ -109,12 +80,12 @@ class _Renderer:
         self._barriers()
         with w.block("if (group < 0)"):
             with w.role("producer"):
-                self._producer().write()
+                producer(self.loads, self.a, self.b, self.prologues[0].name, self.types).write()
             if s.split_k > 1:
                 w.line("cluster_sync();")
             w.otherwise()
             with w.role("consumer"):
-                Consumer(block, self._main_loop(), self.turns, self.results).write()
+                Consumer(block, main_loop(block, self.types, self.a), self.turns, self.results).write()
         if s.split_k > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
         return w.source(
@@ -127,17 +98,6 @@ class _Renderer:
             arguments=self._arguments(),
             cluster=s.split_k,
         )
-
-    def _producer(self) -> Producer:
-        common, side = (self.block, self.loads, self.a, self.b), self.parts.a
-        if isinstance(side, Gathered):
-            return GatheringProducer(*common, side, self.operand_names[0], rounds=self.types[0] == "tf32")
-        return (FillingProducer if self.s.producer_warpgroups else CopyingProducer)(*common)
-
-    def _main_loop(self) -> MainLoop:
-        if isinstance(self.a, OperandAWriter):
-            return ComputedProducts(self.block, self.types, self.a)
-        return (StageSums if self.adds_up else MainLoop)(self.block, self.types)
 
     # ---- heading, parameters and arguments
 
@@ -201,10 +161,10 @@ class _Renderer:
         """Declares the block's buffers, by the names that their writers use."""
         called = {f"out{n}": name for n, name in enumerate(self.results.staged)}
         called |= {f"left{n}": name for n, name in enumerate(self.partials.left)}
-        tensors = {"a": self.operand_names[0], "b": ", ".join(self.operand_names[1:])}
+        tensors = {"a": self.prologues[0].name, "b": ", ".join(self.prologues[1].pointers)}
         if isinstance(self.a, OperandAWriter):
             called |= {f"in{n}": name for n, name in self.a.members.items()}
-            tensors |= {f"in{n}": self.a.prologue.pointers[n] for n in self.a.members}
+            tensors |= {f"in{n}": self.prologues[0].pointers[n] for n in self.a.members}
         self.w.share(
             replace(x, name=called.get(x.name, x.name), note=x.note.format(**tensors)) for x in self.layout.buffers
         )

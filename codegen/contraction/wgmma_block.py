@@ -7,46 +7,50 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, Layout, WgmmaSchedule
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, Layout
 from codegen.iteration import extent, signed_index_type
 from codegen.kernel import Kernel
-from codegen.operands import ComputedOperand, MappedOperand, OperandTiles
+from codegen.operands import ComputedOperand, MappedOperand
 from codegen.pipeline import Pipeline
-from codegen.spec import ContractionSpec
 
 
 class Block:
     """A block: what it has and works on.
 
-    ring   the stages with tiles of both operands.
-    m, n   rows and columns of the result in tiles; ``batch`` products, ``count`` tiles in all.
-    t      C type of positions.
+    ring        the stages with tiles of both operands.
+    m, n        rows and columns of the result in tiles; ``batch`` products, ``count`` tiles in all.
+    columns     that a wgmma multiplies: those of all operands B, one after another.
+    persistent  whether a block may have several tiles; ``phased`` whether a batch is a phase, with taps of its own.
+    t           C type of positions; ``register_type`` that of the sums as wgmma leaves them.
+    group       C expression of a consumer's number; ``rows`` of where the 64 rows begin in the tile that it multiplies;
+                ``sum`` of their sums.
+    n0          C expression of the first column of a tile that a block writes.  A block of a cluster has columns to
+                write if ``writes`` holds, unless that is empty.
     """
 
-    def __init__(self, w: Kernel, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, layout: Layout) -> None:
-        self.w, self.spec, self.parts, self.s, self.layout = w, spec, parts, s, layout
+    def __init__(self, w: Kernel, layout: Layout) -> None:
+        self.w, self.layout = w, layout
+        self.spec, self.parts, self.s = spec, parts, s = layout.spec, layout.parts, layout.s
         self.m, self.n = Edge(parts.rows, s.tile_m), Edge(parts.cols, s.tile_n)
         self.batch = prod(parts.batch)
         self.count = self.batch * self.m.tiles * self.n.tiles
-        #: columns that a wgmma multiplies: those of all operands B, one after another
         self.columns = s.tile_n * spec.products
-        reach = [extent(layout.space, op.strides) for op in layout.program.operands]
-        self.t = signed_index_type(prod(layout.space), *reach)
+        self.persistent = s.split_k == 1 and (s.pingpong or self.count > s.blocks)
+        self.phased = bool(parts.reduction.skips)
+        self.t = signed_index_type(
+            prod(layout.space), *(extent(layout.space, op.strides) for op in layout.program.operands)
+        )
+        self.register_type = "int32" if spec.accumulate == "uint32" else "float"
+        self.group = "group" if s.groups > 1 else "0"
+        self.rows = f"p * {GROUP_ROWS}" if s.pingpong else f"group * {GROUP_ROWS}" if s.groups > 1 else "0"
+        self.sum = "sum[p]" if s.pieces > 1 else "sum"
+        self.n0 = f"n0 + rank * {s.part}" if s.split_k > 1 else "n0"
+        self.writes = f"rank < {s.tile_n // s.part}" if s.part * s.split_k > s.tile_n else ""
         copied = any(isinstance(side, MappedOperand | ComputedOperand) for side in (parts.a, parts.b))
         arrivals = s.producers * GROUP if s.gather else s.producer_warpgroups * GROUP // 32
         self.ring = Pipeline(w, "", s.stages, fills=copied + arrivals, releases=1 if s.pingpong else s.groups)
 
     # ---- loops
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a block may have several tiles."""
-        return self.s.split_k == 1 and (self.s.pingpong or self.count > self.s.blocks)
-
-    @property
-    def phased(self) -> bool:
-        """Whether a batch is a phase, with taps of its own."""
-        return bool(self.parts.reduction.skips)
 
     @contextmanager
     def tiles(self, *, in_turn: bool = False) -> Iterator[None]:
@@ -96,48 +100,9 @@ class Block:
             for d, size in enumerate(self.parts.batch)
         }
 
-    # ---- a consumer's part of a tile
-
-    @property
-    def group(self) -> str:
-        """C expression of a consumer's number."""
-        return "group" if self.s.groups > 1 else "0"
-
-    @property
-    def rows(self) -> str:
-        """C expression of where the 64 rows begin in the tile that a consumer multiplies."""
-        if self.s.pingpong:
-            return f"p * {GROUP_ROWS}"
-        return f"group * {GROUP_ROWS}" if self.s.groups > 1 else "0"
-
-    @property
-    def sum(self) -> str:
-        """C name of the sums of 64 rows."""
-        return "sum[p]" if self.s.pieces > 1 else "sum"
-
-    @property
-    def register_type(self) -> str:
-        """C type of the sums as wgmma leaves them."""
-        return "int32" if self.spec.accumulate == "uint32" else "float"
-
     def pieces(self) -> AbstractContextManager[None]:
         """Writes the loop over a consumer's products of 64 rows."""
         return self.w.unrolled(f"for (int p = 0; p < {self.s.pieces}; ++p)", when=self.s.pieces > 1)
-
-    @property
-    def n0(self) -> str:
-        """C expression of the first column of a tile that a block writes."""
-        return f"n0 + rank * {self.s.part}" if self.s.split_k > 1 else "n0"
-
-    @property
-    def idle(self) -> bool:
-        """Whether the last blocks of a cluster have no columns to write."""
-        return self.s.part * self.s.split_k > self.s.tile_n
-
-    @property
-    def writes(self) -> str:
-        """The C condition that a block of a cluster has columns to write."""
-        return f"rank < {self.s.tile_n // self.s.part}"
 
     def synchronize(self, note: str = "") -> None:
         """Writes a barrier of a consumer's threads (the named barrier 0 is that of __syncthreads)."""

@@ -16,7 +16,6 @@ from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
 from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
-from codegen.naming import Names
 from codegen.operands import PANEL, STEP, Brought, ComputedOperand
 from codegen.prologue import Prologue, Source
 from codegen.spec import TensorMap
@@ -36,8 +35,9 @@ class _Tile:
 class OperandAWriter(OperandWriter):
     """Writes how operand A is computed."""
 
-    def __init__(self, loads: Loads, operand: ComputedOperand, prologue: Prologue, names: Names) -> None:
-        block = self.block = loads.block
+    def __init__(self, loads: Loads, operand: ComputedOperand, prologue: Prologue) -> None:
+        block, names = loads.block, loads.w.names
+        self.block = block
         self.w, self.t, self.s, self.parts = block.w, block.t, block.s, block.parts
         self._repeated, self.operand, self.prologue = loads.repeated, operand, prologue
         tensors = operand.gather.operands

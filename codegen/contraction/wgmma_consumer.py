@@ -12,7 +12,9 @@ from contextlib import contextmanager, nullcontext
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, panel_size
+from codegen.contraction.wgmma_loads import OperandWriter
 from codegen.contraction.wgmma_results import Results
+from codegen.contraction.wgmma_schedule import adds_up_stages
 from codegen.iteration import linear
 from codegen.operands import ComputedOperand, Gathered, MappedOperand
 from codegen.pipeline import Signals, await_products, products
@@ -140,6 +142,13 @@ class ComputedProducts(MainLoop):
             await_products(w, 1, "the product before is done: its fragment, and at first its stage, are free")
             self.ring.release("previous", condition=f"kk == 0 && k > {first} && t == 0", at="previous")
         self._move_on()
+
+
+def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) -> MainLoop:
+    """Returns what a consumer does with a stage."""
+    if isinstance(operand_a, OperandAWriter):
+        return ComputedProducts(block, types, operand_a)
+    return (StageSums if adds_up_stages(block.spec, types) else MainLoop)(block, types)
 
 
 class Turns:

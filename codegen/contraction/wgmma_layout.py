@@ -78,6 +78,11 @@ class WgmmaSchedule(Schedule):
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
     @property
+    def converts(self) -> bool:
+        """Whether elements may be converted on their way to the tensor cores."""
+        return self.computes or self.producer_warpgroups > 0
+
+    @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
         if self.producer_warpgroups:

@@ -168,25 +168,20 @@ class TileLoads:
 
 
 class MappedWriter(OperandWriter):
-    """An operand that is multiplied as it lies in memory.
+    """An operand that is multiplied as it lies in memory, as an ``element``; ``tensors`` are the operands B's."""
 
-    label    of its tiles in shared memory, "a" or "b"; ``maps`` C names of its tensor maps, one for each operand B.
-    element  the type in which it is multiplied.
-    size     rows or columns of a tile of each, of ``total``.
-    """
-
-    def __init__(
-        self, loads: Loads, label: str, side: MappedOperand, maps: Sequence[str], element: str, size: int, total: int
-    ) -> None:
-        super().__init__([GRID_CONSTANT + name for name in maps])
-        self._block, self._side, self._maps, self._size = loads.block, side, maps, size
-        k, lines = loads.k, brought(side, size, total)
-        self.bytes = ROW_BYTES * lines * len(maps)
-        across = ROW_BYTES // k.itemsize if side.im2col else panel_size(size, k.itemsize)
+    def __init__(self, loads: Loads, label: str, side: MappedOperand, tensors: Sequence[str], element: str) -> None:
+        self._block, self._side, k = loads.block, side, loads.k
+        self._maps = [loads.w.names.unique(name, "_map") for name in tensors]
+        super().__init__([GRID_CONSTANT + name for name in self._maps])
+        edge = loads.block.m if label == "a" else loads.block.n
+        self._size, lines = edge.size, brought(side, edge.size, edge.total)
+        self.bytes = ROW_BYTES * lines * len(tensors)
+        across = ROW_BYTES // k.itemsize if side.im2col else panel_size(edge.size, k.itemsize)
         box = (k.panel, lines) if side.along_k else (across, k.panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
         self._box = side.boxed(*box, element="tf32" if element == "tf32" else "")
-        self._loads = TileLoads(loads, side, self._box, label, "m0" if label == "a" else "n0", size)
+        self._loads = TileLoads(loads, side, self._box, label, "m0" if label == "a" else "n0", edge.size)
 
     def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
         return [replace(self._box, argument=n) for n in numbers]

@@ -6,7 +6,6 @@ from codegen.buffers import Edge, every
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS
 from codegen.iteration import linear
-from codegen.naming import Names
 from codegen.partials import Partials, Sink
 
 
@@ -18,7 +17,8 @@ class WgmmaPartials(Partials):
     that have columns of a row combine their values at the end of the tile.
     """
 
-    def __init__(self, block: Block, names: Names) -> None:
+    def __init__(self, block: Block) -> None:
+        names = block.w.names
         super().__init__(block.w, block.spec, names, block.t, "at.batch" if block.batch > 1 else "0")
         self.block, self.s = block, block.s
         #: C names of what the warps leave in shared memory

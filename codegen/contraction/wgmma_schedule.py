@@ -339,7 +339,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
         / (target.wgmma * 2 / itemsize)
         / SHARE
     )
-    if adds_up_stages(spec, operand_types(spec, bool(s.producer_warpgroups) or s.computes)):
+    if adds_up_stages(spec, operand_types(spec, s.converts)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / L2_RATE
     if s.gather:
