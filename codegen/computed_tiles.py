@@ -143,7 +143,7 @@ def _brought(
             if PANEL * itemsize > 512:
                 raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
             side = replace(side, terms=tuple("0" if term == "{o}" else term for term in side.terms))
-            found.append(Brought(n, side, itemsize, row=True))
+            found.append(Brought(n, side, op.dtype.ctype, row=True))
             continue
         if itemsize not in SIZES:
             raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
@@ -155,7 +155,7 @@ def _brought(
             side = tiled(at, n, batch, prod(rows), inner, channel)
         if not side.along_k and itemsize != 2:
             raise Declined(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
-        found.append(Brought(n, side, itemsize, row=False))
+        found.append(Brought(n, side, op.dtype.ctype, row=False))
     if not any(not b.row for b in found):
         raise Declined(f"{gather.operand.name!r} is computed of rows and columns alone")
     return tuple(found)

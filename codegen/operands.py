@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
+from codegen.buffers import SIZES, SWIZZLED, Buffer
 from codegen.spec import Gather, Image, TensorMap
 from codegen.tensor_map import ELEMENT_BYTES
 from codegen.tile_path import ELEMENTS, TilePath
@@ -15,6 +16,22 @@ LEAST_SWIZZLE = 32  # bytes of a row
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16
+
+
+def panel_size(size: int, itemsize: int) -> int:
+    """Returns how many rows or columns a panel of a tile has that lies across the reduction.
+
+    A row of it has 128, 64 or 32 bytes.
+    """
+    return gcd(size, ROW_BYTES // itemsize)
+
+
+def tile_of(name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int) -> Buffer:
+    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
+    across = panel_size(size, SIZES[ctype])
+    along = (panels, size, panel) if panels > 1 else (size, panel)
+    shape = along if along_k else (size // across, panel, across)
+    return Buffer(name, ctype, shape, stages, align=SWIZZLED, note=f"tiles of {{{name}}}: stages first, rows swizzled")
 
 
 @dataclass(frozen=True)
@@ -119,13 +136,18 @@ class Gathered:
 class Brought:
     """A tensor of which TMA brings one tile per stage, or with ``row`` one row for all rows of the operand.
 
-    load  its number among those that the operand is computed from.
+    load   its number among those that the operand is computed from.
+    ctype  C type of its elements.
     """
 
     load: int
     side: MappedOperand
-    itemsize: int
+    ctype: str
     row: bool
+
+    @property
+    def itemsize(self) -> int:
+        return SIZES[self.ctype]
 
     @property
     def panel(self) -> int:
@@ -145,6 +167,14 @@ class Brought:
     def bytes(self, rows: int) -> int:
         """Returns how many bytes TMA brings to a stage."""
         return PANEL * self.itemsize * (1 if self.row else rows)
+
+    def tile(self, rows: int, stages: int) -> Buffer:
+        """Returns its stages in shared memory."""
+        name = f"in{self.load}"
+        if not self.row:
+            return tile_of(name, self.ctype, self.side.along_k, rows, self.panels, self.panel, stages)
+        shape = (max(PANEL, ROW_BYTES // self.itemsize),)
+        return Buffer(name, self.ctype, shape, stages, align=ROW_BYTES, note=f"of {{{name}}}: one for all rows")
 
     def boxed(self, rows: int) -> TensorMap:
         """Returns the tensor map with the box that one load brings."""

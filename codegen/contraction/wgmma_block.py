@@ -33,7 +33,7 @@ class Block:
         self.spec, self.parts, self.s = spec, parts, s = layout.spec, layout.parts, layout.s
         self.m, self.n = Edge(parts.rows, s.tile_m), Edge(parts.cols, s.tile_n)
         self.batch = prod(parts.batch)
-        self.count = self.batch * self.m.tiles * self.n.tiles
+        self.count = s.tiles(parts)
         self.columns = s.tile_n * spec.products
         self.persistent = s.split_k == 1 and (s.pingpong or self.count > s.blocks)
         self.phased = bool(parts.reduction.skips)

@@ -11,12 +11,12 @@ from contextlib import contextmanager, nullcontext
 
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
-from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, panel_size
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS
 from codegen.contraction.wgmma_loads import OperandWriter
 from codegen.contraction.wgmma_results import Results
 from codegen.contraction.wgmma_schedule import adds_up_stages
 from codegen.iteration import linear
-from codegen.operands import ComputedOperand, Gathered, MappedOperand
+from codegen.operands import ComputedOperand, Gathered, MappedOperand, panel_size
 from codegen.pipeline import Signals, await_products, products
 from codegen.tile_path import TilePath
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 
 from codegen.arch import KNOWN
-from codegen.buffers import SIZES, SWIZZLED, Buffer, Buffers
+from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.computed_tiles import computed
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
-from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles
+from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, tile_of
 from codegen.pipeline import ring_barriers
 from codegen.spec import ContractionSpec, Gather, TensorMap
 from codegen.tile_path import TilePath
@@ -77,6 +77,10 @@ class WgmmaSchedule(Schedule):
             return computed(spec)
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
+    def tiles(self, parts: OperandTiles) -> int:
+        """Returns into how many tiles it cuts the results."""
+        return prod(parts.batch) * -(-parts.rows // self.tile_m) * -(-parts.cols // self.tile_n)
+
     @property
     def converts(self) -> bool:
         """Whether elements may be converted on their way to the tensor cores."""
@@ -121,14 +125,6 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def panel_size(size: int, itemsize: int) -> int:
-    """Returns how many rows or columns a panel of a tile has that lies across the reduction.
-
-    A row of it has 128, 64 or 32 bytes.
-    """
-    return gcd(size, ROW_BYTES // itemsize)
-
-
 def brought(side: object, size: int, total: int) -> int:
     """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
 
@@ -162,14 +158,9 @@ class Layout:
         self.program = restrided(program, new)
         self.stores = tuple(st.operand for st in self.program.stores)
         #: whether results are contiguous along rows: they are transposed on their way through shared memory
-        self.turned = (
-            bool(self.stores)
-            and all(
-                op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
-                for op in self.stores
-            )
-            and not all(op.strides[-1] == 1 for op in self.stores)
-        )
+        turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) for op in self.stores]
+        small = all(op.dtype.itemsize <= 2 for op in self.stores)
+        self.turned = small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
         widest = max((op.dtype.itemsize for op in self.stores), default=2)
         #: columns of a row of the staging buffers
         self.chunk = CHUNK_BYTES // widest
@@ -276,44 +267,24 @@ class Layout:
     @cached_property
     def ring(self) -> Buffers:
         """The tiles of both operands; those of tensors that operand A is computed from are ``in0``, ``in1``, ..."""
-        s, k, a, b = self.s, self.parts.reduction, self.parts.a, self.parts.b
-        width, number = s.tile_n * self.spec.products, s.tile_n
-        second = self._tile("b", self._ctype(b, self.spec.b), b.along_k, width, k.per_stage, k.panel)
-        second = replace(second, note=f"{number} columns of each of {{b}}" if width > number else "")
-        if not isinstance(a, ComputedOperand):
-            first = self._tile("a", self._ctype(a, self.spec.a), a.along_k, s.tile_m, k.per_stage, k.panel)
-            return Buffers((first, second))
-        tiles = [(x, a.gather.operands[x.load].dtype.ctype) for x in a.brought if not x.row]
-        every = [self._tile(f"in{x.load}", t, x.side.along_k, s.tile_m, x.panels, x.panel) for x, t in tiles]
-        return Buffers((*every, second))
+        s, a, b = self.s, self.parts.a, self.parts.b
+        count = self.spec.products
+        second = self._tile("b", b, self.spec.b, s.tile_n * count)
+        second = replace(second, note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
+        if isinstance(a, ComputedOperand):
+            return Buffers((*(x.tile(s.tile_m, s.stages) for x in a.brought if not x.row), second))
+        return Buffers((self._tile("a", a, self.spec.a, s.tile_m), second))
 
-    def _ctype(self, side: MappedOperand | Gathered | TilePath, gather: Gather) -> str:
-        return side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
-
-    def _tile(self, name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int) -> Buffer:
-        """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
-        across = panel_size(size, SIZES[ctype])
-        along = (panels, size, panel) if panels > 1 else (size, panel)
-        shape = along if along_k else (size // across, panel, across)
-        note = f"tiles of {{{name}}}: stages first, rows swizzled"
-        return Buffer(name, ctype, shape, self.s.stages, align=SWIZZLED, note=note)
+    def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
+        k = self.parts.reduction
+        ctype = side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
+        return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages)
 
     @cached_property
     def single_rows(self) -> Buffers:
         """The tensors of which a stage has one row for all rows of operand A."""
-        a = self.parts.a
-        found = [(x, a.gather.operands[x.load]) for x in a.brought if x.row] if isinstance(a, ComputedOperand) else []
-        return Buffers(
-            Buffer(
-                f"in{x.load}",
-                op.dtype.ctype,
-                (max(x.panel, ROW_BYTES // x.itemsize),),
-                self.s.stages,
-                align=ROW_BYTES,
-                note=f"of {{in{x.load}}}: one for all rows",
-            )
-            for x, op in found
-        )
+        every = self.parts.a.brought if isinstance(self.parts.a, ComputedOperand) else ()
+        return Buffers(x.tile(self.s.tile_m, self.s.stages) for x in every if x.row)
 
     def staged(self, count: int) -> Buffers:
         """Returns so many buffers of each consumer for a chunk of results: of output n ``out{n}``."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from math import prod
 
 from codegen.contraction.wgmma_block import Block, tidy
-from codegen.contraction.wgmma_layout import brought, panel_size, round_up
+from codegen.contraction.wgmma_layout import brought, round_up
 from codegen.iteration import coordinate, coordinates, linear, long
-from codegen.operands import ROW_BYTES, MappedOperand
+from codegen.operands import ROW_BYTES, MappedOperand, panel_size
 from codegen.spec import TensorMap
 from codegen.tensor_map import box_bytes
 
