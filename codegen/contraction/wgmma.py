@@ -9,15 +9,15 @@ up their sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from math import prod
 
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_consumer import Consumer, Turns, main_loop
 from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
-from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter
+from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter, Parameter
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import FilledWriter, producer
 from codegen.contraction.wgmma_results import results
@@ -26,7 +26,7 @@ from codegen.epilogue import Epilogue
 from codegen.kernel import Kernel, parameter
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.prologue import Prologue
-from codegen.spec import ContractionSpec, KernelSource, TensorMap
+from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
 
 
@@ -69,13 +69,14 @@ class _Renderer:
         if isinstance(side, MappedOperand):
             return MappedWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, Gathered):
-            return OperandWriter([parameter(self.spec.a.operand, prologue.name)])
+            return OperandWriter([(parameter(self.spec.a.operand, prologue.name), 0)])
         return FilledWriter(self.block, label, side, prologue)
 
     def render(self) -> KernelSource:
         w, s, block = self.w, self.s, self.block
         w.macros[f"FUSEGRAPH_WGMMA({block.columns})"] = None
-        w.parameters += self._parameters()
+        parameters = self._parameters()
+        w.parameters += [declared for declared, _ in parameters]
         self._share()
         self._barriers()
         with w.block("if (group < 0)"):
@@ -95,7 +96,7 @@ class _Renderer:
             threads=s.threads,
             barriers=True,
             blocks_per_sm=1,
-            arguments=self._arguments(),
+            arguments=[argument for _, argument in parameters],
             cluster=s.split_k,
         )
 
@@ -132,28 +133,21 @@ class _Renderer:
         threads = f"{self.s.producer_warpgroups * GROUP} threads"
         return f"{threads} and TMA" if self.a.bytes + self.b.bytes else threads
 
-    def _parameters(self) -> list[str]:
-        """Returns the declarations of the kernel's parameters."""
-        program, pointers = self.layout.program, self.epilogue.pointers
-        loads = [parameter(op, name) for op, name in zip(program.loads, pointers.loads)]
-        stores = [parameter(op, name, written=True) for op, name in zip(self.layout.stores, pointers.stores)]
-        for n, name in self.results.load_maps.items():
-            loads[n] = GRID_CONSTANT + name
-        if self.results.store_maps:
-            stores = [GRID_CONSTANT + name for name in self.results.store_maps]
-        return [*self.a.parameters, *self.b.parameters, *loads, *stores, *self.partials.parameters()]
-
-    def _arguments(self) -> list[int | TensorMap]:
-        """Returns the arguments of these parameters."""
-        spec, layout = self.spec, self.layout
-        first, count = len(spec.a.operands), len(spec.arguments)
-        read: list[int | TensorMap] = [*range(count, count + len(layout.program.loads))]
-        for n, (_, described) in layout.operand_maps.items():
-            read[n] = described
-        stop = count + len(read) + len(layout.stores)
-        stores: Sequence[int | TensorMap] = layout.maps or range(count + len(read), stop)
-        operands = [*self.a.arguments(range(first)), *self.b.arguments(range(first, count))]
-        return [*operands, *read, *stores, *range(stop, stop + len(spec.partials))]
+    def _parameters(self) -> list[Parameter]:
+        """Returns the kernel's parameters: their declarations and arguments."""
+        layout, pointers, results = self.layout, self.epilogue.pointers, self.results
+        number = count(len(self.spec.arguments))
+        loads: list[Parameter] = [
+            (parameter(op, p), next(number)) for op, p in zip(layout.program.loads, pointers.loads)
+        ]
+        for n, name in results.load_maps.items():
+            loads[n] = GRID_CONSTANT + name, layout.operand_maps[n][1]
+        named = zip(layout.stores, pointers.stores)
+        stores: list[Parameter] = [(parameter(op, p, written=True), next(number)) for op, p in named]
+        if layout.maps is not None:
+            stores = [(GRID_CONSTANT + name, made) for name, made in zip(results.store_maps, layout.maps)]
+        partials = [(declared, next(number)) for declared in self.partials.parameters()]
+        return [*self.a.parameters, *self.b.parameters, *loads, *stores, *partials]
 
     # ---- shared memory and barriers
 

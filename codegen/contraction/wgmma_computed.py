@@ -6,7 +6,6 @@ sets of registers take turns: a product must be done before its registers are wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,7 +17,6 @@ from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
 from codegen.operands import PANEL, STEP, Brought, ComputedOperand
 from codegen.prologue import Prologue, Source
-from codegen.spec import TensorMap
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,10 @@ class OperandAWriter(OperandWriter):
         #: C names of the stages of what TMA brings, by the tensor's number
         self.members = {b.load: names.unique(tensors[b.load].name, "_in") for b in operand.brought}
         maps = {b.load: names.unique(tensors[b.load].name, "_map") for b in operand.brought}
-        self._boxes = {b.load: b.boxed(self.s.tile_m) for b in operand.brought}
+        boxes = {b.load: b.boxed(self.s.tile_m) for b in operand.brought}
         found = {b.load: b for b in operand.brought}
         self._loads = [
-            (b, maps[n], TileLoads(loads, b.side, self._boxes[n], self.members[n], "m0", self.s.tile_m, b.panels))
+            (b, maps[n], TileLoads(loads, b.side, boxes[n], self.members[n], "m0", self.s.tile_m, b.panels))
             for n, b in found.items()
         ]
         self._tiles: list[_Tile] = []
@@ -68,11 +66,10 @@ class OperandAWriter(OperandWriter):
         long = instructions_of(operand.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in operand.brought) == 1
         self.bytes = sum(b.bytes(self.s.tile_m) for b in operand.brought)
-        pointers = enumerate(zip(prologue.operands, prologue.pointers))
-        super().__init__([GRID_CONSTANT + maps[n] if n in maps else parameter(op, p) for n, (op, p) in pointers])
-
-    def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
-        return [self._boxes.get(n, n) for n in numbers]
+        declared = [parameter(op, name) for op, name in zip(prologue.operands, prologue.pointers)]
+        super().__init__(
+            [(GRID_CONSTANT + maps[n], boxes[n]) if n in maps else (text, n) for n, text in enumerate(declared)]
+        )
 
     # ---- the producer
 

@@ -17,18 +17,18 @@ from codegen.tensor_map import box_bytes
 GRID_CONSTANT = "const __grid_constant__ TensorMap "
 
 
+#: A parameter's declaration, and its argument: a tensor's number, or a tensor map.
+Parameter = tuple[str, int | TensorMap]
+
+
 class OperandWriter:
     """An operand in a kernel: its parameters, and what TMA brings of it."""
 
     #: bytes that TMA brings to a stage
     bytes = 0
 
-    def __init__(self, parameters: Sequence[str]) -> None:
-        self.parameters = list(parameters)
-
-    def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
-        """Returns the arguments of its parameters, given the numbers of its tensors."""
-        return list(numbers)
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = parameters
 
     def locate(self) -> None:
         """Writes where windows of a tile begin."""
@@ -173,18 +173,17 @@ class MappedWriter(OperandWriter):
     def __init__(self, loads: Loads, label: str, side: MappedOperand, tensors: Sequence[str], element: str) -> None:
         self._block, self._side, k = loads.block, side, loads.k
         self._maps = [loads.w.names.unique(name, "_map") for name in tensors]
-        super().__init__([GRID_CONSTANT + name for name in self._maps])
         edge = loads.block.m if label == "a" else loads.block.n
         self._size, lines = edge.size, brought(side, edge.size, edge.total)
         self.bytes = ROW_BYTES * lines * len(tensors)
         across = ROW_BYTES // k.itemsize if side.im2col else panel_size(edge.size, k.itemsize)
         box = (k.panel, lines) if side.along_k else (across, k.panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
-        self._box = side.boxed(*box, element="tf32" if element == "tf32" else "")
-        self._loads = TileLoads(loads, side, self._box, label, "m0" if label == "a" else "n0", edge.size)
-
-    def arguments(self, numbers: Sequence[int]) -> list[int | TensorMap]:
-        return [replace(self._box, argument=n) for n in numbers]
+        made = side.boxed(*box, element="tf32" if element == "tf32" else "")
+        self._loads = TileLoads(loads, side, made, label, "m0" if label == "a" else "n0", edge.size)
+        first = 0 if label == "a" else len(loads.block.spec.a.operands)
+        named = enumerate(self._maps, first)
+        super().__init__([(GRID_CONSTANT + name, replace(made, argument=n)) for n, name in named])
 
     def locate(self) -> None:
         if self._side.im2col and self._side.along_k:

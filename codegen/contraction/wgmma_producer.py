@@ -34,7 +34,6 @@ class Producer:
 
     def write(self) -> None:
         """Writes the loop over a block's tiles and their stages."""
-        raise NotImplementedError
 
     def load(self) -> None:
         """Writes the loads of a panel of a stage."""
@@ -72,7 +71,8 @@ class FilledWriter(OperandWriter):
     """An operand whose tiles threads fill."""
 
     def __init__(self, block: Block, label: str, side: TilePath, prologue: Prologue) -> None:
-        super().__init__(prologue.parameters())
+        first = 0 if label == "a" else len(block.spec.a.operands)
+        super().__init__([(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
         edge = block.m if label == "a" else block.n
         t = "int32" if side.reach < 2**30 else "int64"
         depth, inner, threads = prod(block.spec.k), block.parts.reduction.panel, block.s.producer_warpgroups * GROUP

@@ -42,6 +42,9 @@ class Results:
         #: conditions under which row m, or column n, of a tile does not exist
         self.beyond_m = [f"m >= {block.m.total}"] if block.m.ragged else []
         self.beyond_n = [f"n >= {block.n.total}"] if block.n.ragged else []
+        self.chunks, self.column = self.s.part // self.layout.chunk, f"chunk * {self.layout.chunk} + j"
+        #: the number of element e of pair f of the 16 columns from j on
+        self.element = f"({self.column}) / 2 + f / 2 * 4 + f % 2 * 2 + e"
 
     def init(self) -> None:
         """Writes the initialisation of barriers."""
@@ -59,7 +62,6 @@ class Results:
 
     def write(self) -> None:
         """Writes the results."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Writes what is awaited behind the last tile."""
@@ -95,7 +97,21 @@ class Results:
         texts = [f"{name}[{f'{start} + ' if start else ''}{element}]" for start in starts]
         return [f"uint32({text})" if self.block.spec.accumulate == "uint32" else text for text in texts]
 
+    @contextmanager
+    def _pieces(self) -> Iterator[None]:
+        """Writes the loop over a consumer's 64 rows."""
+        self.place()
+        with self.block.pieces():
+            self.partials.begin_tile()
+            yield
+            self.partials.finish_tile()
+
     # ---- where results are
+
+    def place(self) -> None:
+        """Writes where a tile's results go."""
+        if not self.block.phased:
+            self.batch_coordinates()
 
     def batch_coordinates(self) -> None:
         """Writes the coordinates of a tile's batch."""
@@ -141,111 +157,90 @@ class Results:
 
 
 class DirectResults(Results):
-    """Results that are written from registers: those of outputs that no tensor map describes."""
+    """Results that are written from registers: the two rows of a thread, one after the other."""
 
     def write(self) -> None:
-        if not self.block.phased:
-            self.batch_coordinates()
-        with self.block.pieces():
-            self.partials.begin_tile()
-            if self.partials.rows:
-                self._by_columns()
-            else:
-                self._by_rows()
-            self.partials.finish_tile()
-
-    def _by_rows(self) -> None:
-        """Writes the two rows of a thread, one after the other."""
-        w, s = self.w, self.s
-        with w.unrolled("for (int i = 0; i < 2; ++i)"):
+        with self._pieces(), self.w.unrolled("for (int i = 0; i < 2; ++i)"):
             place, absent = self._row("row + i * 8")
             self._skip([*self.beyond_m, *absent])
-            with w.unrolled(f"for (int j = 0; j < {s.part}; j += 8)"):
+            with self.w.unrolled(f"for (int j = 0; j < {self.s.part}; j += 8)"):
                 self._column("j")
                 self._skip(self.beyond_n)
                 sinks = self.partials.sinks("j", outside=False, row="i")
                 self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), self._run(), sinks=sinks)
 
-    def _by_columns(self) -> None:
-        """Writes the same, 16 columns at a time, where columns are reduced."""
-        w, s, length = self.w, self.s, self.layout.chunk
-        column = f"chunk * {length} + j"
-        with w.unrolled(f"for (int chunk = 0; chunk < {s.part // length}; ++chunk)"):
-            self.block.synchronize("what the warps left has been read")
-            with w.unrolled(f"for (int j = 0; j < {length}; j += 16)"):
+
+class ChunkedResults(Results):
+    """Results of 16 columns at a time, in chunks: written from registers where columns are reduced."""
+
+    #: how the loop over chunks goes on to the next buffer
+    step = ""
+
+    def begin_chunk(self) -> None:
+        self.block.synchronize("what the warps left has been read")
+
+    def end_chunk(self) -> None:
+        self.block.synchronize()
+
+    def write(self) -> None:
+        w = self.w
+        with self._pieces(), w.unrolled(f"for (int chunk = 0; chunk < {self.chunks}; ++chunk{self.step})"):
+            self.begin_chunk()
+            with w.unrolled(f"for (int j = 0; j < {self.layout.chunk}; j += 16)"):
                 self.partials.begin_columns()
-                with w.unrolled("for (int f = 0; f < 4; ++f)"):
-                    place, _ = self._row("row + f % 2 * 8")
-                    self._column(f"{column} + f / 2 * 8")
-                    self._skip([*self.beyond_m, *self.beyond_n])
-                    sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-                    sinks = self.partials.sinks(column, outside=False)
-                    self.epilogue.results([*place, "n"], sums, self._run(), sinks=sinks)
-                self.partials.leave_columns()
-            self.block.synchronize()
+                self.make()
+            self.end_chunk()
             self.partials.finish_columns()
 
+    def make(self) -> None:
+        """Writes how the 16 columns from j on are computed, and written."""
+        with self.w.unrolled("for (int f = 0; f < 4; ++f)"):
+            place, _ = self._row("row + f % 2 * 8")
+            self._column(f"{self.column} + f / 2 * 8")
+            self._skip([*self.beyond_m, *self.beyond_n])
+            sinks = self.partials.sinks(self.column, outside=False)
+            self.epilogue.results([*place, "n"], self._sums(self.element), self._run(), sinks=sinks)
+        self.partials.leave_columns()
 
-class StagedResults(Results):
+
+class StagedResults(ChunkedResults):
     """Results that go through buffers in shared memory."""
 
-    #: how the loop over chunks goes on to the next buffer, and which part of the buffers a chunk has
+    #: which part of a consumer's buffers a chunk has
     step, buffer = ", buffer ^= 1", "[buffer]"
 
     def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
         super().__init__(block, epilogue, partials)
         self.staged = [self.w.names.unique(op.name, "_out") for op in self.layout.stores]
-        self.chunks = block.s.part // block.layout.chunk
         #: what lies in a buffer before the results take its place: loads of the program, and the buffer's output
         self.held: dict[int, int] = {}
 
     def begin(self) -> None:
         self.w.line("int buffer = 0;")
 
+    def begin_chunk(self) -> None:
+        if self.block.n.ragged:
+            self.w.line(f"if ({self.n0} + chunk * {self.layout.chunk} >= {self.block.n.total}) break;")
+        self.acquire()
+
     def acquire(self) -> None:
-        """Writes the wait until a chunk's buffer is free."""
-        raise NotImplementedError
+        """Writes the wait until a chunk's buffer is free: what the warps left of the one before has been read."""
+        if self.partials.rows:
+            super().begin_chunk()
 
-    def leave(self) -> None:
-        """Writes how a chunk leaves its buffer."""
-        raise NotImplementedError
-
-    def write(self) -> None:
-        w, chunk = self.w, self.layout.chunk
-        self.place()
-        with self.block.pieces():
-            self.partials.begin_tile()
-            with w.unrolled(f"for (int chunk = 0; chunk < {self.chunks}; ++chunk{self.step})"):
-                if self.block.n.ragged:
-                    w.line(f"if ({self.n0} + chunk * {chunk} >= {self.block.n.total}) break;")
-                self.acquire()
-                with w.unrolled(f"for (int j = 0; j < {chunk}; j += 16)"):
-                    self._make()
-                self.leave()
-                self.partials.finish_columns()
-            self.partials.finish_tile()
-
-    def place(self) -> None:
-        """Writes where a tile's results go."""
-        if not self.block.phased:
-            self.batch_coordinates()
-
-    def _make(self) -> None:
-        """Writes how the 16 columns from j on are computed, and put into the buffers."""
-        w, layout, names = self.w, self.layout, self.w.names
-        column = f"chunk * {layout.chunk} + j"
-        self.partials.begin_columns()
-        values = [names.unique(op.name, "_v") for op in layout.stores]
+    def make(self) -> None:
+        w, layout = self.w, self.layout
+        values = [w.names.unique(op.name, "_v") for op in layout.stores]
         for name, op in zip(values, layout.stores):
             w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
         with w.unrolled("for (int f = 0; f < 4; ++f)"):
             place, absent = self._row("row + f % 2 * 8", held=True)
             self._skip(absent)
-            self._column(f"{column} + f / 2 * 8", held=self.block.n.ragged)
+            self._column(f"{self.column} + f / 2 * 8", held=self.block.n.ragged)
             run = self._run(f"min(n + e, {self.parts.cols - 1})")  # an extra result in the buffer does no harm
-            sums = self._sums(f"({column}) / 2 + f / 2 * 4 + f % 2 * 2 + e")
-            sinks = self.partials.sinks(column, outside=True)
-            self.epilogue.results([*place, "n"], sums, run, [f"{v}[f]" for v in values], sinks, self._held_pairs())
+            sinks, pairs = self.partials.sinks(self.column, outside=True), self._held_pairs()
+            vectors = [f"{v}[f]" for v in values]
+            self.epilogue.results([*place, "n"], self._sums(self.element), run, vectors, sinks, pairs)
         self.partials.leave_columns()
         store = f"store_fragments_turned<{GROUP_ROWS}>" if layout.turned else f"store_fragments<{layout.chunk}>"
         for name, value in zip(self.staged, values):
@@ -265,11 +260,6 @@ class StagedResults(Results):
             self.w.line(f"const auto {found[n]} = {pair};")
         return found
 
-    def _wait_for_warps(self) -> None:
-        """Writes the wait until what the warps left of the chunk before has been read."""
-        if self.partials.rows:
-            self.block.synchronize("what the warps left has been read")
-
 
 class CopiedResults(StagedResults):
     """Results that TMA copies out."""
@@ -277,12 +267,13 @@ class CopiedResults(StagedResults):
     def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
         super().__init__(block, epilogue, partials)
         self.store_maps = [self.w.names.unique(op.name, "_map") for op in self.layout.stores]
+        self._m0 = f"m0 + {block.rows}".removesuffix(" + 0")
 
     def acquire(self) -> None:
         self.w.line(f"if (t == 0) tma_wait_read<{STAGING - 1}>();  // the copies out of this buffer have read it")
         self.block.synchronize()
 
-    def leave(self) -> None:
+    def end_chunk(self) -> None:
         """Writes how one thread has TMA copy out the results of a chunk."""
         w, group = self.w, self.block.group
         w.line("fence_async_shared();")
@@ -297,11 +288,6 @@ class CopiedResults(StagedResults):
 
     def end(self) -> None:
         self.w.line("if (t == 0) tma_wait_read<0>();  // shared memory must outlive the copies out of it")
-
-    @property
-    def _m0(self) -> str:
-        """C expression of a consumer's first row."""
-        return f"m0 + {self.block.rows}".removesuffix(" + 0")
 
     def _box(self) -> str:
         """Returns the coordinates of a chunk of a consumer's results."""
@@ -339,8 +325,8 @@ class ResultsOnOperands(CopiedResults):
         with w.block(f"if (t == 0{f' && {block.writes}' if block.writes else ''})"):
             if block.persistent:
                 w.line("tma_wait_read<0>();  // the copies of the results before have read it")
-            each = GROUP_ROWS * layout.chunk * sum(layout.program.loads[n].dtype.itemsize for n in self.held)
-            self._signals.expect(each * layout.chunks, group)
+            outputs = [layout.buffers[f"out{k}"] for k in self.held.values()]
+            self._signals.expect(sum(x.bytes for x in outputs) // self.s.groups, group)
             with block.pieces(), w.unrolled(f"for (int chunk = 0; chunk < {self.chunks}; ++chunk)"):
                 for n, (k, described) in layout.operand_maps.items():
                     tile = f"shared.{self.staged[k]}[{group}][{self._buffer}]"
@@ -355,16 +341,16 @@ class ResultsOnOperands(CopiedResults):
 
     def acquire(self) -> None:
         self.w.line(f"const int buffer = {self._buffer};")
-        self._wait_for_warps()
+        StagedResults.acquire(self)
 
 
 class CarriedResults(StagedResults):
-    """Results that a consumer's threads carry out: neighbouring threads write neighbours in memory."""
+    """Results that a consumer's threads carry out: neighbouring threads write neighbours in memory.
 
-    def acquire(self) -> None:
-        self._wait_for_warps()  # else a barrier of the chunk in between tells that this buffer has been read
+    A barrier of the chunk in between tells that a buffer has been read.
+    """
 
-    def leave(self) -> None:
+    def end_chunk(self) -> None:
         self.block.synchronize()
         for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, self.layout.stores):
             self._carry(name, pointer, op)
@@ -383,18 +369,19 @@ class CarriedResults(StagedResults):
         fast = tidy(f"i % {wide // vector} * {vector}")
         w.line("#pragma unroll 4")
         with w.block(loop):
-            w.line(f"const int r = {fast if turned else slow}, c = {slow if turned else fast};")
-            place, absent = self._row(self.carried_row)
-            w.line(f"const {self.t} n = {self.n0} + chunk * {chunk} + c;")
+            place, absent = self.carried(*((fast, slow) if turned else (slow, fast)))
             self._skip([*self.beyond_m, *self.beyond_n, *absent])
-            to = f"{pointer} + {linear(list(zip([*place, 'n'], op.strides)))}"
+            to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
             at = "c, r" if turned else "r, c"
             w.line(f"store({to}, load_results<{vector}, {wide}>({self._tile(name)}, {at}));")
 
-    @property
-    def carried_row(self) -> str:
-        """C expression of where row r of a consumer lies in the tile."""
-        return "r" if self.s.pingpong or self.s.groups == 1 else f"{self.block.rows} + r"
+    def carried(self, row: str, column: str = "", *, held: bool = False) -> tuple[list[str], list[str]]:
+        """Writes a consumer's row r and its chunk's column n; returns what `_row` returns, the column included."""
+        self.w.line(f"const int r = {row}{f', c = {column}' if column else ''};")
+        tall = self.s.pingpong or self.s.groups == 1
+        place, absent = self._row("r" if tall else f"{self.block.rows} + r", held=held)
+        self.w.line(f"const {self.t} n = {self.n0} + chunk * {self.layout.chunk}{' + c' if column else ''};")
+        return [*place, "n"], absent
 
     def vector(self, op: Operand) -> int:
         """Returns how many elements every access to an operand can have at aligned addresses."""
@@ -437,18 +424,16 @@ class ResultsCarriedByWarps(CarriedResults):
             loop, row = self.accesses(lanes)
             w.line("#pragma unroll 2")
             with w.block(loop):
-                w.line(f"const int r = {row};")
-                place, absent = self._row(self.carried_row, held=True)
-                w.line(f"const {self.t} n = {self.n0} + chunk * {chunk};")
+                place, absent = self.carried(row, held=True)
                 self._skip(absent)
-                at = f"{unsigned_}({linear(list(zip([*place, 'n'], op.strides)))})"
+                at = f"{unsigned_}({linear(list(zip(place, op.strides)))})"
                 size = f"{unsigned_}({extent(self.layout.space, op.strides)})"
                 source = f"{self.epilogue.pointers.loads[n]}, {at}, {size}"
                 w.line(f"fetch_row<{chunk}>({self._tile(self.staged[k])}, r, {source}, i % {lanes});")
         if self.held:
             w.line("__syncwarp();")
 
-    def leave(self) -> None:
+    def end_chunk(self) -> None:
         self.w.line("__syncwarp();  // a warp carries out its own rows")
         for name, pointer, op in zip(self.staged, self.epilogue.pointers.stores, self.layout.stores):
             (self._carry_anywhere if self._anywhere(op) else self._carry)(name, pointer, op)
@@ -473,12 +458,10 @@ class ResultsCarriedByWarps(CarriedResults):
     def _call(self, function: str, row: str, part: str, name: str, pointer: str, op: Operand) -> None:
         """Writes a call of one of the functions of carry.cuh for a consumer's row, and a part of it."""
         w, chunk, cols = self.w, self.layout.chunk, self.parts.cols
-        w.line(f"const int r = {row};")
-        place, absent = self._row(self.carried_row)
-        w.line(f"const {self.t} n = {self.n0} + chunk * {chunk};")
+        place, absent = self.carried(row)
         left = f"{cols} - n" if self.t == "int32" else f"int({cols} - n)"
         count = f"min({chunk}, {left})" if self.block.n.ragged else str(chunk)
-        to = f"{pointer} + {linear(list(zip([*place, 'n'], op.strides)))}"
+        to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
         outside = " || ".join([*self.beyond_m, *absent])
         guard = f"if (!({outside})) " if outside else ""
         w.line(f"{guard}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
@@ -488,6 +471,8 @@ def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> Result
     """Returns what writes the results."""
     layout = block.layout
     kind: type[Results] = ResultsOnOperands if layout.operand_maps else CopiedResults
-    if layout.maps is None:
-        kind = ResultsCarriedByWarps if layout.by_warps else CarriedResults if layout.carried else DirectResults
+    if layout.maps is None and layout.carried:
+        kind = ResultsCarriedByWarps if layout.by_warps else CarriedResults
+    elif layout.maps is None:
+        kind = ChunkedResults if partials.rows else DirectResults
     return kind(block, epilogue, partials)
