@@ -15,11 +15,11 @@ from math import prod
 
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
-from codegen.contraction.wgmma_consumer import Consumer, Turns, main_loop
+from codegen.contraction.wgmma_consumer import Turns, consumer, main_loop
 from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
 from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter, Parameter
 from codegen.contraction.wgmma_partials import WgmmaPartials
-from codegen.contraction.wgmma_producer import FilledWriter, producer
+from codegen.contraction.wgmma_producer import FilledWriter, GatheredWriter, producer
 from codegen.contraction.wgmma_results import results
 from codegen.contraction.wgmma_schedule import adds_up_stages, operand_types
 from codegen.epilogue import Epilogue
@@ -69,7 +69,7 @@ class _Renderer:
         if isinstance(side, MappedOperand):
             return MappedWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, Gathered):
-            return OperandWriter([(parameter(self.spec.a.operand, prologue.name), 0)])
+            return GatheredWriter(self.block, side, prologue, rounds=self.types[0] == "tf32")
         return FilledWriter(self.block, label, side, prologue)
 
     def render(self) -> KernelSource:
@@ -81,12 +81,12 @@ class _Renderer:
         self._barriers()
         with w.block("if (group < 0)"):
             with w.role("producer"):
-                producer(self.loads, self.a, self.b, self.prologues[0].name, self.types).write()
+                producer(self.loads, self.a, self.b)
             if s.split_k > 1:
                 w.line("cluster_sync();")
             w.otherwise()
             with w.role("consumer"):
-                Consumer(block, main_loop(block, self.types, self.a), self.turns, self.results).write()
+                consumer(main_loop(block, self.types, self.a), self.turns, self.results)
         if s.split_k > 1:
             w.line("cluster_sync();  // a block's shared memory is there until all have read it")
         return w.source(
@@ -143,7 +143,7 @@ class _Renderer:
         for n, name in results.load_maps.items():
             loads[n] = GRID_CONSTANT + name, layout.operand_maps[n][1]
         named = zip(layout.stores, pointers.stores)
-        stores: list[Parameter] = [(parameter(op, p, written=True), next(number)) for op, p in named]
+        stores: list[Parameter] = [(parameter(op, name, written=True), next(number)) for op, name in named]
         if layout.maps is not None:
             stores = [(GRID_CONSTANT + name, made) for name, made in zip(results.store_maps, layout.maps)]
         partials = [(declared, next(number)) for declared in self.partials.parameters()]

@@ -170,47 +170,41 @@ class Turns:
         self._signals.arrive("1 - group", condition="t == 0", note="the stages that follow are the other's")
 
 
-class Consumer:
-    """Writes what a warpgroup does that multiplies."""
+def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
+    """Writes what a warpgroup does that multiplies: the loop over its tiles."""
+    block, w = loop.block, loop.w
+    _begin(block)
+    results.epilogue.scalars()
+    loop.begin()
+    results.begin()
+    first, last = block.stages()
+    if turns:
+        turns.begin()
+    with block.tiles(in_turn=turns is not None):
+        if block.phased:
+            results.batch_coordinates()
+            first, last = block.stages_of_phase()
+        results.bring_operands()
+        loop.begin_tile()
+        with turns.taken() if turns else nullcontext():
+            if loop.rolled:
+                w.line("#pragma unroll 1")
+            with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+                block.ring.wait()
+                loop.stage(first)
+        loop.end_tile()
+        w.line()
+        w.reads("sum")
+        results.write_tile()
+    results.end()
 
-    def __init__(self, block: Block, main_loop: MainLoop, turns: Turns | None, results: Results) -> None:
-        self.block, self.main_loop, self.turns, self.results = block, main_loop, turns, results
 
-    def write(self) -> None:
-        """Writes the loop over a consumer's tiles."""
-        w, block, loop, turns, results = self.block.w, self.block, self.main_loop, self.turns, self.results
-        self._begin()
-        first, last = block.stages()
-        if turns:
-            turns.begin()
-        with block.tiles(in_turn=block.s.pingpong):
-            if block.phased:
-                results.batch_coordinates()
-                first, last = block.stages_of_phase()
-            results.bring_operands()
-            loop.begin_tile()
-            with turns.taken() if turns else nullcontext():
-                if loop.rolled:
-                    w.line("#pragma unroll 1")
-                with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
-                    block.ring.wait()
-                    loop.stage(first)
-            loop.end_tile()
-            w.line()
-            w.reads("sum")
-            results.write_tile()
-        results.end()
-
-    def _begin(self) -> None:
-        """Writes what stays the same for all tiles."""
-        w, s = self.block.w, self.block.s
-        w.line(f"registers_increase<{s.registers[1]}>();")
-        w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-        rows = "0" if s.pingpong else self.block.rows
-        place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
-        row = linear([(rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-        w.line(f"const int row = {row};  // of a thread's first result {place}")
-        w.line(f"Ring<{s.stages}> stage;")
-        self.results.epilogue.scalars()
-        self.main_loop.begin()
-        self.results.begin()
+def _begin(block: Block) -> None:
+    """Writes a thread's numbers."""
+    w, s = block.w, block.s
+    w.line(f"registers_increase<{s.registers[1]}>();")
+    w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
+    w.line(f"const int row = {row};  // of a thread's first result {place}")
+    w.line(f"Ring<{s.stages}> stage;")

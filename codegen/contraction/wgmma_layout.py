@@ -175,16 +175,6 @@ class Layout:
         return self.carried and not self.turned and not any(x.rows for x in self.spec.partials)
 
     @property
-    def staging(self) -> int:
-        """Buffers of each consumer and output on its way out."""
-        return 1 if self.by_warps else self.chunks if self.operand_maps else STAGING
-
-    @property
-    def through_shared_memory(self) -> bool:
-        """Whether results leave through shared memory, rather than from registers."""
-        return self.maps is not None or self.carried
-
-    @property
     def chunks(self) -> int:
         """How many chunks of results a consumer makes of a tile."""
         return self.s.pieces * (self.s.part // self.chunk)
@@ -258,7 +248,8 @@ class Layout:
     def buffers(self) -> Buffers:
         """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
         s = self.s
-        staged = self.staged(self.staging) if self.through_shared_memory else ()
+        count = self.chunks if self.operand_maps else STAGING
+        staged = self.staged(count) if self.maps is not None or self.carried else ()
         barriers = [*ring_barriers("", s.stages)]
         barriers += [Buffer("turn", "Barrier", (2,))] if s.pingpong else []
         barriers += [Buffer("operands", "Barrier", (s.groups,))] if self.operand_maps else []

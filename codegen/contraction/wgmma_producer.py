@@ -6,6 +6,7 @@ they compute or convert the elements of an operand.  One of them has TMA bring t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from codegen.buffers import every
@@ -13,6 +14,7 @@ from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, PIECES
 from codegen.contraction.wgmma_loads import Loads, OperandWriter
 from codegen.iteration import coordinate, coordinates, linear, long
+from codegen.kernel import parameter
 from codegen.operands import Gathered
 from codegen.prologue import Prologue
 from codegen.tile_loader import TileLoader
@@ -22,171 +24,165 @@ from codegen.tile_path import TilePath
 LATE = 2
 
 
-class Producer:
-    """Writes the producer; ``a`` and ``b`` are the operands."""
-
-    def __init__(self, loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
-        self.loads, self.a, self.b = loads, a, b
-        self.block = block = loads.block
-        self.w, self.s, self.ring = block.w, block.s, block.ring
-        #: bytes that TMA brings to a stage
-        self.bytes = a.bytes + b.bytes
-
-    def write(self) -> None:
-        """Writes the loop over a block's tiles and their stages."""
-
-    def load(self) -> None:
-        """Writes the loads of a panel of a stage."""
-        self.a.load()
-        self.b.load()
+def producer(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes what fills the ring with the tiles of both operands."""
+    block = loads.block
+    block.w.line(f"registers_decrease<{block.s.registers[0]}>();")
+    if isinstance(a, GatheredWriter):
+        _gathering(loads, a, b)
+    elif block.s.producer_warpgroups:
+        _filling(loads, a, b)
+    else:
+        _copying(loads, a, b)
 
 
-class CopyingProducer(Producer):
-    """A thread that has TMA bring both operands, or what one of them is computed from."""
+def _copying(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes a thread that has TMA bring both operands, or what one of them is computed from."""
+    w, block, k = loads.w, loads.block, loads.k
+    with w.block("if (threadIdx.x == 0)"):
+        w.line(f"Ring<{block.s.stages}> stage;")
+        first, last = block.stages()
+        with block.tiles():
+            if block.batch > 1 and len(block.parts.batch) > 1:
+                coordinates(w, "int", "b", "at.batch", block.parts.batch, long(block.parts.batch))
+            if block.phased:
+                first, last = block.stages_of_phase()
+            a.locate()
+            with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+                w.line("Barrier& full = shared.full[stage.index];")
+                block.ring.acquire()
+                block.ring.expect(a.bytes + b.bytes, barrier="full")
+                with loads.repeated("u", k.per_stage):
+                    if k.per_stage > 1:
+                        w.line(f"const int item = k * {k.per_stage} + u;")
+                    loads.walk("item" if k.per_stage > 1 else "k")
+                    a.load()
+                    b.load()
 
-    def write(self) -> None:
-        w, block, s, k = self.w, self.block, self.s, self.block.parts.reduction
-        w.line(f"registers_decrease<{s.registers[0]}>();")
-        with w.block("if (threadIdx.x == 0)"):
-            w.line(f"Ring<{s.stages}> stage;")
-            first, last = block.stages()
-            with block.tiles():
-                if block.batch > 1 and len(block.parts.batch) > 1:
-                    coordinates(w, "int", "b", "at.batch", block.parts.batch, long(block.parts.batch))
-                if block.phased:
-                    first, last = block.stages_of_phase()
-                self.a.locate()
-                with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
-                    w.line("Barrier& full = shared.full[stage.index];")
-                    self.ring.acquire()
-                    self.ring.expect(self.bytes, barrier="full")
-                    with self.loads.repeated("u", k.per_stage):
-                        if k.per_stage > 1:
-                            w.line(f"const int item = k * {k.per_stage} + u;")
-                        self.loads.walk("item" if k.per_stage > 1 else "k")
-                        self.load()
+
+# ---- tiles that threads fill
 
 
 class FilledWriter(OperandWriter):
     """An operand whose tiles threads fill."""
 
     def __init__(self, block: Block, label: str, side: TilePath, prologue: Prologue) -> None:
-        first = 0 if label == "a" else len(block.spec.a.operands)
+        first, edge = (0, block.m) if label == "a" else (len(block.spec.a.operands), block.n)
         super().__init__([(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
-        edge = block.m if label == "a" else block.n
         t = "int32" if side.reach < 2**30 else "int64"
         depth, inner, threads = prod(block.spec.k), block.parts.reduction.panel, block.s.producer_warpgroups * GROUP
         tile = edge.size, edge.size, edge.total
         self.loader = TileLoader(block.w, t, side, label, prologue, *tile, depth, inner, threads, f"{label}_tile")
 
 
-class FillingProducer(Producer):
-    """Threads that fill the tiles of the operands that are computed or converted."""
+def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes threads that fill the tiles of the operands that are computed or converted."""
+    w, block, ring, s = loads.w, loads.block, loads.block.ring, loads.block.s
+    loaders = [x.loader for x in (a, b) if isinstance(x, FilledWriter)]
+    w.line("const int t = threadIdx.x;")
+    for loader in loaders:
+        loader.prologue.scalars()
+    w.line(f"Ring<{s.stages}> stage;")
+    first, last = block.stages()
+    with block.tiles():
+        _begin_tile(block, a, loaders, first)
+        with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+            w.line("Barrier& full = shared.full[stage.index];")
+            ring.acquire()
+            if a.bytes + b.bytes:
+                with w.block("if (t == 0)"):
+                    ring.expect(a.bytes + b.bytes, barrier="full")
+                    loads.walk("k")
+                    a.load()
+                    b.load()
+            # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
+            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else int(last) - 1});")
+            for loader in loaders:
+                p = loader.label
+                w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
+                loader.renew("next")
+            w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
+            w.line("__syncwarp();")
+            ring.arrive(count=s.producer_warpgroups * GROUP // 32, condition="t % 32 == 0", barrier="full")
 
-    def __init__(self, loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
-        super().__init__(loads, a, b)
-        self.loaders = [x.loader for x in (a, b) if isinstance(x, FilledWriter)]
 
-    def write(self) -> None:
-        w, block, s = self.w, self.block, self.s
-        w.line(f"registers_decrease<{s.registers[0]}>();")
-        w.line("const int t = threadIdx.x;")
-        for loader in self.loaders:
-            loader.prologue.scalars()
-        w.line(f"Ring<{s.stages}> stage;")
-        first, last = block.stages()
-        with block.tiles():
-            self._begin_tile(first)
-            with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+def _begin_tile(block: Block, a: OperandWriter, loaders: Sequence[TileLoader], first: str) -> None:
+    """Writes where a tile's elements lie, and the first reads."""
+    if block.batch > 1:
+        block.w.line("const int batch = at.batch;")
+        if len(block.parts.batch) > 1 and len(loaders) == 1:
+            coordinates(block.w, "int", "b", "batch", block.parts.batch)
+    a.locate()
+    for loader in loaders:
+        loader.prepare()
+    block.w.line()
+    for loader in loaders:
+        loader.registers()
+    for loader in loaders:
+        loader.fetch(first)
+
+
+# ---- windows that threads gather
+
+
+def _gathering(loads: Loads, a: GatheredWriter, b: OperandWriter) -> None:
+    """Writes threads that copy operand A, each the same piece of some rows of the tile; TMA brings operand B."""
+    w, block, ring, k = loads.w, loads.block, loads.block.ring, loads.k
+    late = min(LATE, block.s.stages - 2)  # consumers free a stage when they have the next one
+    a.begin(late)
+    with block.tiles():
+        a.locate()
+        with w.loop(f"for (int k = 0; k < {k.stages}; ++k, ++stage)"):
+            ring.acquire()
+            with w.block("if (t == 0)"):
                 w.line("Barrier& full = shared.full[stage.index];")
-                self.ring.acquire()
-                if self.bytes:
-                    with w.block("if (t == 0)"):
-                        self.ring.expect(self.bytes, barrier="full")
-                        self.loads.walk("k")
-                        self.load()
-                self._fill(f"{last} - 1" if s.split_k > 1 else str(int(last) - 1))
-                w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
-                w.line("__syncwarp();")
-                self.ring.arrive(count=s.producer_warpgroups * GROUP // 32, condition="t % 32 == 0", barrier="full")
-
-    def _begin_tile(self, first: str) -> None:
-        """Writes where the tile's elements lie, and the first reads."""
-        w, block = self.w, self.block
-        if block.batch > 1:
-            w.line("const int batch = at.batch;")
-            if len(block.parts.batch) > 1 and len(self.loaders) == 1:
-                coordinates(w, "int", "b", "batch", block.parts.batch)
-        self.a.locate()
-        for loader in self.loaders:
-            loader.prepare()
-        w.line()
-        for loader in self.loaders:
-            loader.registers()
-        for loader in self.loaders:
-            loader.fetch(first)
-
-    def _fill(self, last: str) -> None:
-        """Writes how a stage is filled with what has been read, and the reads for the next one."""
-        # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
-        self.w.line(f"const int next = min(k + 1, {last});")
-        for loader in self.loaders:
-            p = loader.label
-            self.w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
-            loader.renew("next")
+                ring.expect(b.bytes, barrier="full")
+                w.line(f"const int c = k * {k.panel};")
+                b.load()
+            a.copy()
+            if a.rounds:
+                w.line("copy_async_commit();")
+                with w.block(f"if (++late > {late})"):
+                    w.line(f"copy_async_wait<{late}>();")
+                    a.round_landed()
+                    ring.arrive("landed", count=a.threads)
+                    a.go_on()
+            else:
+                ring.arrive(count=a.threads, call="copy_async_arrive")
+    if a.rounds:
+        w.line("copy_async_wait<0>();")
+        with w.block("while (late > 0)"):
+            a.round_landed()
+            ring.arrive("landed", count=0)  # the trace has the arrivals of all stages above
+            a.go_on()
 
 
-class GatheringProducer(Producer):
-    """Threads that copy operand A, each the same piece of some rows of the tile; TMA brings operand B.
+class GatheredWriter(OperandWriter):
+    """An operand A whose windows threads copy.
 
-    image    C name of operand A; ``side`` says how it lies.
-    rounds   whether elements are rounded to tf32 once they have landed: asynchronous copies do not round, and tensor
-             cores truncate.
+    rounds  whether elements are rounded to tf32 once they have landed: asynchronous copies do not round, and tensor
+            cores truncate.
     """
 
-    def __init__(
-        self, loads: Loads, a: OperandWriter, b: OperandWriter, side: Gathered, image: str, rounds: bool
-    ) -> None:
-        super().__init__(loads, a, b)
-        self.side, self._image, self._rounds = side, image, rounds
-        self._threads = self.s.producers * GROUP
+    def __init__(self, block: Block, side: Gathered, prologue: Prologue, *, rounds: bool) -> None:
+        super().__init__([(parameter(block.spec.a.operand, prologue.name), 0)])
+        self.block, self.w, self.side, self._image, self.rounds = block, block.w, side, prologue.name, rounds
+        self.threads = block.s.producers * GROUP
         #: rows from one of a thread's copies to the next, and how many it makes
-        self._step = self._threads // PIECES
-        self._count = self.s.tile_m // self._step
+        self._step = self.threads // PIECES
+        self._count = block.s.tile_m // self._step
 
-    def write(self) -> None:
-        w, block, s = self.w, self.block, self.s
-        w.line(f"registers_decrease<{s.registers[0]}>();")
+    def begin(self, late: int) -> None:
+        """Writes what stays the same for all tiles."""
+        w, stages = self.w, self.block.s.stages
         w.line("const int t = threadIdx.x;")
         w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {self._step} apart")
-        w.line(f"Ring<{s.stages}> stage;")
-        late = min(LATE, s.stages - 2)  # consumers free a stage when they have the next one
-        if self._rounds:
-            w.line(f"Ring<{s.stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
+        w.line(f"Ring<{stages}> stage;")
+        if self.rounds:
+            w.line(f"Ring<{stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
             w.line("int late = 0;")
-        with block.tiles():
-            self._windows()
-            with w.loop(f"for (int k = 0; k < {block.parts.reduction.stages}; ++k, ++stage)"):
-                self.ring.acquire()
-                with w.block("if (t == 0)"):
-                    w.line("Barrier& full = shared.full[stage.index];")
-                    self.ring.expect(self.bytes, barrier="full")
-                    w.line(f"const int c = k * {block.parts.reduction.panel};")
-                    self.load()
-                self._copies()
-                if self._rounds:
-                    w.line("copy_async_commit();")
-                    with w.block(f"if (++late > {late})"):
-                        w.line(f"copy_async_wait<{late}>();")
-                        self._round_landed(self._threads)
-                else:
-                    self.ring.arrive(count=self._threads, call="copy_async_arrive")
-        if self._rounds:
-            w.line("copy_async_wait<0>();")
-            with w.block("while (late > 0)"):
-                self._round_landed(0)  # the trace has the arrivals of all stages above
 
-    def _windows(self) -> None:
+    def locate(self) -> None:
         """Writes where the windows of a thread's rows begin."""
         w, side, image = self.w, self.side, self.side.image
         starts = [f"o{d}[{self._count}]" for d in range(len(image.sizes))]
@@ -204,7 +200,7 @@ class GatheringProducer(Producer):
             inner = [(f"o{d}[i]", step) for d, step in enumerate(image.steps)]
             w.line(f"base[i] = {linear([(coordinate('m', side.rows, 0), side.steps[0]), *batch, *inner])};")
 
-    def _copies(self) -> None:
+    def copy(self) -> None:
         """Writes a thread's copies to a stage: a piece of a tap, in every row."""
         w, side, image, k = self.w, self.side, self.side.image, self.block.parts.reduction
         w.line(f"const int k0 = k * {k.panel} + piece * {16 // k.itemsize};")
@@ -231,20 +227,13 @@ class GatheringProducer(Producer):
         """Writes where in a tile a thread's copy lies."""
         self.w.line(f"const int at = swizzle<128>((row + i * {self._step}) * 128 + piece * 16);")
 
-    def _round_landed(self, arrivals: int) -> None:
-        """Writes how a thread rounds what it has copied of a stage, and hands the stage over."""
-        w = self.w
-        with w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
+    def round_landed(self) -> None:
+        """Writes how a thread rounds what it has copied of a stage."""
+        with self.w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
             self._place()
-            w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
-        self.ring.arrive("landed", count=arrivals)
-        w.line("++landed;")
-        w.line("--late;")
+            self.w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
 
-
-def producer(loads: Loads, a: OperandWriter, b: OperandWriter, image: str, types: tuple[str, str]) -> Producer:
-    """Returns what fills the ring; ``image`` is the C name of an operand A that is gathered."""
-    side = loads.block.parts.a
-    if isinstance(side, Gathered):
-        return GatheringProducer(loads, a, b, side, image, types[0] == "tf32")
-    return (FillingProducer if loads.block.s.producer_warpgroups else CopyingProducer)(loads, a, b)
+    def go_on(self) -> None:
+        """Writes that the next stage to land is waited for."""
+        self.w.line("++landed;")
+        self.w.line("--late;")
