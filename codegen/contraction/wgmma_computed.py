@@ -49,19 +49,16 @@ class OperandAWriter(OperandWriter):
             for n, b in found.items()
         ]
         self._tiles: list[_Tile] = []
-        #: what a thread keeps for its two rows: elements, and positions
+        #: what a thread keeps for its two rows: elements, and positions, which have no pointer
         self._rows: list[tuple[Source, str]] = []
-        self._positions: list[tuple[Source, str]] = []
         for source in prologue.sources:
-            if not isinstance(source.value, Load):
-                self._positions.append((source, names.unique(source.name, "_rows")))
-                continue
-            n = source.value.operand
+            n = source.value.operand if isinstance(source.value, Load) else None
+            stem = source.name if n is None else tensors[n].name
             if n in found:
-                called = names.unique(tensors[n].name, "_v"), names.unique(tensors[n].name, "_place")
+                called = names.unique(stem, "_v"), names.unique(stem, "_place")
                 self._tiles.append(_Tile(source, found[n], self.members[n], *called))
             else:
-                self._rows.append((source, names.unique(tensors[n].name, "_rows")))
+                self._rows.append((source, names.unique(stem, "_rows")))
         #: Where functions take long, all of a stage is read first: with swish on operand A this takes 14 % less time.
         long = instructions_of(operand.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in operand.brought) == 1
@@ -103,9 +100,9 @@ class OperandAWriter(OperandWriter):
         w, operand = self.w, self.operand
         gather, rows, batch = operand.gather, operand.rows, operand.batch
         limits = gather.limits
-        if not self._rows and not limits and not self._positions:
+        if not self._rows and not limits:
             return
-        for source, name in (*self._rows, *self._positions):
+        for source, name in self._rows:
             w.line(f"{source.ctype} {name}[2];")
         if limits:
             w.line(f"{self.t} {', '.join(f'start{d}[2]' for d in range(len(limits)))};  // of the windows of both rows")
@@ -113,7 +110,7 @@ class OperandAWriter(OperandWriter):
             w.line(f"const {self.t} m = {self.block.m.held('m0 + row + i * 8')};")
             outer = coordinates(w, self.t, "m_", "m", rows) if len(rows) > 1 else ["m"]
             at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
-            for source, name in (*self._rows, *self._positions):
+            for source, name in self._rows:
                 place = self.prologue.place(source)
                 text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)
                 w.line(f"{name}[i] = {source.pointer}[{text}];" if source.pointer else f"{name}[i] = {text};")
@@ -187,14 +184,15 @@ class OperandAWriter(OperandWriter):
             else:
                 w.line(f"const auto {name} = {self._fragment(tile)}{'.pairs()' if pairs else ''};")
                 read[value] = f"{name}[r]" if pairs else f"{name}[e]"
-        for source, name in self._rows:
-            read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if pairs else f"{name}[e / 2 % 2]"
-        if self._ragged or self._positions:
+        if self._ragged or not all(source.pointer for source, _ in self._rows):
             chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
             w.line(f"const int c = {linear([(chunk, PANEL), ('kk', STEP), ('lane % 4', 2)])};")
-        for source, name in self._positions:
-            step = self.prologue.place(source).inner[-1]
-            read[source.value] = linear([(f"{name}[e / 2 % 2]", 1), ("(c + e / 4 * 8 + e % 2)", step)])
+        for source, name in self._rows:
+            own, step = f"{name}[e / 2 % 2]", self.prologue.place(source).inner[-1]
+            if source.pointer:
+                read[source.value] = f"Pair<{source.ctype}>({name}[r % 2])" if pairs else own
+            else:
+                read[source.value] = linear([(own, 1), ("(c + e / 4 * 8 + e % 2)", step)])
         return read
 
     def _pairs(self, read: dict[Value, str]) -> None:

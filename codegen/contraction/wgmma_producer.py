@@ -144,17 +144,13 @@ def _gathering(loads: Loads, a: GatheredWriter, b: OperandWriter) -> None:
                 w.line("copy_async_commit();")
                 with w.block(f"if (++late > {late})"):
                     w.line(f"copy_async_wait<{late}>();")
-                    a.round_landed()
-                    ring.arrive("landed", count=a.threads)
-                    a.go_on()
+                    a.hand_over(a.threads)
             else:
                 ring.arrive(count=a.threads, call="copy_async_arrive")
     if a.rounds:
         w.line("copy_async_wait<0>();")
         with w.block("while (late > 0)"):
-            a.round_landed()
-            ring.arrive("landed", count=0)  # the trace has the arrivals of all stages above
-            a.go_on()
+            a.hand_over(0)  # the trace has the arrivals of all stages above
 
 
 class GatheredWriter(OperandWriter):
@@ -227,13 +223,11 @@ class GatheredWriter(OperandWriter):
         """Writes where in a tile a thread's copy lies."""
         self.w.line(f"const int at = swizzle<128>((row + i * {self._step}) * 128 + piece * 16);")
 
-    def round_landed(self) -> None:
-        """Writes how a thread rounds what it has copied of a stage."""
+    def hand_over(self, arrivals: int) -> None:
+        """Writes how a thread rounds what it has copied of a stage, and says that the stage is filled."""
         with self.w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
             self._place()
             self.w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
-
-    def go_on(self) -> None:
-        """Writes that the next stage to land is waited for."""
+        self.block.ring.arrive("landed", count=arrivals)
         self.w.line("++landed;")
         self.w.line("--late;")
