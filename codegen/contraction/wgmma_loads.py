@@ -15,8 +15,6 @@ from codegen.spec import TensorMap
 from codegen.tensor_map import box_bytes
 
 GRID_CONSTANT = "const __grid_constant__ TensorMap "
-
-
 #: A parameter's declaration, and its argument: a tensor's number, or a tensor map.
 Parameter = tuple[str, int | TensorMap]
 
@@ -52,14 +50,9 @@ class Loads:
             yield
         self._times //= count
 
-    def load(self, target: str, name: str, described: TensorMap, place: str, offsets: str = "") -> None:
-        """Writes a load of a box to a place in shared memory."""
+    def copied(self, described: TensorMap) -> None:
+        """Notes a load of a box."""
         self.block.ring.copied(self._times * box_bytes(described))
-        if offsets:
-            self.w.line(f"tma_load_im2col({target}, {name}, full,")
-            self.w.line(f"                {place}, {offsets});")
-        else:
-            self.w.line(f"tma_load({target}, {name}, full, {place});")
 
     def values(self, side: MappedOperand, origin: str, channel: str = "c") -> dict[str, str]:
         """Returns the C expressions of the placeholders in the coordinates of a load (`MappedOperand.terms`)."""
@@ -117,18 +110,26 @@ class TileLoads:
         self._panel = f"{self._stage}[u]" if panels * loads.k.per_stage > 1 else self._stage
         self._channel = f"c + u * {box.box[0]}" if panels > 1 else "c"
         self._across = panel_size(size, loads.k.itemsize)
-        windows = self._windows if side.along_k else self._windows_across
+        across = self._windows_across if side.im2col else self._columns
         #: writes them, given the tensor map's name and where in the tile the first is
-        self.write = windows if side.im2col else self._rows if side.along_k else self._columns
+        self.write = self._rows if side.along_k else across
 
-    def _place(self, values: dict[str, str]) -> str:
-        """Returns the coordinates of a load, given the C expressions of their placeholders."""
-        return ", ".join(tidy(term.format(**values)) for term in self._side.terms)
+    def _load(self, target: str, name: str, values: dict[str, str]) -> None:
+        """Writes a load, given the C expressions of the placeholders in its coordinates."""
+        w, side = self._loads.w, self._side
+        place = ", ".join(tidy(term.format(**values)) for term in side.terms)
+        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
+        self._loads.copied(self._box)
+        if side.im2col:
+            w.line(f"tma_load_im2col({target}, {name}, full,")
+            w.line(f"                {place}, {offsets});")
+        else:
+            w.line(f"tma_load({target}, {name}, full, {place});")
 
     def _rows(self, name: str, start: int = 0) -> None:
-        """Writes the load of rows along the reduction."""
-        place = self._place(self._loads.values(self._side, self._origin, self._channel))
-        self._loads.load(f"{self._panel}{f'[{start}]' if start else ''}", name, self._box, place)
+        """Writes the load of rows along the reduction, or of windows under a tap."""
+        values = self._loads.values(self._side, self._origin, self._channel)
+        self._load(f"{self._panel}{f'[{start}]' if start else ''}", name, values)
 
     def _columns(self, name: str, start: int = 0) -> None:
         """Writes the loads of panels across the reduction."""
@@ -136,12 +137,7 @@ class TileLoads:
         origin = f"{self._origin} + i * {self._across}" if several else self._origin
         panel = linear([("i", 1)] if several else [], start // self._across)
         with self._loads.repeated("i", self._size // self._across):
-            place = self._place(self._loads.values(self._side, origin))
-            self._loads.load(f"{self._stage}[{panel}]", name, self._box, place)
-
-    def _windows(self, name: str, _: int = 0) -> None:
-        """Writes the load of windows: channels of a tap."""
-        self._load_windows(self._panel, name, self._loads.values(self._side, self._origin, self._channel))
+            self._load(f"{self._stage}[{panel}]", name, self._loads.values(self._side, origin))
 
     def _windows_across(self, name: str, _: int = 0) -> None:
         """Writes the loads of panels of rows, each some channels of one tap, for the pixels of a stage."""
@@ -159,12 +155,7 @@ class TileLoads:
             behind = round_up(side.map.sizes[0], 16 // loads.k.itemsize) if several else side.taps[-1] * across
             within = f"panel % {side.taps[-1]} * {across}"
             loads.w.line(f"const int channel = panel < {prod(side.taps)} ? {within} : {behind};")
-            self._load_windows(f"{self._stage}[i]", name, values)
-
-    def _load_windows(self, target: str, name: str, values: dict[str, str]) -> None:
-        """Writes a load of windows under a tap."""
-        offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in self._side.offsets)
-        self._loads.load(target, name, self._box, self._place(values), offsets)
+            self._load(f"{self._stage}[i]", name, values)
 
 
 class MappedWriter(OperandWriter):
