@@ -40,8 +40,6 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.parts = schedule.operand_tiles(spec)
         self.types = operand_types(spec, schedule.converts)
-        #: whether the sums of each stage are added up in float32
-        self.adds_up = adds_up_stages(spec, self.types)
         self.layout = layout = Layout(spec, self.parts, schedule)
         self.w = w = Kernel(spec.name)
         self.block = Block(w, layout)
@@ -108,23 +106,20 @@ class _Renderer:
         instruction = f"m64n{self.block.columns}k{32 // self.parts.reduction.itemsize}"
         sizes = f"{spec.products} times " if spec.products > 1 else ""
         sizes += f"{batch} x " if batch > 1 else ""
-        details = [
+        adds_up = adds_up_stages(spec, self.types)
+        optional = (
+            (s.computes, f"the consumers compute {spec.a.operand.name} in registers"),
+            (adds_up, "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"),
+            (s.pingpong, "ping-pong consumers: each computes every second tile of the block"),
+            (s.split_k > 1, f"the {s.split_k} blocks of a cluster share the reduction of a tile"),
+        )
+        return [
             f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.k)} products of {self.types[0]}",
             f"tile {s.tile_m} x {s.tile_n} x {ROW_BYTES // self.parts.reduction.itemsize} a block, {s.stages} stages "
             f"filled by {self._bringers()}, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
+            *(text for holds, text in optional if holds),
         ]
-        if s.computes:
-            details.append(f"the consumers compute {spec.a.operand.name} in registers")
-        if self.adds_up:
-            details.append(
-                "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"
-            )
-        if s.pingpong:
-            details.append("ping-pong consumers: each computes every second tile of the block")
-        if s.split_k > 1:
-            details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
-        return details
 
     def _bringers(self) -> str:
         """Returns what brings the tiles, in words."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codegen.buffers import every
-from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, OperandWriter, TileLoads
+from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, OperandWriter, Parameter, TileLoads
 from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
 from codegen.expr import Load, Value
 from codegen.iteration import coordinate, coordinates, linear, long, unsigned
@@ -35,18 +35,16 @@ class OperandAWriter(OperandWriter):
 
     def __init__(self, loads: Loads, operand: ComputedOperand, prologue: Prologue) -> None:
         block, names = loads.block, loads.w.names
-        self.block = block
-        self.w, self.t, self.s, self.parts = block.w, block.t, block.s, block.parts
+        self.t, self.s, self.parts = block.t, block.s, block.parts
         self._repeated, self.operand, self.prologue = loads.repeated, operand, prologue
-        tensors = operand.gather.operands
+        tensors, s, brought = operand.gather.operands, block.s, {b.load: b for b in operand.brought}
         #: C names of the stages of what TMA brings, by the tensor's number
-        self.members = {b.load: names.unique(tensors[b.load].name, "_in") for b in operand.brought}
-        maps = {b.load: names.unique(tensors[b.load].name, "_map") for b in operand.brought}
-        boxes = {b.load: b.boxed(self.s.tile_m) for b in operand.brought}
-        found = {b.load: b for b in operand.brought}
+        self.members = {n: names.unique(tensors[n].name, "_in") for n in brought}
+        maps = {n: names.unique(tensors[n].name, "_map") for n in brought}
+        boxes = {n: b.boxed(s.tile_m) for n, b in brought.items()}
         self._loads = [
-            (b, maps[n], TileLoads(loads, b.side, boxes[n], self.members[n], "m0", self.s.tile_m, b.panels))
-            for n, b in found.items()
+            (b, maps[n], TileLoads(loads, b.side, boxes[n], self.members[n], "m0", s.tile_m, b.panels))
+            for n, b in brought.items()
         ]
         self._tiles: list[_Tile] = []
         #: what a thread keeps for its two rows: elements, and positions, which have no pointer
@@ -54,25 +52,21 @@ class OperandAWriter(OperandWriter):
         for source in prologue.sources:
             n = source.value.operand if isinstance(source.value, Load) else None
             stem = source.name if n is None else tensors[n].name
-            if n in found:
+            if n in brought:
                 called = names.unique(stem, "_v"), names.unique(stem, "_place")
-                self._tiles.append(_Tile(source, found[n], self.members[n], *called))
+                self._tiles.append(_Tile(source, brought[n], self.members[n], *called))
             else:
                 self._rows.append((source, names.unique(stem, "_rows")))
         #: Where functions take long, all of a stage is read first: with swish on operand A this takes 14 % less time.
         long = instructions_of(operand.gather.program) >= FUNCTION
         self._first = long and sum(not b.row for b in operand.brought) == 1
-        self.bytes = sum(b.bytes(self.s.tile_m) for b in operand.brought)
-        declared = [parameter(op, name) for op, name in zip(prologue.operands, prologue.pointers)]
-        super().__init__(
-            [(GRID_CONSTANT + maps[n], boxes[n]) if n in maps else (text, n) for n, text in enumerate(declared)]
-        )
+        named = enumerate(zip(prologue.operands, prologue.pointers))
+        plain: dict[int, Parameter] = {n: (parameter(op, name), n) for n, (op, name) in named}
+        parameters = plain | {n: (GRID_CONSTANT + maps[n], boxes[n]) for n in brought}
+        windows = any(b.side.im2col for b in operand.brought)
+        super().__init__(block, [*parameters.values()], sum(b.bytes(s.tile_m) for b in operand.brought), windows)
 
     # ---- the producer
-
-    def locate(self) -> None:
-        if any(b.side.im2col for b in self.operand.brought):
-            coordinates(self.w, "int", "m_", "m0", self.block.spec.m)
 
     def load(self) -> None:
         for b, name, loads in self._loads:

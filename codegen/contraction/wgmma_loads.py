@@ -20,16 +20,15 @@ Parameter = tuple[str, int | TensorMap]
 
 
 class OperandWriter:
-    """An operand in a kernel: its parameters, and what TMA brings of it."""
+    """An operand in a kernel: its parameters, and the bytes that TMA brings of it to a stage, of ``windows`` or not."""
 
-    #: bytes that TMA brings to a stage
-    bytes = 0
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, block: Block, parameters: Sequence[Parameter], bytes_: int = 0, windows: bool = False) -> None:
+        self.block, self.w, self.parameters, self.bytes, self._windows = block, block.w, parameters, bytes_, windows
 
     def locate(self) -> None:
-        """Writes where windows of a tile begin."""
+        """Writes where the windows of a tile begin."""
+        if self._windows:
+            coordinates(self.w, "int", "m_", "m0", self.block.spec.m)
 
     def load(self) -> None:
         """Writes the loads of a panel of a stage."""
@@ -40,19 +39,15 @@ class Loads:
 
     def __init__(self, block: Block) -> None:
         self.block, self.w, self.k = block, block.w, block.parts.reduction
-        self._times = 1
+        self.times = 1
 
     @contextmanager
     def repeated(self, counter: str, count: int, *, always: bool = False) -> Iterator[None]:
         """Writes a loop around loads; none around one, unless ``always``."""
-        self._times *= count
+        self.times *= count
         with self.w.unrolled(f"for (int {counter} = 0; {counter} < {count}; ++{counter})", when=always or count > 1):
             yield
-        self._times //= count
-
-    def copied(self, described: TensorMap) -> None:
-        """Notes a load of a box."""
-        self.block.ring.copied(self._times * box_bytes(described))
+        self.times //= count
 
     def values(self, side: MappedOperand, origin: str, channel: str = "c") -> dict[str, str]:
         """Returns the C expressions of the placeholders in the coordinates of a load (`MappedOperand.terms`)."""
@@ -119,7 +114,7 @@ class TileLoads:
         w, side = self._loads.w, self._side
         place = ", ".join(tidy(term.format(**values)) for term in side.terms)
         offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
-        self._loads.copied(self._box)
+        self._loads.block.ring.copied(self._loads.times * box_bytes(self._box))
         if side.im2col:
             w.line(f"tma_load_im2col({target}, {name}, full,")
             w.line(f"                {place}, {offsets});")
@@ -162,11 +157,10 @@ class MappedWriter(OperandWriter):
     """An operand that is multiplied as it lies in memory, as an ``element``; ``tensors`` are the operands B's."""
 
     def __init__(self, loads: Loads, label: str, side: MappedOperand, tensors: Sequence[str], element: str) -> None:
-        self._block, self._side, k = loads.block, side, loads.k
+        self._side, k = side, loads.k
         self._maps = [loads.w.names.unique(name, "_map") for name in tensors]
         edge = loads.block.m if label == "a" else loads.block.n
         self._size, lines = edge.size, brought(side, edge.size, edge.total)
-        self.bytes = ROW_BYTES * lines * len(tensors)
         across = ROW_BYTES // k.itemsize if side.im2col else panel_size(edge.size, k.itemsize)
         box = (k.panel, lines) if side.along_k else (across, k.panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
@@ -174,13 +168,10 @@ class MappedWriter(OperandWriter):
         self._loads = TileLoads(loads, side, made, label, "m0" if label == "a" else "n0", edge.size)
         first = 0 if label == "a" else len(loads.block.spec.a.operands)
         named = enumerate(self._maps, first)
-        super().__init__([(GRID_CONSTANT + name, replace(made, argument=n)) for n, name in named])
-
-    def locate(self) -> None:
-        if self._side.im2col and self._side.along_k:
-            coordinates(self._block.w, "int", "m_", "m0", self._block.spec.m)
+        parameters = [(GRID_CONSTANT + name, replace(made, argument=n)) for n, name in named]
+        super().__init__(loads.block, parameters, ROW_BYTES * lines * len(tensors), side.im2col and side.along_k)
 
     def load(self) -> None:
-        coordinates(self._block.w, "int", "p", "c", self._side.pixels)
+        coordinates(self.w, "int", "p", "c", self._side.pixels)
         for number, name in enumerate(self._maps):
             self._loads.write(name, number * self._size)

@@ -68,7 +68,7 @@ class FilledWriter(OperandWriter):
 
     def __init__(self, block: Block, label: str, side: TilePath, prologue: Prologue) -> None:
         first, edge = (0, block.m) if label == "a" else (len(block.spec.a.operands), block.n)
-        super().__init__([(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
+        super().__init__(block, [(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
         t = "int32" if side.reach < 2**30 else "int64"
         depth, inner, threads = prod(block.spec.k), block.parts.reduction.panel, block.s.producer_warpgroups * GROUP
         tile = edge.size, edge.size, edge.total
@@ -161,8 +161,8 @@ class GatheredWriter(OperandWriter):
     """
 
     def __init__(self, block: Block, side: Gathered, prologue: Prologue, *, rounds: bool) -> None:
-        super().__init__([(parameter(block.spec.a.operand, prologue.name), 0)])
-        self.block, self.w, self.side, self._image, self.rounds = block, block.w, side, prologue.name, rounds
+        super().__init__(block, [(parameter(block.spec.a.operand, prologue.name), 0)])
+        self.side, self._image, self.rounds = side, prologue.name, rounds
         self.threads = block.s.producers * GROUP
         #: rows from one of a thread's copies to the next, and how many it makes
         self._step = self.threads // PIECES

@@ -14,7 +14,6 @@ from codegen.computed_tiles import computed
 from codegen.contraction.wgmma_layout import (
     GROUP,
     PIECES,
-    RASTER_GROUP,
     RESERVE,
     Layout,
     WgmmaSchedule,
@@ -111,8 +110,9 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for count in (1, 2) if form is filled else (0,):
-            # Its tile and stages are still to be chosen.
-            way = WgmmaSchedule(1, 16, 2, target.sms, 1, RASTER_GROUP, form is gathered, False, count, form is computed)
+            way = WgmmaSchedule(
+                1, 16, 2, target.sms, gather=form is gathered, producer_warpgroups=count, computes=form is computed
+            )  # its tile and stages are still to be chosen
             ranked += _candidates(spec, parts, way, target)
     if not ranked:
         raise reason
@@ -212,6 +212,7 @@ def _most_stages(layout: Layout, target: Target) -> int:
     each = layout.ring.stage_bytes
     most = max(MOST_STAGES, IN_FLIGHT // each)
     stages = min(most, max(room // buffers.stage_bytes, 0), max(2, useful))
+    # They take the place of the ring, and of nothing else: blocks read them while others leave their results.
     sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
     return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
 
@@ -309,13 +310,6 @@ def _loading(layout: Layout) -> float:
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
 
-def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
-    """Returns how many bytes the operands that TMA brings have, each counted once."""
-    sides = ((parts.a, 1), (parts.b, spec.products))
-    itemsize = parts.reduction.itemsize
-    return sum(n * prod(side.map.sizes) * itemsize for side, n in sides if isinstance(side, MappedOperand))
-
-
 def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
@@ -342,5 +336,8 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
     rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
-    memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0
+    # What TMA brings is counted once.
+    sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
+    fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)
+    memory = fresh / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
