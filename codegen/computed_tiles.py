@@ -26,9 +26,7 @@ SIZES = (1, 2, 4)
 
 
 def computed(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined where it cannot
-    be.
-    """
+    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined if none is."""
     types = product_types(spec, widen=False)
     name = spec.a.operand.name
     if as_it_lies(spec.a, types[0]):
@@ -162,10 +160,7 @@ def _brought(
 
 
 def _image(image: Image, at: Gather) -> Image:
-    """Returns a convolution's windows in a tensor with other strides than the operand's.
-
-    Raises Declined if there are none.
-    """
+    """Returns a convolution's windows in a tensor with strides of its own.  Raises Declined if there are none."""
     steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
     if at.start != -sum(before * step for before, step in zip(image.before, steps)):
         raise Declined(f"{at.operand.name!r} does not begin where the image does")

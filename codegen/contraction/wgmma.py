@@ -25,6 +25,7 @@ from codegen.contraction.wgmma_schedule import adds_up_stages, operand_types
 from codegen.epilogue import Epilogue
 from codegen.kernel import Kernel, parameter
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
+from codegen.pipeline import Signals
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
@@ -48,8 +49,8 @@ class _Renderer:
         self.epilogue = Epilogue(w, layout.program, w.names, layout.space, spec.accumulate, spec.result)
         self.partials = WgmmaPartials(self.block)
         self.a, self.b = self._operand("a", self.prologues[0]), self._operand("b", self.prologues[1])
-        self.results = results(self.block, self.epilogue, self.partials)
         self.turns = Turns(self.block) if schedule.pingpong else None
+        self.results = results(self.block, self.epilogue, self.partials)
 
     def _prologue(self, label: str) -> Prologue:
         """Returns the names of an operand, and the program it is computed by."""
@@ -168,9 +169,9 @@ class _Renderer:
                 w.line(f"tma_prefetch({described});")
             with w.block(f"for (int i = 0; i < {self.s.stages}; ++i)"):
                 self.block.ring.init()
-            if self.turns:
-                self.turns.init()
-            self.results.init()
+            for signals in w.trace.pipelines.values():
+                if isinstance(signals, Signals):
+                    signals.init()
             w.line("barrier_fence_init();")
         w.line("__syncthreads();")
         w.line()

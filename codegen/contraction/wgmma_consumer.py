@@ -156,7 +156,6 @@ class Turns:
 
     def __init__(self, block: Block) -> None:
         self._w, self._signals = block.w, Signals(block.w, "turn", 2)
-        self.init = self._signals.init
 
     def begin(self) -> None:
         self._w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")
@@ -195,7 +194,8 @@ def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
         loop.end_tile()
         w.line()
         w.reads("sum")
-        results.write_tile()
+        with results.sums_of_cluster():
+            results.write()
     results.end()
 
 

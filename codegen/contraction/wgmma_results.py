@@ -6,9 +6,8 @@ results may lie before; or threads carry them, where no tensor map describes an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING
@@ -31,14 +30,13 @@ class Results:
     store_maps  the same of the outputs' tensor maps; ``load_maps`` of those of operands, by their numbers.
     """
 
-    staged: Sequence[str] = ()
-    store_maps: Sequence[str] = ()
-    load_maps: Mapping[int, str] = MappingProxyType({})
-
     def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
         self.block, self.epilogue, self.partials = block, epilogue, partials
         self.w, self.s, self.layout, self.parts = block.w, block.s, block.layout, block.parts
         self.t, self.n0 = block.t, block.n0
+        self.staged: list[str] = []
+        self.store_maps: list[str] = []
+        self.load_maps: dict[int, str] = {}
         #: conditions under which row m, or column n, of a tile does not exist
         self.beyond_m = [f"m >= {block.m.total}"] if block.m.ragged else []
         self.beyond_n = [f"n >= {block.n.total}"] if block.n.ragged else []
@@ -46,22 +44,14 @@ class Results:
         #: the number of element e of pair f of the 16 columns from j on
         self.element = f"({self.column}) / 2 + f / 2 * 4 + f % 2 * 2 + e"
 
-    def init(self) -> None:
-        """Writes the initialisation of barriers."""
-
     def begin(self) -> None:
         """Writes what stays the same for all tiles."""
 
     def bring_operands(self) -> None:
         """Writes what is brought for a tile's results before its products."""
 
-    def write_tile(self) -> None:
-        """Writes a tile's results, once its sums are there."""
-        with self._sums_of_cluster() if self.s.split_k > 1 else nullcontext():
-            self.write()
-
     def write(self) -> None:
-        """Writes the results."""
+        """Writes a tile's results, once its sums are there."""
 
     def end(self) -> None:
         """Writes what is awaited behind the last tile."""
@@ -69,8 +59,11 @@ class Results:
     # ---- sums
 
     @contextmanager
-    def _sums_of_cluster(self) -> Iterator[None]:
+    def sums_of_cluster(self) -> Iterator[None]:
         """Writes how the blocks of a cluster add up their sums: each a part of the columns, in a fixed order."""
+        if self.s.split_k == 1:
+            yield
+            return
         w, s, register = self.w, self.s, self.block.register_type
         each, threads, count = s.part // 2, s.groups * GROUP, self.block.columns // 2
         w.line("// Every block adds up a part of the columns of the tile; the ring is free for the exchange.")
@@ -309,9 +302,6 @@ class ResultsOnOperands(CopiedResults):
         self.load_maps = {n: self.w.names.unique(self.layout.program.loads[n].name, "_map") for n in self.held}
         self._signals = Signals(block.w, "operands", block.s.groups)
         self._buffer = f"p * {self.chunks} + chunk" if block.s.pieces > 1 else "chunk"
-
-    def init(self) -> None:
-        self._signals.init()
 
     def begin(self) -> None:
         if self.block.persistent:
