@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from codegen.dtypes import BY_NAME, SIZE_OF
@@ -80,7 +81,7 @@ class Buffers(tuple[Buffer, ...]):
             end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
         return end
 
-    @property
+    @cached_property
     def stage_bytes(self) -> int:
         """Bytes of a stage of all that have stages."""
         return sum(buffer.stage_bytes for buffer in self if buffer.stages)

@@ -26,7 +26,7 @@ SIZES = (1, 2, 4)
 
 
 def computed(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined if none is."""
+    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined if not."""
     types = product_types(spec, widen=False)
     name = spec.a.operand.name
     if as_it_lies(spec.a, types[0]):

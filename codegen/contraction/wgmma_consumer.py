@@ -171,8 +171,13 @@ class Turns:
 
 def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
     """Writes what a warpgroup does that multiplies: the loop over its tiles."""
-    block, w = loop.block, loop.w
-    _begin(block)
+    block, w, s = loop.block, loop.w, loop.s
+    w.line(f"registers_increase<{s.registers[1]}>();")
+    w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
+    w.line(f"const int row = {row};  // of a thread's first result {place}")
+    w.line(f"Ring<{s.stages}> stage;")
     results.epilogue.scalars()
     loop.begin()
     results.begin()
@@ -197,14 +202,3 @@ def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
         with results.sums_of_cluster():
             results.write()
     results.end()
-
-
-def _begin(block: Block) -> None:
-    """Writes a thread's numbers."""
-    w, s = block.w, block.s
-    w.line(f"registers_increase<{s.registers[1]}>();")
-    w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
-    w.line(f"const int row = {row};  // of a thread's first result {place}")
-    w.line(f"Ring<{s.stages}> stage;")

@@ -12,7 +12,7 @@ from codegen.arch import KNOWN
 from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.computed_tiles import computed
 from codegen.declined import Declined
-from codegen.expr import Operand
+from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
@@ -134,28 +134,40 @@ def brought(side: object, size: int, total: int) -> int:
     return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
 
 
-class Layout:
-    """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
+@dataclass(frozen=True)
+class ResultSpace:
+    """The program over (batch, rows, cols) as the tiles see them: sizes of these, merged as far as possible."""
 
-    def __init__(self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> None:
-        self.spec, self.parts, self.s = spec, parts, s
-        lead = len(spec.batch)
-        program = spec.program
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    program: Program
+
+    @classmethod
+    def of(cls, spec: ContractionSpec, parts: OperandTiles) -> ResultSpace:
+        lead, every = len(spec.batch), spec.program.strides
         # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches, too.
-        extra = 0
-        while prod(spec.batch) * prod(spec.m[:extra]) != prod(parts.batch):
-            extra += 1
-        batch, rows = (*spec.batch, *spec.m[:extra]), spec.m[extra:]
-        lead += extra
-        every = program.strides
-        self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
-        self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
-        if spec.results:  # the program's rows depend on the coordinates of all batches and rows
-            self.batch, over_batch = batch, [x[:lead] for x in every]
-            self.rows, over_rows = rows, [x[lead : lead + len(rows)] for x in every]
-        self.cols, over_cols = collapse(spec.n, [x[lead + len(rows) :] for x in every], range(len(spec.n)))
+        while prod((*spec.batch, *spec.m)[:lead]) != prod(parts.batch):
+            lead += 1
+        batch, rows, end = (*spec.batch, *spec.m)[:lead], (*spec.batch, *spec.m)[lead:], len(spec.batch) + len(spec.m)
+        over_batch, over_rows = [x[:lead] for x in every], [x[lead:end] for x in every]
+        if not spec.results:  # else the program's rows depend on the coordinates of all batches and rows
+            batch, over_batch = collapse(batch, over_batch, range(lead))
+            rows, over_rows = collapse(rows, over_rows, range(len(rows)))
+        cols, over_cols = collapse(spec.n, [x[end:] for x in every], range(len(spec.n)))
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
-        self.program = restrided(program, new)
+        return cls(batch, rows, cols, restrided(spec.program, new))
+
+
+class Layout:
+    """What a block has in shared memory, and how its outputs leave it."""
+
+    def __init__(
+        self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, over: ResultSpace | None = None
+    ) -> None:
+        self.spec, self.parts, self.s = spec, parts, s
+        over = over or ResultSpace.of(spec, parts)
+        self.batch, self.rows, self.cols, self.program = over.batch, over.rows, over.cols, over.program
         self.stores = tuple(st.operand for st in self.program.stores)
         #: whether results are contiguous along rows: they are transposed on their way through shared memory
         turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) for op in self.stores]

@@ -37,6 +37,9 @@ class Results:
         self.staged: list[str] = []
         self.store_maps: list[str] = []
         self.load_maps: dict[int, str] = {}
+        named = [f"b{d}" if len(self.layout.batch) > 1 else "at.batch" for d in range(len(self.layout.batch))]
+        #: C expressions of the coordinates of a tile's batch
+        self._batch = [name if size > 1 else "0" for name, size in zip(named, self.layout.batch)]
         #: conditions under which row m, or column n, of a tile does not exist
         self.beyond_m = [f"m >= {block.m.total}"] if block.m.ragged else []
         self.beyond_n = [f"n >= {block.n.total}"] if block.n.ragged else []
@@ -120,11 +123,9 @@ class Results:
         w, layout, spec, m = self.w, self.layout, self.block.spec, self.block.m
         position = f"m0 + {self.block.rows} + {position}" if self.s.pingpong else f"m0 + {position}"
         w.line(f"const {self.t} m = {m.held(position) if held else position};")
-        batch = ["0"] * len(layout.batch)
-        if self.block.batch > 1:
-            several = len(layout.batch) > 1
-            batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(layout.batch)] if several else ["at.batch"]
-        rows = coordinates(w, self.t, "m_", "m", layout.rows) if len(layout.rows) > 1 else ["m"]
+        batch, rows = self._batch, ["m"]
+        if len(layout.rows) > 1:
+            rows = coordinates(w, self.t, "m_", "m", layout.rows)
         absent: list[str] = []
         if spec.results:
             known = [*zip(batch, layout.batch)], [*zip(rows, layout.rows)]
@@ -285,8 +286,7 @@ class CopiedResults(StagedResults):
     def _box(self) -> str:
         """Returns the coordinates of a chunk of a consumer's results."""
         layout = self.layout
-        several = len(layout.batch) > 1
-        batch = [f"b{d}" if several else "at.batch" for d, size in enumerate(layout.batch) if size > 1]
+        batch = [name for name in self._batch if name != "0"]
         place = [f"{self.n0} + chunk * {layout.chunk}", self._m0]
         return ", ".join([*(reversed(place) if layout.turned else place), *reversed(batch)])
 

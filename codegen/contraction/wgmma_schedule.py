@@ -16,6 +16,7 @@ from codegen.contraction.wgmma_layout import (
     PIECES,
     RESERVE,
     Layout,
+    ResultSpace,
     WgmmaSchedule,
     brought,
     round_up,
@@ -123,8 +124,9 @@ def _candidates(
     spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule, target: Target
 ) -> Iterator[tuple[float, WgmmaSchedule]]:
     """Yields schedules that bring tiles in a way, and their estimated cycles."""
+    over = ResultSpace.of(spec, parts)
     for s in _tiles(spec, parts, way):
-        layout = Layout(spec, parts, s)
+        layout = Layout(spec, parts, s, over)
         stages = _most_stages(layout, target)
         if stages >= 2:
             chosen = replace(s, stages=stages)
