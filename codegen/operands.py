@@ -18,11 +18,12 @@ PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 PANEL, STEP = 64, 16
 
 
-def panel_size(size: int, itemsize: int) -> int:
-    """Returns how many rows or columns a panel of a tile has that lies across the reduction.
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
 
-    A row of it has 128, 64 or 32 bytes.
-    """
+
+def panel_size(size: int, itemsize: int) -> int:
+    """Returns how many rows or columns a panel across the reduction has: their 128, 64 or 32 bytes are neighbours."""
     return gcd(size, ROW_BYTES // itemsize)
 
 
@@ -99,6 +100,14 @@ class MappedOperand:
     @property
     def im2col(self) -> bool:
         return self.map.lower is not None
+
+    def lines(self, size: int, total: int) -> int:
+        """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
+
+        Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few
+        rows that is most of a tile of 64.  They only make sums that nobody reads.
+        """
+        return min(size, round_up(total, 8)) if self.along_k else size
 
     def boxed(self, inner: int, outer: int, element: str = "") -> TensorMap:
         """Returns the tensor map with the box of a load: ``inner`` elements along its first dimension, and ``outer``

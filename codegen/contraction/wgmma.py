@@ -158,8 +158,8 @@ class _Renderer:
         self.w.share(
             replace(x, name=called.get(x.name, x.name), note=x.note.format(**tensors)) for x in self.layout.buffers
         )
-        number = f"int(threadIdx.x / {GROUP}) - {self.s.producers}"
-        self.w.line(f"const int group = {number};  // a warpgroup: consumers count from 0")
+        first = f"int(threadIdx.x / {GROUP}) - {self.s.producers}"
+        self.w.line(f"const int group = {first};  // a warpgroup: consumers count from 0")
 
     def _barriers(self) -> None:
         """Writes the initialisation of all barriers, while the tensor maps are fetched."""

@@ -22,10 +22,7 @@ from codegen.tile_path import TilePath
 
 
 class MainLoop:
-    """The products of a tile's stages: while one is multiplied, the one before is released.
-
-    types  in which the operands are multiplied.
-    """
+    """The products of a tile's stages, in the operands' ``types``: while one is multiplied, that before is released."""
 
     def __init__(self, block: Block, types: tuple[str, str]) -> None:
         self.block, self.w, self.s, self.ring = block, block.w, block.s, block.ring
@@ -50,7 +47,8 @@ class MainLoop:
         with self.w.block(f"if (k > {first})"):
             await_products(self.w, 1, "the products of the previous stage are done")
             self.ring.release("previous", at="previous")
-        self._move_on()
+        self.w.line("previous = stage.index;")
+        self.w.moved("stage", "previous")
 
     def end_tile(self) -> None:
         """Writes the wait for the sums, and the release of the last stage."""
@@ -72,10 +70,6 @@ class MainLoop:
             w.line(f"{self.wgmma}{flags}>(")
             w.line(f"    {sums}, {self._descriptor(a, 'a', self.s.tile_m, place)},")
             w.line(f"    {self._descriptor(b, 'b', block.columns)}, {adds});")
-
-    def _move_on(self) -> None:
-        self.w.line("previous = stage.index;")
-        self.w.moved("stage", "previous")
 
     def _descriptor(self, side: MappedOperand | Gathered | TilePath, name: str, size: int, place: str = "0") -> str:
         """Returns the matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies.
@@ -141,7 +135,8 @@ class ComputedProducts(MainLoop):
                 w.line(f"    k > {first} || kk > 0);")
             await_products(w, 1, "the product before is done: its fragment, and at first its stage, are free")
             self.ring.release("previous", condition=f"kk == 0 && k > {first} && t == 0", at="previous")
-        self._move_on()
+        w.line("previous = stage.index;")
+        w.moved("stage", "previous")
 
 
 def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) -> MainLoop:

@@ -121,19 +121,6 @@ class WgmmaSchedule(Schedule):
         )
 
 
-def round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
-def brought(side: object, size: int, total: int) -> int:
-    """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
-
-    Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few rows
-    that is most of a tile of 64.  They only make sums that nobody reads.
-    """
-    return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
-
-
 @dataclass(frozen=True)
 class ResultSpace:
     """The program over (batch, rows, cols) as the tiles see them: sizes of these, merged as far as possible."""

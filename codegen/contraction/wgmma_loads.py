@@ -8,9 +8,8 @@ from dataclasses import replace
 from math import prod
 
 from codegen.contraction.wgmma_block import Block, tidy
-from codegen.contraction.wgmma_layout import brought, round_up
 from codegen.iteration import coordinate, coordinates, linear, long
-from codegen.operands import ROW_BYTES, MappedOperand, panel_size
+from codegen.operands import ROW_BYTES, MappedOperand, panel_size, round_up
 from codegen.spec import TensorMap
 from codegen.tensor_map import box_bytes
 
@@ -160,7 +159,7 @@ class MappedWriter(OperandWriter):
         self._side, k = side, loads.k
         self._maps = [loads.w.names.unique(name, "_map") for name in tensors]
         edge = loads.block.m if label == "a" else loads.block.n
-        self._size, lines = edge.size, brought(side, edge.size, edge.total)
+        self._size, lines = edge.size, side.lines(edge.size, edge.total)
         across = ROW_BYTES // k.itemsize if side.im2col else panel_size(edge.size, k.itemsize)
         box = (k.panel, lines) if side.along_k else (across, k.panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.

@@ -154,10 +154,8 @@ def _gathering(loads: Loads, a: GatheredWriter, b: OperandWriter) -> None:
 
 
 class GatheredWriter(OperandWriter):
-    """An operand A whose windows threads copy.
-
-    rounds  whether elements are rounded to tf32 once they have landed: asynchronous copies do not round, and tensor
-            cores truncate.
+    """An operand A whose windows threads copy.  If it ``rounds``, they then round elements to tf32, which asynchronous
+    copies do not: tensor cores would truncate.
     """
 
     def __init__(self, block: Block, side: Gathered, prologue: Prologue, *, rounds: bool) -> None:

@@ -437,24 +437,22 @@ class ResultsCarriedByWarps(CarriedResults):
 
     def _carry_anywhere(self, name: str, pointer: str, op: Operand) -> None:
         """Writes how rows are carried that begin anywhere: most of them 16 aligned bytes at a time, then their ends."""
-        w, lanes = self.w, self.layout.chunk * op.dtype.itemsize // 16
-        loop, row = self.accesses(lanes)
-        w.line("#pragma unroll 4")
-        with w.block(loop):
-            self._call("carry_row", row, f"i % {lanes}", name, pointer, op)
-        with w.block(""):
-            self._call("carry_end", "t / 32 * 16 + lane / 2", "lane % 2", name, pointer, op)
-
-    def _call(self, function: str, row: str, part: str, name: str, pointer: str, op: Operand) -> None:
-        """Writes a call of one of the functions of carry.cuh for a consumer's row, and a part of it."""
         w, chunk, cols = self.w, self.layout.chunk, self.parts.cols
-        place, absent = self.carried(row)
+        lanes = chunk * op.dtype.itemsize // 16
         left = f"{cols} - n" if self.t == "int32" else f"int({cols} - n)"
         count = f"min({chunk}, {left})" if self.block.n.ragged else str(chunk)
-        to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
-        outside = " || ".join([*self.beyond_m, *absent])
-        guard = f"if (!({outside})) " if outside else ""
-        w.line(f"{guard}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
+        loop, row = self.accesses(lanes)
+        w.line("#pragma unroll 4")
+        for head, function, r, part in (
+            (loop, "carry_row", row, f"i % {lanes}"),
+            ("", "carry_end", "t / 32 * 16 + lane / 2", "lane % 2"),
+        ):
+            with w.block(head):
+                place, absent = self.carried(r)
+                outside = " || ".join([*self.beyond_m, *absent])
+                guard = f"if (!({outside})) " if outside else ""
+                to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
+                w.line(f"{guard}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
 
 
 def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> Results:

@@ -11,20 +11,11 @@ from math import prod
 
 from codegen.buffers import Buffer
 from codegen.computed_tiles import computed
-from codegen.contraction.wgmma_layout import (
-    GROUP,
-    PIECES,
-    RESERVE,
-    Layout,
-    ResultSpace,
-    WgmmaSchedule,
-    brought,
-    round_up,
-)
+from codegen.contraction.wgmma_layout import GROUP, PIECES, RESERVE, Layout, ResultSpace, WgmmaSchedule
 from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
-from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles, panel_size
+from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -305,9 +296,11 @@ def _loading(layout: Layout) -> float:
         return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
     rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
-    every = (brought(parts.a, s.tile_m, parts.rows) + s.tile_n * layout.spec.products * rows) * k.per_stage
+    mapped = parts.a if isinstance(parts.a, MappedOperand) else None
+    lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
+    every = (lines + s.tile_n * layout.spec.products * rows) * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
-    windows = isinstance(parts.a, MappedOperand) and parts.a.im2col and parts.a.along_k
+    windows = mapped is not None and mapped.im2col and mapped.along_k
     partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
