@@ -89,10 +89,11 @@ def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) ->
     check_element(second)
     number = len(gather.operands)
     b = tiled(replace(second, outer=over_cols), number, batch, prod(cols), inner, channel)
-    brought = _brought(spec, gather, batch, rows, inner, reduction, channel, windows)
+    a = ComputedOperand(gather, product, tuple(batch), tuple(rows), tuple(inner), (), pairs=False)
+    a = replace(a, brought=_brought(spec, a, reduction, channel, windows))
     pairs = packed(program_of(gather)) if inner[channel] % 2 == 0 else None
-    gather = replace(gather, program=pairs or gather.program)
-    a = ComputedOperand(gather, product, tuple(batch), tuple(rows), tuple(inner), brought, pairs is not None)
+    if pairs is not None:
+        a = replace(a, gather=replace(gather, program=pairs), pairs=True)
     return OperandTiles(tuple(batch), prod(rows), prod(cols), reduction, a, b)
 
 
@@ -114,16 +115,10 @@ def program_of(gather: Gather) -> Program:
 
 
 def _brought(
-    spec: ContractionSpec,
-    gather: Gather,
-    batch: Sequence[int],
-    rows: Sequence[int],
-    inner: Sequence[int],
-    reduction: ReductionPanels,
-    channel: int,
-    windows: bool,
+    spec: ContractionSpec, a: ComputedOperand, reduction: ReductionPanels, channel: int, windows: bool
 ) -> tuple[Brought, ...]:
     """Returns the tiles that TMA brings of the tensors which an operand is computed from."""
+    gather, batch, inner = a.gather, a.batch, a.inner
     found = []
     over_batch, over_rows, over_inner = gather.steps()
     for n, (op, start) in enumerate(zip(program_of(gather).loads, gather.starts)):
@@ -150,7 +145,7 @@ def _brought(
             own = replace(at, image=_image(gather.image, at), limits=gather.limits)
             side = im2col(replace(spec, a=own), channel, reduction, prod(spec.batch))
         else:
-            side = tiled(at, n, batch, prod(rows), inner, channel)
+            side = tiled(at, n, batch, prod(a.rows), inner, channel)
         if not side.along_k and itemsize != 2:
             raise Declined(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
         found.append(Brought(n, side, op.dtype.ctype, row=False))

@@ -81,16 +81,13 @@ class Block:
     def stages_of_phase(self) -> tuple[str, str]:
         """Returns the same for a tile whose batch is a phase, once its coordinates are written."""
         w, k = self.w, self.parts.reduction
-        values = self.batch_values()
-        counts = []
-        for d, (size, skip) in enumerate(zip(k.taps, k.skips)):
-            if skip == "0":
-                counts.append(str(size))
-            else:
-                w.line(f"const int skip{d} = {skip.format(**values)};  // first taps that the phase does not have")
-                counts.append(f"({size} - skip{d})")
-        chunks = [str(k.chunks)] if k.chunks > 1 else []
-        w.line(f"const int last = {' * '.join([*(c for c in counts if c != '1'), *chunks]) or '1'};")
+        for d, skip in enumerate(k.skips):
+            if skip != "0":
+                first = skip.format(**self.batch_values())
+                w.line(f"const int skip{d} = {first};  // first taps that the phase does not have")
+        counts = [str(n) if skip == "0" else f"({n} - skip{d})" for d, (n, skip) in enumerate(zip(k.taps, k.skips))]
+        counts = [count for count in (*counts, str(k.chunks)) if count != "1"]
+        w.line(f"const int last = {' * '.join(counts) or '1'};")
         return "0", "last"
 
     def batch_values(self) -> dict[str, str]:
