@@ -155,9 +155,8 @@ class _Renderer:
         if isinstance(self.a, OperandAWriter):
             called |= {f"in{n}": name for n, name in self.a.members.items()}
             tensors |= {f"in{n}": self.prologues[0].pointers[n] for n in self.a.members}
-        self.w.share(
-            replace(x, name=called.get(x.name, x.name), note=x.note.format(**tensors)) for x in self.layout.buffers
-        )
+        named = ((x, called.get(x.name, x.name), x.note.format(**tensors)) for x in self.layout.arrays)
+        self.w.share([*(replace(x, name=name, note=note) for x, name, note in named), *self.layout.barriers])
         first = f"int(threadIdx.x / {GROUP}) - {self.s.producers}"
         self.w.line(f"const int group = {first};  // a warpgroup: consumers count from 0")
 

@@ -243,16 +243,19 @@ class Layout:
 
     # ---- shared memory
 
-    @property
-    def buffers(self) -> Buffers:
+    @cached_property
+    def arrays(self) -> Buffers:
         """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
-        s = self.s
         count = self.chunks if self.operand_maps else STAGING
         staged = self.staged(count) if self.maps is not None or self.carried else ()
-        barriers = [*ring_barriers("", s.stages)]
-        barriers += [Buffer("turn", "Barrier", (2,))] if s.pingpong else []
-        barriers += [Buffer("operands", "Barrier", (s.groups,))] if self.operand_maps else []
-        return Buffers((*self.ring, *staged, *self.single_rows, *self.left_by_warps, *barriers))
+        return Buffers((*self.ring, *staged, *self.single_rows, *self.left_by_warps))
+
+    @property
+    def barriers(self) -> Buffers:
+        """The barriers behind these."""
+        turn = [Buffer("turn", "Barrier", (2,))] if self.s.pingpong else []
+        operands = [Buffer("operands", "Barrier", (self.s.groups,))] if self.operand_maps else []
+        return Buffers((*ring_barriers("", self.s.stages), *turn, *operands))
 
     @cached_property
     def ring(self) -> Buffers:

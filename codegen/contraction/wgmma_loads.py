@@ -90,11 +90,7 @@ class Loads:
 
 
 class TileLoads:
-    """Writes the loads of a tile of one tensor.
-
-    stage    C expression of the tile's place in a stage; ``panel`` that of a panel along the reduction.
-    origin   C variable of the tile's first row or column, of ``size``; ``channel`` that of its first channel.
-    """
+    """Writes the loads of a tile of ``size`` rows or columns, from ``origin`` on, to a member of the ring."""
 
     def __init__(
         self, loads: Loads, side: MappedOperand, box: TensorMap, member: str, origin: str, size: int, panels: int = 1

@@ -315,7 +315,7 @@ class ResultsOnOperands(CopiedResults):
         with w.block(f"if (t == 0{f' && {block.writes}' if block.writes else ''})"):
             if block.persistent:
                 w.line("tma_wait_read<0>();  // the copies of the results before have read it")
-            outputs = [layout.buffers[f"out{k}"] for k in self.held.values()]
+            outputs = [layout.arrays[f"out{k}"] for k in self.held.values()]
             self._signals.expect(sum(x.bytes for x in outputs) // self.s.groups, group)
             with block.pieces(), w.unrolled(f"for (int chunk = 0; chunk < {self.chunks}; ++chunk)"):
                 for n, (k, described) in layout.operand_maps.items():

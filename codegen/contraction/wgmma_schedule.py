@@ -198,13 +198,13 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
 
 def _most_stages(layout: Layout, target: Target) -> int:
     """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
-    s, parts, buffers = layout.s, layout.parts, layout.buffers
-    others = sum(b.bytes for b in buffers if not b.stages and b.ctype != "Barrier")
+    s, parts = layout.s, layout.parts
+    others = sum(x.bytes for x in layout.arrays if not x.stages)
     room = target.arch.shared_bytes_per_block - RESERVE - others
     useful = parts.reduction.stages * -(-s.tiles(parts) // s.blocks)  # the ring is filled for the next tile meanwhile
     each = layout.ring.stage_bytes
     most = max(MOST_STAGES, IN_FLIGHT // each)
-    stages = min(most, max(room // buffers.stage_bytes, 0), max(2, useful))
+    stages = min(most, max(room // (layout.arrays.stage_bytes + layout.barriers.stage_bytes), 0), max(2, useful))
     # They take the place of the ring, and of nothing else: blocks read them while others leave their results.
     sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
     return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
