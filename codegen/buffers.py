@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from codegen.dtypes import BY_NAME, SIZE_OF
@@ -91,6 +92,11 @@ class Buffers(tuple[Buffer, ...]):
         """The bytes at which the buffers begin."""
         ends = (Buffers(tuple(self)[: k + 1]).bytes for k in range(len(self)))
         return [end - buffer.bytes for end, buffer in zip(ends, self)]
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of all that have stages."""
+        return sum(buffer.stage_bytes for buffer in self if buffer.stages)
 
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
         return next(b for b in self if b.name == name)

@@ -52,7 +52,7 @@ class Trace:
     """What the roles of a kernel do, in the order in which it is written."""
 
     events: list[Event] = field(default_factory=list)
-    pipelines: dict[str, Pipeline] = field(default_factory=dict)
+    pipelines: dict[str, Pipeline | Signals] = field(default_factory=dict)
     meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
     groups: int = 0
@@ -82,7 +82,8 @@ class Trace:
         """
         for pipeline in self.pipelines.values():
             self._check_fills(pipeline)
-            self._check_releases(pipeline)
+            if isinstance(pipeline, Pipeline):
+                self._check_releases(pipeline)
         for meeting in self.meetings.values():
             self._check_meeting(meeting)
         for role in dict.fromkeys(e.role for e in self.events):
@@ -90,11 +91,11 @@ class Trace:
             self._check_waits(passes)
             _Products().check(passes)
 
-    def _check_fills(self, pipeline: Pipeline) -> None:
+    def _check_fills(self, pipeline: Pipeline | Signals) -> None:
         name = pipeline.name
         if self.of(name, "wait") and not self.of(name, "arrive", "expect"):
             raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
-        fills: list[list[Event]] = []
+        fills: list[list[Event]] = [[]] if isinstance(pipeline, Signals) else []
         for event in self.of(name, "acquire", "expect", "copy", "arrive"):
             if event.what == "acquire":
                 fills.append([])
@@ -228,6 +229,50 @@ class _Products:
                     )
 
 
+class Signals:
+    """Barriers without stages to release: who arrives knows by itself that nobody waits for the phase before.
+
+    k         the kernel.
+    name      of the barriers in shared memory.
+    count     how many there are.
+    fills     arrivals that complete a phase, beside the bytes that are expected.
+    """
+
+    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
+        self._k, self.name, self.count, self.fills = k, name, count, fills
+        k.trace.pipelines[name] = self
+
+    def __repr__(self) -> str:
+        return f"the barriers {self.name!r}"
+
+    def init(self) -> None:
+        """Writes the initialisation of all."""
+        self._k.line(f"for (int i = 0; i < {self.count}; ++i) barrier_init(shared.{self.name}[i], {self.fills});")
+
+    def at(self, index: str) -> str:
+        """Returns one of the barriers."""
+        return f"shared.{self.name}[{index}]"
+
+    def expect(self, count: int, index: str) -> None:
+        """Writes that so many bytes will be copied; this arrives, too."""
+        self._k.trace.add("expect", self.name, index, count)
+        self._k.line(f"barrier_expect({self.at(index)}, {count});")
+
+    def copied(self, count: int, index: str) -> None:
+        """Notes that so many bytes are copied by what is written next to it."""
+        self._k.trace.add("copy", self.name, index, count)
+
+    def arrive(self, index: str, *, condition: str, note: str = "") -> None:
+        """Writes the arrival of the thread for which the condition holds."""
+        self._k.trace.add("arrive", self.name, index, 1)
+        self._k.line(f"if ({condition}) barrier_arrive({self.at(index)});{f'  // {note}' if note else ''}")
+
+    def wait(self, index: str, parity: str) -> None:
+        """Writes what waits until the phase of a parity is complete."""
+        self._k.trace.add("wait", self.name, index)
+        self._k.line(f"barrier_wait({self.at(index)}, {parity});")
+
+
 def _barrier(name: str, what: str) -> str:
     return f"{name}_{what}" if name else what
 
@@ -296,10 +341,21 @@ class Pipeline:
         """Notes that so many bytes are copied to a stage by what is written next to it."""
         self._k.trace.add("copy", self.name, stage, count)
 
-    def arrive(self, stage: str = "stage", *, count: int = 1, condition: str = "", barrier: str = "") -> None:
-        """Writes that a stage is filled, by so many threads: those for which the condition holds."""
+    def arrive(
+        self,
+        stage: str = "stage",
+        *,
+        count: int = 1,
+        condition: str = "",
+        barrier: str = "",
+        call: str = "barrier_arrive",
+    ) -> None:
+        """Writes that a stage is filled, by so many threads: those for which the condition holds.
+
+        call  the function of the device library by which they arrive.
+        """
         self._k.trace.add("arrive", self.name, stage, count)
-        self._k.line(f"{f'if ({condition}) ' if condition else ''}barrier_arrive({barrier or self.full(stage)});")
+        self._k.line(f"{f'if ({condition}) ' if condition else ''}{call}({barrier or self.full(stage)});")
 
     # ---- consumers
 

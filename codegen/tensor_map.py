@@ -25,6 +25,11 @@ SWIZZLES = (0, 32, 64, 128)
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
 
 
+def box_bytes(described: TensorMap) -> int:
+    """Returns how many bytes a load of its box brings."""
+    return prod(described.box) * ELEMENT_BYTES[described.element]
+
+
 def corner_limit(spatial: int) -> int:
     """Returns the limit of im2col corners with ``spatial`` dimensions: they are at least its negative, and less than
     it.
@@ -35,11 +40,6 @@ def corner_limit(spatial: int) -> int:
 def offset_limit(spatial: int) -> int:
     """Returns the largest offset of an im2col load in each of ``spatial`` dimensions."""
     return (1 << CORNER_BITS[spatial]) - 1
-
-
-def box_bytes(described: TensorMap) -> int:
-    """Returns how many bytes of shared memory a load fills."""
-    return prod(described.box) * ELEMENT_BYTES[described.element]
 
 
 def refusal(described: TensorMap) -> str | None:
