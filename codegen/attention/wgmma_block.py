@@ -88,8 +88,8 @@ class Block:
         w.share(buffers(spec, s))
         w.line(f"const int group = int(threadIdx.x / {GROUP}) - 1;  // a warpgroup: consumers count from 0")
         of_keys = [self.keys, self.values]
-        others = [p for p in (self.queries, self.spans) if p is not None]
-        initialize(w, others, of_keys)
+        every = [p for p in w.trace.pipelines.values() if isinstance(p, Pipeline)]
+        initialize(w, [p for p in every if p not in of_keys], of_keys)
 
     def source(self) -> KernelSource:
         """Returns the kernel, whose roles are written."""
