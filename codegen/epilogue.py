@@ -162,7 +162,8 @@ class Epilogue:
                     w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {stored[n]};")
         if run:
             w.line("#pragma unroll")
-            reach = max((op.strides[run.along] * run.count for op in program.operands), default=0)
+            operands = program.operands if staged is None else program.loads
+            reach = max((op.strides[run.along] * run.count for op in operands), default=0)
             small = "int" if reach < 2**31 else "int64"
             w.open(f"for ({small} {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
             if missing is not None:
