@@ -178,15 +178,6 @@ class Kernel(Writer):
         )
 
 
-@contextmanager
-def shared_memory(w: Writer) -> Iterator[None]:
-    """Writes the struct ``Shared`` around its members, and the variable ``shared``."""
-    with w.block("struct Shared", "};"):
-        yield
-    w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-    w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
-
-
 def from_the_end(source: KernelSource) -> KernelSource:
     """Returns a kernel with a one-dimensional grid in reverse order: its first block takes the place of its last."""
     head, body = _ordered(source.code)

@@ -23,7 +23,6 @@ from codegen.iteration import (
     extent,
     far,
     long,
-    restrided,
     signed_index_type,
 )
 from codegen.kernel import Kernel, converted, parameter
@@ -42,15 +41,14 @@ def merged(spec: AttentionSpec) -> AttentionSpec:
     batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
     batch = (*spec.batch[:lead], *batch)
     new = {x: (*x[:lead], *b, *x[rank:]) for x, b in zip(every, over)}
-    nowhere = (0,) * (len(batch) + 2)
 
     def moved(x: Any) -> Any:
-        """Returns operands, and programs without memory of their own, with the strides over the new batch."""
+        """Returns operands, and programs that store nothing in memory, with the strides over the new batch."""
         if isinstance(x, Operand):
             return replace(x, strides=new[x.strides])
         if isinstance(x, Program):
-            loads, indices = (new[op.strides] for op in x.loads), (new[y] for y in x.indices)
-            return restrided(x, [*loads, *(nowhere for _ in x.stores), *indices])
+            loads = tuple(replace(op, strides=new[op.strides]) for op in x.loads)
+            return replace(x, loads=loads, indices=tuple(new[y] for y in x.indices))
         if isinstance(x, Pages):
             return replace(x, table=moved(x.table))
         if isinstance(x, ComputedRows):
