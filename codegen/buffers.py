@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from codegen.dtypes import BY_NAME, SIZE_OF
@@ -68,6 +69,12 @@ class Buffer:
         dims = "".join(f"[{n}]" for n in self.dims)
         return f"{aligned}{self.ctype} {self.name}{dims};{f'  // {self.note}' if self.note else ''}"
 
+    @property
+    def static(self) -> str:
+        """The C declaration in a kernel's static shared memory."""
+        aligned = f"__align__({self.align}) " if self.align else ""
+        return f"__shared__ {aligned}{self.ctype} {self.name}{''.join(f'[{n}]' for n in self.dims)};"
+
 
 class Buffers(tuple[Buffer, ...]):
     """What a block has in shared memory, in its order: schedules count its bytes, kernels declare it."""
@@ -79,6 +86,17 @@ class Buffers(tuple[Buffer, ...]):
         for buffer in self:
             end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
         return end
+
+    @property
+    def places(self) -> list[int]:
+        """The bytes at which the buffers begin."""
+        ends = (Buffers(tuple(self)[: k + 1]).bytes for k in range(len(self)))
+        return [end - buffer.bytes for end, buffer in zip(ends, self)]
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of all that have stages."""
+        return sum(buffer.stage_bytes for buffer in self if buffer.stages)
 
     def __getitem__(self, name: str) -> Buffer:  # type: ignore[override]
         return next(b for b in self if b.name == name)
@@ -96,12 +114,21 @@ class Edge:
         return -(-self.total // self.size)
 
     @property
+    def padded(self) -> int:
+        """Positions of all tiles."""
+        return self.tiles * self.size
+
+    @property
     def ragged(self) -> bool:
         return self.total % self.size != 0
 
     def inside(self, position: str) -> str:
         """Returns the C condition that a position exists; empty if all do."""
         return f"{position} < {self.total}" if self.ragged else ""
+
+    def outside(self, position: str) -> str:
+        """Returns the C condition that a position does not exist; empty if all do.  The first one always does."""
+        return f"{position} >= {self.total}" if self.ragged and position != "0" else ""
 
     def held(self, position: str) -> str:
         """Returns a position that exists: the last one for those beyond it."""
@@ -111,3 +138,13 @@ class Edge:
 def every(*conditions: str) -> str:
     """Returns the C condition that all of some hold, of which empty ones always do; empty if there is none."""
     return " && ".join(c for c in conditions if c)
+
+
+def where(condition: str, value: str, other: str) -> str:
+    """Returns the C expression of a value, or of another one where a condition does not hold; empty ones always do."""
+    return f"{condition} ? {value} : {other}" if condition else value
+
+
+def guard(condition: str) -> str:
+    """Returns what a statement begins with that is for where a C condition holds; an empty one always does."""
+    return f"if ({condition}) " if condition else ""

@@ -26,9 +26,7 @@ SIZES = (1, 2, 4)
 
 
 def computed(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined where it cannot
-    be.
-    """
+    """Returns the operands of a contraction whose operand A is computed in registers.  Raises Declined if not."""
     types = product_types(spec, widen=False)
     name = spec.a.operand.name
     if as_it_lies(spec.a, types[0]):
@@ -91,10 +89,11 @@ def _operand_tiles(spec: ContractionSpec, order: Sequence[int], product: str) ->
     check_element(second)
     number = len(gather.operands)
     b = tiled(replace(second, outer=over_cols), number, batch, prod(cols), inner, channel)
-    brought = _brought(spec, gather, batch, rows, inner, reduction, channel, windows)
+    a = ComputedOperand(gather, product, tuple(batch), tuple(rows), tuple(inner), (), pairs=False)
+    a = replace(a, brought=_brought(spec, a, reduction, channel, windows))
     pairs = packed(program_of(gather)) if inner[channel] % 2 == 0 else None
-    gather = replace(gather, program=pairs or gather.program)
-    a = ComputedOperand(gather, product, tuple(batch), tuple(rows), tuple(inner), brought, pairs is not None)
+    if pairs is not None:
+        a = replace(a, gather=replace(gather, program=pairs), pairs=True)
     return OperandTiles(tuple(batch), prod(rows), prod(cols), reduction, a, b)
 
 
@@ -116,16 +115,10 @@ def program_of(gather: Gather) -> Program:
 
 
 def _brought(
-    spec: ContractionSpec,
-    gather: Gather,
-    batch: Sequence[int],
-    rows: Sequence[int],
-    inner: Sequence[int],
-    reduction: ReductionPanels,
-    channel: int,
-    windows: bool,
+    spec: ContractionSpec, a: ComputedOperand, reduction: ReductionPanels, channel: int, windows: bool
 ) -> tuple[Brought, ...]:
     """Returns the tiles that TMA brings of the tensors which an operand is computed from."""
+    gather, batch, inner = a.gather, a.batch, a.inner
     found = []
     over_batch, over_rows, over_inner = gather.steps()
     for n, (op, start) in enumerate(zip(program_of(gather).loads, gather.starts)):
@@ -143,7 +136,7 @@ def _brought(
             if PANEL * itemsize > 512:
                 raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
             side = replace(side, terms=tuple("0" if term == "{o}" else term for term in side.terms))
-            found.append(Brought(n, side, itemsize, row=True))
+            found.append(Brought(n, side, op.dtype.ctype, row=True))
             continue
         if itemsize not in SIZES:
             raise Declined(f"{op.name!r} has elements of {itemsize} bytes")
@@ -152,20 +145,17 @@ def _brought(
             own = replace(at, image=_image(gather.image, at), limits=gather.limits)
             side = im2col(replace(spec, a=own), channel, reduction, prod(spec.batch))
         else:
-            side = tiled(at, n, batch, prod(rows), inner, channel)
+            side = tiled(at, n, batch, prod(a.rows), inner, channel)
         if not side.along_k and itemsize != 2:
             raise Declined(f"{op.name!r} is stored across the reduction and has elements of {itemsize} bytes")
-        found.append(Brought(n, side, itemsize, row=False))
+        found.append(Brought(n, side, op.dtype.ctype, row=False))
     if not any(not b.row for b in found):
         raise Declined(f"{gather.operand.name!r} is computed of rows and columns alone")
     return tuple(found)
 
 
 def _image(image: Image, at: Gather) -> Image:
-    """Returns a convolution's windows in a tensor with other strides than the operand's.
-
-    Raises Declined if there are none.
-    """
+    """Returns a convolution's windows in a tensor with strides of its own.  Raises Declined if there are none."""
     steps = tuple(step // dilation for step, dilation in zip(at.inner[1:], image.dilation))
     if at.start != -sum(before * step for before, step in zip(image.before, steps)):
         raise Declined(f"{at.operand.name!r} does not begin where the image does")

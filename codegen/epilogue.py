@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
@@ -35,12 +36,33 @@ def sum_value(text: str, accumulate: str, result: str) -> str:
     return text if accumulate == result else f"convert<{result}>({text})"
 
 
+def batches(sizes: Sequence[int]) -> list[str]:
+    """Returns the C variables of the coordinates of the batch whose number is ``batch``."""
+    if prod(sizes) <= 1:
+        return ["0"] * len(sizes)
+    return ["batch"] if len(sizes) == 1 else [f"b{d}" for d in range(len(sizes))]
+
+
+def in_order(results: Sequence[Limit], rows: int) -> bool:
+    """Tells whether neighbouring rows of a contraction, of so many dimensions, are neighbours of its program, too."""
+    if not results:
+        return True
+    last = results[-1]
+    return not any(last.batch) and last.start == 0 and last.outer == (*(0,) * (rows - 1), 1)
+
+
+def one_access(operand: Operand, space: Sequence[int], count: int, along: int) -> bool:
+    """Tells whether ``count`` neighbours along a dimension, from a multiple of it on, are one access or whole ones."""
+    if count == 1 or operand.strides[along] != 1:
+        return False
+    size = operand.dtype.itemsize
+    width = min(16, count * size)
+    others = [s for d, (s, many) in enumerate(zip(operand.strides, space)) if d != along and many > 1]
+    return operand.alignment % width == 0 and all(s * size % width == 0 for s in others)
+
+
 def placed(
-    w: Writer,
-    itype: str,
-    results: Sequence[Limit],
-    batch: Sequence[tuple[str, int]],
-    rows: Sequence[tuple[str, int]],
+    w: Writer, itype: str, results: Sequence[Limit], batch: Sequence[tuple[str, int]], rows: Sequence[tuple[str, int]]
 ) -> tuple[list[str], list[str]]:
     """Writes the program's row coordinates of a contraction whose ``results`` say where its results lie.
 
@@ -78,6 +100,27 @@ class Run:
     clamped: str | None = None
 
 
+@dataclass(frozen=True)
+class _At:
+    """Where a result lies, or with a run the first one of it."""
+
+    position: Sequence[str]
+    run: Run | None
+
+    def first(self, strides: Strides) -> str:
+        """Returns the C expression of the offset of the first result in an operand."""
+        return linear(list(zip(self.position, strides)))
+
+    def offset(self, strides: Strides) -> str:
+        """Returns the C expression of the offset of the result."""
+        terms, run = list(zip(self.position, strides)), self.run
+        if run and run.missing is not None and run.clamped is not None and strides[run.along]:
+            terms[run.along] = (run.clamped, strides[run.along])
+        elif run:
+            terms.append((run.element, strides[run.along]))
+        return linear(terms)
+
+
 class Epilogue:
     """Writes the program of an anchor's kernel; ``space`` has one size for each stride of the program's operands."""
 
@@ -98,7 +141,8 @@ class Epilogue:
         program = self.program
         for n, operand in enumerate(program.loads):
             if not any(operand.strides):
-                self._terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[0]", "_s")
+                text = f"{self.pointers.loads[n]}[0]"
+                self._terms[Load(n)] = constant(self.w, self.names, program, n, text, "_s")
         self._varies = varying(program, lambda v: v not in self._terms)
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
@@ -107,14 +151,8 @@ class Epilogue:
         return self._emitter.term(value, self._terms)
 
     def wide(self, operand: Operand, count: int, along: int) -> bool:
-        """Tells whether ``count`` neighbours along a dimension can be one access, starting at any multiple of
-        ``count``.
-        """
-        if count == 1 or operand.strides[along] != 1:
-            return False
-        width = min(16, count * operand.dtype.itemsize)
-        others = [s for d, (s, size) in enumerate(zip(operand.strides, self.space)) if d != along and size > 1]
-        return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in others)
+        """Tells whether ``count`` neighbours along a dimension of the program's space are one access."""
+        return one_access(operand, self.space, count, along)
 
     def results(
         self,
@@ -132,72 +170,63 @@ class Epilogue:
         variables, a vector for each output, that take the run's results instead of memory.  ``sinks`` combine values of
         the program.  ``given`` are C variables, vectors of the run's elements, of loads by their numbers.
         """
-        w, program = self.w, self.program
-        run = run if run is not None and run.count > 1 else None
-
-        def first(strides: Strides) -> str:
-            return linear(list(zip(position, strides)))
-
-        missing = run.missing if run and run.clamped is None else None
-        clamped = run is not None and run.missing is not None and run.clamped is not None
-
-        def offset(strides: Strides) -> str:
-            terms = list(zip(position, strides))
-            if run and clamped and strides[run.along]:
-                terms[run.along] = (str(run.clamped), strides[run.along])
-                return linear(terms)
-            return linear([*terms, (run.element, strides[run.along])] if run else terms)
-
-        vectors = dict(given or {})
-        stored: dict[int, str] = {}
+        w, at = self.w, _At(position, run if run is not None and run.count > 1 else None)
+        run, vectors, stored = at.run, dict(given or {}), {}
         if run and run.missing is None:
-            for n, operand in enumerate(program.loads):
-                if n not in vectors and Load(n) not in self._terms and self.wide(operand, run.count, run.along):
-                    vectors[n] = self.names.unique(operand.name, "_v")
-                    source = f"{self.pointers.loads[n]} + {first(operand.strides)}"
-                    w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
-            for n, store in enumerate(program.stores):
-                if staged is None and self.wide(store.operand, run.count, run.along):
-                    stored[n] = self.names.unique(store.operand.name, "_v")
-                    w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {stored[n]};")
-        if run:
-            w.line("#pragma unroll")
-            reach = max((op.strides[run.along] * run.count for op in program.operands), default=0)
-            small = "int" if reach < 2**31 else "int64"
-            w.open(f"for ({small} {run.element} = 0; {run.element} < {run.count}; ++{run.element})")
-            if missing is not None:
-                w.line(f"if ({missing(run.element)}) continue;")
-        terms = dict(self._terms)
-        for n, operand in enumerate(program.loads):
-            if Load(n) in terms:
-                continue
-            if run and n in vectors:
-                terms[Load(n)] = self._constant(n, f"{vectors[n]}[{run.element}]", "_e")
-            else:
-                terms[Load(n)] = self._constant(n, f"{self.pointers.loads[n]}[{offset(operand.strides)}]", "_e")
-        for n, strides in enumerate(program.indices):
-            terms[Index(n)] = f"int32({offset(strides)})"
-        for n, text in enumerate(sums):
-            terms[Anchor(n)] = sum_value(text, self.accumulate, self.result)
-        terms |= self.known
-        self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
-        for n, (store, pointer) in enumerate(zip(program.stores, self.pointers.stores)):
-            value = self._emitter.stored(store, terms, lambda v: ctype_of(program, v, self.result))
-            if run and staged is not None:
-                w.line(f"{staged[n]}[{run.element}] = {value};")
-            elif run and n in stored:
-                w.line(f"{stored[n]}[{run.element}] = {value};")
-            else:
-                w.line(f"{pointer}[{offset(store.operand.strides)}] = {value};")
-        for sink in sinks:
-            condition = f"if ({sink.within}) " if sink.within else ""
-            value = self._emitter.term(sink.reduction.value, terms)
-            w.line(f"{condition}reduce::into<{sink.reduction.combiner.functor}>({sink.own}, {value});")
-        if run:
-            w.close()
+            self._load(at, run, vectors)
+            stored = self._declare(run) if staged is None else {}
+        with w.scope():
+            if run:
+                operands = self.program.operands if staged is None else self.program.loads
+                reach = max((op.strides[run.along] * run.count for op in operands), default=0)
+                w.each(run.element, run.count, "int" if reach < 2**31 else "int64")
+                if run.missing is not None and run.clamped is None:
+                    w.leave(run.missing(run.element))
+            terms = self._read(at, vectors)
+            terms |= {Anchor(n): sum_value(text, self.accumulate, self.result) for n, text in enumerate(sums)}
+            terms |= self.known
+            self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
+            self._store(at, terms, dict(enumerate(staged)) if staged is not None else stored)
+            for sink in sinks:
+                condition = f"if ({sink.within}) " if sink.within else ""
+                value = self._emitter.term(sink.reduction.value, terms)
+                w.line(f"{condition}reduce::into<{sink.reduction.combiner.functor}>({sink.own}, {value});")
         for n, name in stored.items():
-            w.line(f"store({self.pointers.stores[n]} + {first(program.stores[n].operand.strides)}, {name});")
+            w.line(f"store({self.pointers.stores[n]} + {at.first(self.program.stores[n].operand.strides)}, {name});")
 
-    def _constant(self, n: int, source: str, suffix: str) -> str:
-        """Writes the n-th load's value as a constant; returns its C name."""
-        return constant(self.w, self.names, self.program, n, source, suffix)
+    def _load(self, at: _At, run: Run, vectors: dict[int, str]) -> None:
+        """Writes the loads of whole runs, and adds their C names to ``vectors``."""
+        for n, operand in enumerate(self.program.loads):
+            if n not in vectors and Load(n) not in self._terms and self.wide(operand, run.count, run.along):
+                vectors[n] = self.names.unique(operand.name, "_v")
+                source = f"{self.pointers.loads[n]} + {at.first(operand.strides)}"
+                self.w.line(f"const auto {vectors[n]} = load<{run.count}>({source});")
+
+    def _declare(self, run: Run) -> dict[int, str]:
+        """Declares vectors for the stores of whole runs; returns their C names."""
+        found = {}
+        for n, store in enumerate(self.program.stores):
+            if self.wide(store.operand, run.count, run.along):
+                found[n] = self.names.unique(store.operand.name, "_v")
+                self.w.line(f"Vector<{store.operand.dtype.ctype}, {run.count}> {found[n]};")
+        return found
+
+    def _read(self, at: _At, vectors: Mapping[int, str]) -> dict[Value, str]:
+        """Writes the reads of a result's operands that are not in ``vectors``; returns the terms of the program."""
+        terms = dict(self._terms)
+        for n, operand in enumerate(self.program.loads):
+            if Load(n) not in terms:
+                element = f"{self.pointers.loads[n]}[{at.offset(operand.strides)}]"
+                if at.run and n in vectors:
+                    element = f"{vectors[n]}[{at.run.element}]"
+                terms[Load(n)] = constant(self.w, self.names, self.program, n, element, "_e")
+        return terms | {Index(n): f"int32({at.offset(x)})" for n, x in enumerate(self.program.indices)}
+
+    def _store(self, at: _At, terms: dict[Value, str], vectors: Mapping[int, str]) -> None:
+        """Writes the stores of a result, to the vectors of those outputs that have one."""
+        for n, (store, pointer) in enumerate(zip(self.program.stores, self.pointers.stores)):
+            value = self._emitter.stored(store, terms, lambda v: ctype_of(self.program, v, self.result))
+            to = f"{pointer}[{at.offset(store.operand.strides)}]"
+            if n in vectors:
+                to = f"{vectors[n]}[{at.run.element if at.run else 0}]"
+            self.w.line(f"{to} = {value};")

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from codegen.combiners import Combiner
@@ -187,7 +188,7 @@ class Program:
         """Whether approximate instructions cannot be seen: everything is stored as a float of 16 bits or fewer."""
         return not self.exact and all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What is read and written along the space: loads, then stores.  (The kernel's pointer parameters are these,
         with the tables in between.)
@@ -198,6 +199,12 @@ class Program:
     def strides(self) -> list[tuple[int, ...]]:
         """The strides of loads, stores and indices, in this order."""
         return [*(op.strides for op in self.operands), *self.indices]
+
+    @cached_property
+    def uses(self) -> Counter[Value]:
+        """How often each value is used by instructions, reductions and stores."""
+        ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]
+        return Counter([*(v for i in self.instructions for v in i.args), *ends, *(s.value for s in self.stores)])
 
     def needed(self, ends: Iterable[Value]) -> set[Value]:
         """Returns the values that are needed to compute ``ends``, themselves among them."""
@@ -224,7 +231,7 @@ def literal(value: Any, ctype: str) -> str:
             return f"quiet_nan<{ctype}>()"
         if math.isinf(number):
             return f"{'-' if number < 0 else ''}infinity<{ctype}>()"
-        text = _shortest(number, ctype)
+        text = _shortest(repr(number), ctype)
         return text + ("f" if ctype == "float" else "")
     number_ = int(value)
     if ctype == "int64":
@@ -236,10 +243,11 @@ def literal(value: Any, ctype: str) -> str:
     return f"{ctype}({number_}{'ull' if number_ > 2**31 else ''})"
 
 
-def _shortest(number: float, ctype: str) -> str:
+@lru_cache(1 << 12)
+def _shortest(number: str, ctype: str) -> str:
     import numpy as np
 
-    text = str(np.float32(number)) if ctype == "float" else repr(number)
+    text = str(np.float32(number)) if ctype == "float" else number
     if "e" in text:
         mantissa, exponent = text.split("e")
         return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
@@ -258,7 +266,8 @@ def fill(template: str, arguments: list[str]) -> str:
         if text.startswith("-") and not template.startswith("{") and "(" not in template[: match.start()]:
             return f"({text})"
         whole = template[match.start() - 1 : match.end() + 1] == f"[{match[0]}]"
-        return text if whole or _SIMPLE.fullmatch(text) or text.startswith("-") else f"({text})"
+        simple = text.isidentifier() or text.startswith("-") or _SIMPLE.fullmatch(text)
+        return text if simple or whole else f"({text})"
 
     return _PLACEHOLDER.sub(argument, template)
 
@@ -272,11 +281,9 @@ class Emitter:
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
-        stored = Counter(s.value for s in program.stores)
-        used = {v for i in program.instructions for v in i.args}
-        used |= {v for r in program.reductions for v in (r.value, r.at) if v is not None}
         # A result that is stored once and used nowhere else needs no name of its own.
-        self.inlined = {n for n in range(len(program.instructions)) if Result(n) not in used and stored[Result(n)] == 1}
+        once = (s.value for s in program.stores if program.uses[s.value] == 1)
+        self.inlined = {value.instruction for value in once if isinstance(value, Result)}
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
@@ -314,11 +321,14 @@ class Emitter:
             if number not in self.inlined and select(number):
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
-    def stored(self, store: Store, terms: Mapping[Value, str], ctype_of: Callable[[Value], str]) -> str:
-        """Returns the C expression to write for a store, converted to the storage type."""
-        text = self.term(store.value, terms)
-        target = store.operand.dtype.ctype
-        return text if ctype_of(store.value) == target else f"convert<{target}>({text})"
+    def stored(self, store: Store, terms: Mapping[Value, str], given: Callable[[Value], str] | None = None) -> str:
+        """Returns the C expression to write for a store, converted to the storage type.
+
+        ``given`` returns compute types, if those of the program are not all that there are.
+        """
+        text, target = self.term(store.value, terms), store.operand.dtype.ctype
+        own = given(store.value) if given else ctype_of(self.program, store.value)
+        return text if own == target else f"convert<{target}>({text})"
 
 
 def compute_type(dtype: DType, real: str = "float") -> str:

@@ -16,32 +16,24 @@ from codegen.iteration import collapse
 from codegen.operands import ROW_BYTES, MappedOperand, OperandTiles, ReductionPanels
 from codegen.spec import ContractionSpec, Gather
 from codegen.tile_path import TilePath, orders, product_types, tile_path_of
-from codegen.tiles import check_element, check_limits, im2col, tiled
+from codegen.tiles import check_across, check_element, check_limits, im2col, tiled
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
-    """Returns the operands of a contraction of which threads fill at least one.  Raises Declined where this
-    cannot be.
-    """
+    """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
     if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
         raise Declined("both operands are multiplied as they lie in memory")
     check_limits(spec)
-    best: tuple[float, TilePath | MappedOperand, TilePath | MappedOperand] | None = None
-    reason = Declined("")
+    found, reason = [], Declined("")
     for order in orders(spec):
         try:
-            a = _side(spec, 0, spec.m, order, types[0])
-            b = _side(spec, 1, spec.n, order, types[1])
+            found.append((_side(spec, 0, spec.m, order, types[0]), _side(spec, 1, spec.n, order, types[1])))
         except Declined as refusal:
             reason = refusal
-            continue
-        effort = sum(side.effort for side in (a, b) if isinstance(side, TilePath))
-        if best is None or effort < best[0]:
-            best = effort, a, b
-    if best is None:
+    if not found:
         raise reason
-    _, a, b = best
+    a, b = min(found, key=lambda sides: sum(side.effort for side in sides if isinstance(side, TilePath)))
     itemsize = next(side.itemsize for side in (a, b) if isinstance(side, TilePath))
     reduction = ReductionPanels((), prod(spec.k), ROW_BYTES // itemsize, 1)
     if isinstance(a, MappedOperand) and a.im2col:
@@ -67,8 +59,7 @@ def _side(
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
             side = way  # and transpose it
-    if not side.along_k and way.itemsize != 2:
-        raise Declined("only 16-bit operands may be stored across the reduction")
+    check_across(way.itemsize, side.along_k)
     return side
 
 

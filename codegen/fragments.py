@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
-from codegen.epilogue import Epilogue, Run, placed
+from codegen.buffers import Edge
+from codegen.epilogue import Epilogue, Run, batches, in_order, one_access, placed
 from codegen.expr import Operand, Program
-from codegen.iteration import collapse, coordinate, extent, restrided, signed_index_type, widest_vector
+from codegen.iteration import collapse, coordinates, extent, restrided, signed_index_type, split, widest_vector
 from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import ContractionSpec, Limit
 
 MOST_RUN = 16  # results that a thread handles together
+MOST_PAD = 8  # sums of padding behind a row of staged sums
 
 #: The C expression of sum e of a pair, given e and the product.
 Sum: TypeAlias = Callable[[str, int], str]
@@ -93,93 +95,68 @@ class Staging:
         return f"staged{product or ''}"
 
     @property
-    def pad(self) -> int:
-        """Sums of padding at the end of each row, so that a warp writes a fragment without bank conflicts."""
-        # A warp writes pairs in 8 rows, or single sums in 4 x 2 columns: these must start 8, or 4, banks apart.
-        return 8 if self.by_rows else 4
-
-    @property
     def dims(self) -> str:
-        return f"[{self.size}][{self.length + self.pad}]"
-
-    @property
-    def bytes(self) -> int:
-        return self.products * self.size * (self.length + self.pad) * 4
+        # A warp writes pairs in 8 rows, or single sums in 4 x 2 columns: without bank conflicts if these start 8, or 4,
+        # banks apart.
+        return f"[{self.size}][{self.length + (MOST_PAD if self.by_rows else 4)}]"
 
 
 def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
     """Returns how ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
     first = at.stores[0].strides
     last_row = len(at.shape) - len(at.cols) - 1
-    by_rows = first[-1] == 1 or first[last_row] != 1 or not _rows_in_order(at)
+    by_rows = first[-1] == 1 or first[last_row] != 1 or not in_order(at.results, len(at.rows))
     length = cols if by_rows else rows
     along = len(first) - 1 if by_rows else last_row
     sizes = (at.shape[along], (at.cols if by_rows else at.rows)[-1], length)
 
     def suits(run: int) -> bool:
-        return not any(size % run for size in sizes) and any(_one_access(at, op, run, along) for op in at.stores)
+        stores = [op for op in at.stores if run * op.dtype.itemsize <= 16]
+        return not any(size % run for size in sizes) and any(one_access(op, at.shape, run, along) for op in stores)
 
     run = widest_vector(MOST_RUN, suits)
     return Staging(by_rows, rows if by_rows else cols, length, run, products)
 
 
-def _rows_in_order(at: Space) -> bool:
-    """Tells whether neighbouring rows are neighbours in the program's space, too."""
-    if not at.results:
-        return True
-    last = at.results[-1]
-    return not any(last.batch) and last.start == 0 and last.outer == (*(0 for _ in at.rows[1:]), 1)
-
-
-def _one_access(at: Space, op: Operand, run: int, along: int) -> bool:
-    """Tells whether a run of an output is one access of at most 16 bytes."""
-    width = run * op.dtype.itemsize
-    others = [s for d, (s, size) in enumerate(zip(op.strides, at.shape)) if d != along and size > 1]
-    steps = [s * op.dtype.itemsize for s in others]
-    return op.strides[along] == 1 and width <= 16 and op.alignment % width == 0 and all(s % width == 0 for s in steps)
-
-
 class ResultFragments:
     """Writes the program on a tile of results; ``batch`` is the C variable of the tile's number in the batch.
 
+    edges  the rows and the columns of results in tiles.
     total  C type of the sums in registers: float or int32.
     """
 
-    def __init__(self, w: Writer, at: Space, names: Names, spec: ContractionSpec) -> None:
-        self.w, self.at, self.names = w, at, names
+    def __init__(self, w: Writer, at: Space, names: Names, spec: ContractionSpec, edges: tuple[Edge, Edge]) -> None:
+        self.w, self.at, self.names, self.edges = w, at, names, edges
         self.t = at.index_type
         self.epilogue = Epilogue(w, at.program, names, at.shape, spec.accumulate, spec.result)
         self._unsigned = spec.accumulate == "uint32"
         self._products = range(spec.products)
         self.total = "int32" if self._unsigned else "float"
-        self.m, self.n = prod(at.rows), prod(at.cols)
 
     def batch(self) -> None:
         """Writes the coordinates of the batch; call it once for each tile."""
         if prod(self.at.batch) > 1 and len(self.at.batch) > 1:
-            for d in range(len(self.at.batch)):
-                self.w.line(f"const {self.t} b{d} = {coordinate('batch', self.at.batch, d)};")
+            coordinates(self.w, self.t, "b", "batch", self.at.batch)
 
-    def direct(self, m: str, n: str, total: Sum, exact_m: bool, exact_n: bool, sinks: Sequence[Sink] = ()) -> None:
+    def _at(self, m: str, n: str) -> None:
+        """Writes the row and column of the first result, and skips it where it does not exist."""
+        self.w.line(f"const {self.t} m = {m}, n = {n};")
+        self.w.leave(self.edges[0].outside("m"), self.edges[1].outside("n"))
+
+    def direct(self, m: str, n: str, total: Sum, sinks: Sequence[Sink] = ()) -> None:
         """Writes the program on pair ``f`` of a fragment, inside of a loop over its pairs.
 
-        ``m`` and ``n`` are the row and column of its first result, ``total`` its sums; ``exact_m`` and ``exact_n`` say
-        that no tile reaches past the last row and column.
+        ``m`` and ``n`` are the row and column of its first result, ``total`` its sums.
         """
-        w = self.w
-        w.line(f"const {self.t} m = {m}, n = {n};")
-        self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
-        missing = (lambda e: f"n + {e} >= {self.n}") if self.n % 2 else None
-        run = None
+        w, pairs = self.w, Edge(self.edges[1].total, 2)
+        self._at(m, n)
+        sums = [self._sum(total("e", p)) for p in self._products]
         if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
-            run = Run(2, len(self.at.shape) - 1, "e", missing)
-            sums = [self._sum(total("e", p)) for p in self._products]
-            self.epilogue.results(self._position(), sums, run, sinks=sinks)
+            missing = (lambda e: pairs.outside(f"n + {e}")) if pairs.ragged else None
+            self.epilogue.results(self._position(), sums, Run(2, len(self.at.shape) - 1, "e", missing), sinks=sinks)
             return
         with w.unrolled("for (int e = 0; e < 2; ++e)"):  # the two are in different rows of the columns' dimensions
-            if missing:
-                w.line(f"if ({missing('e')}) continue;")
-            sums = [self._sum(total("e", p)) for p in self._products]
+            w.leave(pairs.outside("n + e"))
             self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
@@ -196,12 +173,8 @@ class ResultFragments:
             else:
                 w.unrolled_line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
-    def take(
-        self, source: Staging, threads: int, m: str, n: str, exact_m: bool, exact_n: bool, thread: str = "t"
-    ) -> None:
-        """Writes the program on staged sums, one run per thread; ``m`` and ``n`` are templates of the staged row {r}
-        and column {c}.
-        """
+    def take(self, source: Staging, threads: int, m: str, n: str, thread: str = "t") -> None:
+        """Writes the program on staged sums, a run per thread; m and n are templates of the staged {r} and {c}."""
         w = self.w
         runs = source.length // source.run
         w.line("#pragma unroll 2")
@@ -209,8 +182,7 @@ class ResultFragments:
             slow, fast = ("r", "c") if source.by_rows else ("c", "r")
             times = f" * {source.run}" if source.run > 1 else ""
             w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
-            w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
-            self._leave([] if exact_m else [f"m >= {self.m}"], [] if exact_n else [f"n >= {self.n}"])
+            self._at(m.format(r="r", c="c"), n.format(r="r", c="c"))
             sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
             run = None
             if source.run > 1:
@@ -221,39 +193,18 @@ class ResultFragments:
                 run = Run(source.run, along, "e")
             self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
 
-    def _leave(self, *conditions: list[str]) -> None:
-        outside = [text for group in conditions for text in group]
-        if outside:
-            self.w.line(f"if ({' || '.join(outside)}) continue;")
-
     def _position(self, n: str = "n") -> list[str]:
         """Writes the program's coordinates of result (m, n), and skips it where it does not exist."""
         at = self.at
-        batch = [f"b{d}" if len(at.batch) > 1 else "batch" for d in range(len(at.batch))]
-        if prod(at.batch) == 1:
-            batch = ["0" for _ in at.batch]
-        used = [x.outer for x in at.results]
-        if not at.results:
-            first = len(at.batch)
-            used = [op.strides[first : first + len(at.rows)] for op in at.program.operands]
-            used += [x[first : first + len(at.rows)] for x in at.program.indices]
-        rows = self._coordinates("m", "m", at.rows, used)
+        batch = batches(at.batch)
+        first, last = len(at.batch), len(at.shape) - len(at.cols)
+        every = [*(op.strides for op in at.program.operands), *at.program.indices]
+        by_rows = [x.outer for x in at.results] or [steps[first : first + len(at.rows)] for steps in every]
+        rows = split(self.w, self.t, "m_", "m", at.rows, by_rows)
         if at.results:
             rows, outside = placed(self.w, self.t, at.results, [*zip(batch, at.batch)], [*zip(rows, at.rows)])
-            self._leave(outside)
-        first = len(at.shape) - len(at.cols)
-        used = [x[first:] for x in (*(op.strides for op in at.program.operands), *at.program.indices)]
-        return [*batch, *rows, *self._coordinates("n", n, at.cols, used)]
-
-    def _coordinates(self, name: str, position: str, sizes: Sequence[int], used: Sequence[Sequence[int]]) -> list[str]:
-        if len(sizes) == 1:
-            return [position]
-        names = [f"{name}_{d}" for d in range(len(sizes))]
-        text = position if position.isidentifier() else f"({position})"
-        for d, each in enumerate(names):
-            if any(steps[d] for steps in used):
-                self.w.line(f"const {self.t} {each} = {coordinate(text, sizes, d)};")
-        return names
+            self.w.leave(*outside)
+        return [*batch, *rows, *split(self.w, self.t, "n_", n, at.cols, [steps[last:] for steps in every])]
 
     def _sum(self, text: str) -> str:
         return f"uint32({text})" if self._unsigned else text

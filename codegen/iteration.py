@@ -161,6 +161,24 @@ def coordinates(
     return [f"{prefix}{d}" for d in range(len(shape))]
 
 
+def used(every: Iterable[Sequence[int]]) -> list[int]:
+    """Returns the dimensions in which some of these strides are not 0."""
+    return sorted({d for strides in every for d, step in enumerate(strides) if step})
+
+
+def split(
+    w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], every: Iterable[Sequence[int]]
+) -> list[str]:
+    """Writes the coordinates of a position that some strides need, as `coordinates` does; returns all names.
+
+    The position is a C variable, or what `linear` wrote.  In a space of one dimension it is its own coordinate.
+    """
+    if len(shape) == 1:
+        return [position]
+    text = position if position.isidentifier() else f"({position})"
+    return coordinates(w, itype, prefix, text, shape, used(every))
+
+
 def long(shape: Sequence[int]) -> list[int]:
     """Returns the dimensions of more than one element."""
     return [d for d, size in enumerate(shape) if size > 1]
@@ -174,6 +192,7 @@ class Coordinates:
 
     def __init__(self, w: Writer, position: str, shape: Sequence[int], itype: str, prefix: str) -> None:
         self.w, self.position, self.shape, self.itype, self.prefix = w, position, tuple(shape), itype, prefix
+        self._packed = packed(shape)
         self._known: dict[int, str] = {}
 
     def __getitem__(self, dim: int) -> str:
@@ -197,7 +216,7 @@ class Coordinates:
 
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""
-        return self.position if tuple(strides) == packed(self.shape) else linear(self.terms(strides))
+        return self.position if tuple(strides) == self._packed else linear(self.terms(strides))
 
 
 class Point:
@@ -266,6 +285,11 @@ def linear(terms: Sequence[tuple[str, int]], constant: int = 0) -> str:
     return text
 
 
+def long_enough(text: str, most: int, step: int) -> str:
+    """Returns the C expression of an int of at most ``most``, in a type that its product with a step fits."""
+    return text if most * abs(step) < 2**31 else f"int64({text})"
+
+
 def negated(text: str) -> str:
     """Returns the negative of what `linear` wrote."""
     return text[1:] if text.startswith("-") and " " not in text else f"-({text})"
@@ -276,5 +300,5 @@ _TERM = re.compile(r"\w+(?:\[\w+\])*")
 
 
 def _factor(name: str) -> str:
-    whole = name.startswith(("(", "min(")) and name.endswith(")")
+    whole = name.isidentifier() or (name.startswith(("(", "min(")) and name.endswith(")"))
     return name if whole or _TERM.fullmatch(name) else f"({name})"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
-from codegen.buffers import Buffer, Buffers
-from codegen.expr import Load, Operand, Program, Value, compute_type, ctype_of
+from codegen.buffers import Buffer, Buffers, Edge
+from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
-from codegen.naming import INCLUDES, Names, Writer, comment, named
+from codegen.naming import INCLUDES, Names, Writer, comment
 from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
 
@@ -22,7 +22,7 @@ class Kernel(Writer):
 
     name        its C identifier.
     names       gives the names of its parameters and variables (`codegen.naming.Names`).
-    parameters  declarations, in order.
+    parameters  declarations, in order; passed is what `take` has added to them.
     buffers     what lies in shared memory.
     macros      what defines functions of the device library for this kernel, in front of it.
     trace       what its roles do with pipelines and asynchronous products, checked when it is complete.
@@ -33,34 +33,82 @@ class Kernel(Writer):
         self.name, self.depth = name, 1
         self.names = Names()
         self.parameters: list[str] = []
+        self.passed: list[int | TensorMap] = []
         self.buffers = Buffers()
         self.macros: dict[str, None] = {}
         self.trace = Trace()
+
+    def take(self, *declarations: str, map_: TensorMap | None = None) -> None:
+        """Adds parameters: the arguments with their numbers, declared so, or a tensor map with this C name."""
+        for text in declarations:
+            self.parameters.append(f"const __grid_constant__ TensorMap {text}" if map_ else text)
+            self.passed.append(map_ or len(self.passed))
 
     def share(self, buffers: Iterable[Buffer]) -> None:
         """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
         self.buffers = Buffers(buffers)
         with self.block("struct Shared", "};"):
             for buffer in self.buffers:
-                self.line(buffer.declaration)
+                if buffer.bytes:  # arrays have elements
+                    self.line(buffer.declaration)
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
-    @contextmanager
-    def role(self, name: str, condition: str = "") -> Iterator[None]:
-        """Writes what some warps do, under the condition that tells them apart."""
-        before, self.trace.role = self.trace.role, name
-        with self.block(f"if ({condition})", when=bool(condition)):
-            yield
-        self.trace.role = before
+    def exchange(self, name: str, suffix: str, ctype: str, *shape: int) -> str:
+        """Declares an array in static shared memory, through which threads exchange values; returns its C name."""
+        unique = self.names.unique(name, suffix)
+        self.line(Buffer(unique, ctype, shape).static)
+        return unique
+
+    def carve(self, buffers: Iterable[Buffer]) -> None:
+        """Declares pointers to arrays that lie one behind the other in dynamic shared memory."""
+        self.buffers = Buffers(buffers)
+        self.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
+        for place, buffer in zip(self.buffers.places, self.buffers):
+            at = f"shared + {place}" if place else "shared"
+            self.line(f"{buffer.ctype}* const {buffer.name} = reinterpret_cast<{buffer.ctype}*>({at});")
 
     @contextmanager
-    def loop(self, text: str) -> Iterator[None]:
-        """Writes a loop, which the trace follows."""
-        self.trace.add("loop")
-        with self.block(text):
+    def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Iterator[None]:
+        """Writes what some warps do, under the condition that tells them apart.
+
+        otherwise  whether they are none of those of the role in front of it, or of the block in front of it.
+        groups     of threads, one thread of each of which releases stages; 0: that is not known.
+        """
+        before = self.trace.role, self.trace.groups
+        self.trace.role, self.trace.groups = name, groups
+        text = f"if ({condition})" if condition else ""
+        if otherwise:
+            self.lines.pop()  # the brace that closes the role in front
+            text = f"}} else {text}".rstrip()
+        with self.block(text, when=bool(text)):
+            yield
+        self.trace.role, self.trace.groups = before
+
+    @contextmanager
+    def loop(self, text: str, *, when: bool = True) -> Iterator[None]:
+        """Writes a loop, which the trace follows; none unless ``when``."""
+        if when:
+            self.trace.add("loop")
+            self.trace.depth += 1
+        with self.block(text, when=when):
+            yield
+        if when:
+            self.trace.depth -= 1
+            self.trace.add("end")
+
+    @contextmanager
+    def branch(self, condition: str) -> Iterator[None]:
+        """Writes a block under a condition, which the trace follows apart from what is done without it."""
+        self.trace.add("branch")
+        with self.block(f"if ({condition})"):
             yield
         self.trace.add("end")
+
+    def alternative(self) -> None:
+        """Writes where what is done without the condition of a branch begins."""
+        self.trace.add("otherwise")
+        self.otherwise()
 
     def moved(self, stage: str, to: str) -> None:
         """Notes that a stage is called otherwise from now on, by what has been written."""
@@ -70,6 +118,11 @@ class Kernel(Writer):
         """Notes that what is written next reads the results of asynchronous products."""
         for name in sums:
             self.trace.add("read", name)
+
+    def writes(self, *registers: str) -> None:
+        """Notes that what is written next overwrites operands of asynchronous products that lie in registers."""
+        for name in registers:
+            self.trace.add("write", name)
 
     def source(
         self,
@@ -92,7 +145,7 @@ class Kernel(Writer):
         barriers       whether threads of a block depend on each other.
         blocks_per_sm  the least that are to fit a multiprocessor.
         shared_bytes   of dynamic shared memory, where it is not for the buffers alone.
-        arguments      of its parameters (`KernelSource.parameters`).
+        arguments      of its parameters (`KernelSource.parameters`), if they are not those that `take` has added.
         cluster        blocks of a cluster; zeroed as `KernelSource` has it.
         """
         self.trace.check()
@@ -111,26 +164,18 @@ class Kernel(Writer):
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
         for number, text in enumerate(self.parameters):
             head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
+        passed = (self.passed or None) if arguments is None else arguments
         return KernelSource(
             self.name,
-            named([*head.lines, "{", *self.lines, "}"]),
+            self.names.chosen([*head.lines, "{", *self.lines, "}"]),
             (blocks, 1, 1),
             (threads, 1, 1),
             self.buffers.bytes if shared_bytes is None else shared_bytes,
             uses_barriers=barriers,
-            parameters=None if arguments is None else tuple(arguments),
+            parameters=None if passed is None else tuple(passed),
             cluster=(cluster, 1, 1),
             zeroed=zeroed,
         )
-
-
-@contextmanager
-def shared_memory(w: Writer) -> Iterator[None]:
-    """Writes the struct ``Shared`` around its members, and the variable ``shared``."""
-    with w.block("struct Shared", "};"):
-        yield
-    w.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
-    w.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
@@ -182,24 +227,61 @@ def block_number(itype: str) -> str:
     return "uint64(blockIdx.x)" if itype.endswith("64") else "blockIdx.x"
 
 
+def thread_number(w: Writer, itype: str, name: str, threads: Edge) -> int:
+    """Writes a thread's number in the grid, of so many in blocks of so many: those beyond are done.
+
+    Returns the number of blocks.
+    """
+    w.line(f"const {itype} {name} = {block_number(itype)} * {threads.size} + threadIdx.x;")
+    if threads.ragged:
+        w.line(f"if ({name} >= {threads.total}) return;")
+    return threads.tiles
+
+
+def row_number(w: Writer, itype: str, name: str, rows: Edge, lanes: int) -> None:
+    """Writes which row a thread is in, of so many in blocks of so many, and its number ``lane`` among the threads of
+    the row, which are neighbours.
+    """
+    mine = f" * {rows.size} + threadIdx.x{f' / {lanes}' if lanes > 1 else ''}" if rows.size > 1 else ""
+    held_row(w, itype, name, rows, block_number(itype) + mine)
+    if lanes > 1:
+        w.line(f"const uint32 lane = threadIdx.x{f' % {lanes}' if rows.size > 1 else ''};")
+
+
+def held_row(w: Writer, itype: str, name: str, rows: Edge, text: str, each: int = 1) -> None:
+    """Writes which row a thread is in, and ``inside``, whether there is one, if that is not sure.
+
+    A thread without a row computes the last one again, or the last ``each``, for the others wait for it.
+    """
+    if rows.ragged:
+        w.line(f"const bool inside = {text} < {rows.total};")
+        text = f"inside ? {text} : {rows.total - each}"
+    w.line(f"const {itype} {name} = {text};")
+
+
 def parameter(operand: Operand, name: str, *, written: bool = False) -> str:
     """Returns the C declaration of a pointer parameter."""
     return f"{'' if written else 'const '}{operand.dtype.ctype}* __restrict__ {name}"
 
 
-def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]]) -> int:
+def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]], position: str = "") -> int:
     """Writes where a block is along each axis, (C variable, number of blocks, positions of a block), slowest first.
 
-    An axis with one block gets no variable: its position is 0.  Returns the number of blocks.
+    An axis with one block gets no variable: its position is 0.  Returns the number of blocks.  With the C variable
+    ``position`` the same is written for what that counts.
     """
     sizes = [blocks for _, blocks, _ in axes]
-    position = "block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)"
+    position = position or ("block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)")
     if position == "block":
         w.line(f"const {itype} block = blockIdx.x;")
     for d, (name, size, scale) in enumerate(axes):
         if size > 1:
             w.line(f"const {itype} {name} = {coordinate(position, sizes, d)}{f' * {scale}' if scale > 1 else ''};")
     return prod(sizes)
+
+
+#: Gives the C expression of an element's offset in an operand with some strides.
+Offset: TypeAlias = Callable[[tuple[int, ...]], str]
 
 
 class Pointers:
@@ -209,14 +291,27 @@ class Pointers:
         self.loads = [names.unique(op.name) for op in program.loads]
         self.tables = [names.unique(op.name) for op in program.tables]
         self.stores = [names.unique(store.operand.name) for store in program.stores]
-        self._program = program
+        self._program, self._names = program, names
+
+    def read(
+        self, w: Writer, needed: Container[Value], offset: Offset, suffix: str, known: Mapping[Value, str] | None = None
+    ) -> dict[Value, str]:
+        """Writes the reads of one element of each load that is needed and not ``known``, as constants.
+
+        Returns the C expressions of loads and indices; ``offset`` gives those of the element's offsets.
+        """
+        program, terms = self._program, dict(known or {})
+        for n, operand in enumerate(program.loads):
+            if Load(n) in needed and Load(n) not in terms:
+                text = f"{self.loads[n]}[{offset(operand.strides)}]"
+                terms[Load(n)] = constant(w, self._names, program, n, text, suffix)
+        return terms | {Index(n): f"int32({offset(strides)})" for n, strides in enumerate(program.indices)}
 
     def parameters(self) -> list[str]:
         program = self._program
         read = zip((*program.loads, *program.tables), (*self.loads, *self.tables))
-        return [parameter(op, n) for op, n in read] + [
-            parameter(store.operand, n, written=True) for store, n in zip(program.stores, self.stores)
-        ]
+        written = zip((store.operand for store in program.stores), self.stores)
+        return [*(parameter(*both) for both in read), *(parameter(*both, written=True) for both in written)]
 
 
 def converted(operand: Operand, text: str, real: str) -> str:
@@ -230,9 +325,3 @@ def constant(w: Writer, names: Names, program: Program, n: int, text: str, suffi
     name = names.unique(program.loads[n].name, suffix)
     w.line(f"const {ctype_of(program, Load(n))} {name} = {converted(program.loads[n], text, program.real)};")
     return name
-
-
-def uses(program: Program) -> Counter[Value]:
-    """Returns how often each value is used by instructions, reductions and stores."""
-    every = [v for i in program.instructions for v in i.args] + [r.value for r in program.reductions]
-    return Counter([*every, *(s.value for s in program.stores)])

@@ -6,7 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, lru_cache
+from string import ascii_letters, digits
 
+from codegen.buffers import every
 from codegen.device_library import headers, macros
 
 #: Words that are no identifiers in C++, macros of the C library for the CPU, and names that `codegen.kernel` puts into
@@ -24,19 +27,20 @@ RESERVED = frozenset(
     block_from_the_end grid_dependency_launch grid_dependency_wait
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is no easier to read
 )
-#: Marks around a name not chosen yet, and between its stem, suffix and number: letters, so that it is an identifier.
-_EDGE, _BETWEEN = "ʘ", "ǀ"
-#: The line in whose place the device library's headers are included.
-INCLUDES = "#include"
+#: What is on both sides of a name not chosen yet: a letter, so that it is an identifier, and none that users write.
+_EDGE = "ʘ"
+#: The line in whose place the device library's headers are included: a comment that no user can write.
+INCLUDES = "//…"
+_COMMENT, _UNPRINTABLE = re.compile("//.*"), re.compile("[^ -~]")
 #: Structs, and their members: names that only mean something within a struct.
-_STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r"\b\w+(?=(?:\[[^;]*\])?;)")
-#: Characters that are neither in a word nor between a variable and its member become spaces.
-_APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.")})
-_BEFORE, _BEHIND = re.compile(r"[A-Za-z0-9_]*\Z"), re.compile(r"[A-Za-z0-9_]*")
-#: Most characters around a name that belong to the same identifier.
-_LONGEST = 128
+_STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r" \S+;")
+#: Characters that are neither in a word nor between a variable and its member become spaces, and ``::`` two dots.
+_APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.:")} | {":": "."})
+#: Characters of identifiers.
+_PART = f"{ascii_letters}{digits}_"
 
 
+@lru_cache(1 << 12)
 def identifier(text: str) -> str:
     """Returns a C identifier that resembles a text.
 
@@ -73,60 +77,87 @@ class Identifiers:
 class Names:
     """Gives every text a name of its own in a kernel.
 
-    The names are marks until the kernel is written: `Writer.text` replaces them by identifiers that nothing else in the
+    The names are marks until the kernel is written: `chosen` replaces them by identifiers that nothing else in the
     kernel has, so writers need not know each other's.
     """
 
-    _numbers = itertools.count()
+    def __init__(self) -> None:
+        #: stems and suffixes of names by their marks, in the order in which they were asked for
+        self._marks: dict[str, tuple[str, str]] = {}
 
     def unique(self, text: str, suffix: str = "") -> str:
         """Returns the mark of an identifier that will resemble the text, ending in ``suffix``."""
-        _, *mark = text.split(_EDGE)
-        stem = "".join(mark[0].split(_BETWEEN)[:2]) if mark else identifier(text)
-        return f"{_EDGE}{stem}{_BETWEEN}{suffix}{_BETWEEN}{next(self._numbers)}{_EDGE}"
+        made = self._marks.get(text.split(_EDGE)[1]) if _EDGE in text else None
+        stem = "".join(made) if made else identifier(text)
+        mark = f"{len(self._marks)}{stem}{suffix}"
+        self._marks[mark] = stem, suffix
+        return f"{_EDGE}{mark}{_EDGE}"
+
+    def chosen(self, lines: Sequence[str]) -> str:
+        """Returns lines of C with an identifier in place of every mark: one that is no other word of them.
+
+        The headers of what they use of the device library take the place of the line `INCLUDES`.
+        """
+        pieces = "\n".join(lines).split(_EDGE)
+        around, words = _around(pieces), _words("".join(pieces[::2]))
+        taken = words | {word.partition(".")[0] for word in words if "." in word}
+        kept, names = _kept(), {}
+        for mark, (stem, suffix) in self._marks.items():
+            if mark in around:
+                for name in _candidates(stem, suffix):
+                    every = [before + name + behind for before, behind in around[mark]]
+                    if taken.isdisjoint(every) and kept.isdisjoint(every):
+                        break
+                taken.update(every)
+                names[mark] = name
+        pieces[1::2] = [names[mark] for mark in pieces[1::2]]
+        includes = "\n".join(f'#include "{header}"' for header in headers(words))
+        return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
 
 
-def _words(lines: Sequence[str]) -> set[str]:
-    """Returns the words of lines of C, with what they are members of; those of a namespace are ``namespace.name``."""
-    code = "\n".join(line.partition("//")[0] for line in lines if not line.startswith("#include"))
-    plain = "".join(code.split(_EDGE)[::2])
+@cache
+def _kept() -> frozenset[str]:
+    """Returns the words that no variable of a kernel may have as its name."""
+    return RESERVED | macros()
+
+
+def _words(code: str) -> set[str]:
+    """Returns the words of C, with what they are members of; those of a namespace are ``namespace..name``."""
+    plain = _COMMENT.sub("", code)
     if "struct " in plain:
         plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
-    return set(plain.replace("::", ".").translate(_APART).split())
+    return set(plain.translate(_APART).split())
 
 
-def named(lines: Sequence[str]) -> str:
-    """Returns lines of C with an identifier in place of every mark: one that is no other word of them.
-
-    The headers of what they use of the device library take the place of the line `INCLUDES`.
-    """
-    pieces = "\n".join(lines).split(_EDGE)
-    around: dict[str, set[tuple[str, str]]] = {}
-    for k in range(1, len(pieces) - 1, 2):
-        before, behind = _BEFORE.search(pieces[k - 1][-_LONGEST:]), _BEHIND.match(pieces[k + 1])
-        assert before is not None
-        assert behind is not None
-        around.setdefault(pieces[k], set()).add((before[0], behind[0]))
-    words = _words(lines)
-    taken = RESERVED | macros() | {word.partition(".")[0] for word in words} if around else set()
-    chosen: dict[str, str] = {}
-    for mark in sorted(around, key=lambda mark: int(mark.rpartition(_BETWEEN)[2])):
-        stem, suffix, _ = mark.split(_BETWEEN)
-        for name in _candidates(stem, suffix):
-            every = {f"{before}{name}{behind}" for before, behind in around[mark]}
-            if not every & taken:
-                break
-        taken |= every
-        chosen[mark] = name
-    pieces[1::2] = [chosen.get(piece, piece) for piece in pieces[1::2]]
-    includes = "\n".join(f'#include "{header}"' for header in headers(words))
-    return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
+def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
+    """Returns the marks, every second piece of a text, with what stands around them in the same identifier."""
+    around: dict[str, set[tuple[str, str]]] = {mark: set() for mark in pieces[1::2]}
+    for before, mark, behind in zip(pieces[::2], pieces[1::2], pieces[2::2]):
+        if before[-1:] in _PART or behind[:1] in _PART:
+            around[mark].add((before[len(before.rstrip(_PART)) :], behind[: len(behind) - len(behind.lstrip(_PART))]))
+        else:
+            around[mark].add(("", ""))
+    return around
 
 
 def comment(text: str, limit: int = 110) -> str:
     """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = "".join(c if " " <= c <= "~" else "?" for c in text).replace("\\", "/")
+    safe = _UNPRINTABLE.sub("?", text).replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
+
+
+class Blocks:
+    """Closes, at the end of a ``with`` statement, so many blocks."""
+
+    def __init__(self, w: Writer, count: int, end: str = "}") -> None:
+        self._w, self._count, self._end = w, count, end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for _number in range(self._count):
+            self._w.close(self._end)
 
 
 class Writer:
@@ -144,24 +175,31 @@ class Writer:
         self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
-    @contextmanager
-    def block(self, text: str, end: str = "}", *, when: bool = True) -> Iterator[None]:
+    def block(self, text: str, end: str = "}", *, when: bool = True) -> Blocks:
         """Writes a block around what is written inside of the ``with`` statement; none unless ``when``."""
         if when:
             self.open(text)
-        yield
-        if when:
-            self.close(end)
+        return Blocks(self, int(when), end)
 
-    @contextmanager
-    def unrolled(self, *loops: str, when: bool = True) -> Iterator[None]:
+    def unrolled(self, *loops: str, when: bool = True) -> Blocks:
         """Writes nested loops, which the compiler unrolls, around what is written inside of the ``with`` statement."""
         for loop in loops if when else ():
             self.line("#pragma unroll")
             self.open(loop)
-        yield
-        for _ in loops if when else ():
-            self.close()
+        return Blocks(self, len(loops) if when else 0)
+
+    def guarded(self, *conditions: str) -> Blocks:
+        """Writes a block under all of some conditions, of which empty ones always hold; none if all do."""
+        condition = every(*conditions)
+        return self.block(f"if ({condition})", when=condition != "")
+
+    def repeated(self, variable: str, count: int) -> Blocks:
+        """Writes an unrolled loop of so many passes; none for one."""
+        return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
+
+    def each_element(self, count: int, statement: str) -> None:
+        """Writes a statement for all elements ``e`` of a vector."""
+        self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -170,6 +208,29 @@ class Writer:
         yield
         while self.depth > depth:
             self.close()
+
+    def each(self, counter: str, count: int, itype: str = "int", *, unroll: bool = True) -> str:
+        """Opens a loop, which the `scope` around it closes; returns its counter.
+
+        There is no loop if it would run once: its counter is "0".
+        """
+        if count == 1:
+            return "0"
+        self.line("#pragma unroll" if unroll else "#pragma unroll 1")
+        self.open(f"for ({itype} {counter} = 0; {counter} < {count}; ++{counter})")
+        return counter
+
+    def leave(self, *conditions: str, how: str = "continue") -> None:
+        """Writes what leaves a loop (or the kernel) where one of some C conditions holds; empty ones never do."""
+        if any(conditions):
+            self.line(f"if ({' || '.join(c for c in conditions if c)}) {how};")
+
+    def inside(self, *conditions: str) -> str:
+        """Returns the C condition that all of some hold, the constant ``inside`` if they are several; empty ones do."""
+        kept = [c for c in conditions if c]
+        if len(kept) > 1:
+            self.line(f"const bool inside = {' && '.join(kept)};")
+        return "inside" if len(kept) > 1 else "".join(kept)
 
     def unrolled_line(self, loop: str) -> None:
         """Writes an unrolled loop with its only statement on the same line."""
@@ -184,7 +245,3 @@ class Writer:
         """Closes a block and opens the next one of the same statement."""
         self.close(f"}} {text} {{")
         self.depth += 1
-
-    def text(self) -> str:
-        """Returns the lines, with names in place of marks (`Names`)."""
-        return named(self.lines)

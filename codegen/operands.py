@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
+from codegen.buffers import SIZES, SWIZZLED, Buffer
 from codegen.spec import Gather, Image, TensorMap
+from codegen.tensor_map import ELEMENT_BYTES
 from codegen.tile_path import ELEMENTS, TilePath
 
 ROW_BYTES = 128
+LEAST_SWIZZLE = 32  # bytes of a row
 #: The share of the full load rate that a panel of so many bytes reaches.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def panel_size(size: int, itemsize: int) -> int:
+    """Returns how many rows or columns a panel across the reduction has: their 128, 64 or 32 bytes are neighbours."""
+    return gcd(size, ROW_BYTES // itemsize)
+
+
+def tile_of(name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int) -> Buffer:
+    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
+    across = panel_size(size, SIZES[ctype])
+    along = (panels, size, panel) if panels > 1 else (size, panel)
+    shape = along if along_k else (size // across, panel, across)
+    return Buffer(name, ctype, shape, stages, align=SWIZZLED, note=f"tiles of {{{name}}}: stages first, rows swizzled")
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,11 @@ class ReductionPanels:
     skips: tuple[str, ...] = ()
     share: float = 1.0
     step: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a tile."""
+        return ROW_BYTES // (self.panel * self.per_stage)
 
     @property
     def chunks(self) -> int:
@@ -76,6 +101,23 @@ class MappedOperand:
     def im2col(self) -> bool:
         return self.map.lower is not None
 
+    def lines(self, size: int, total: int) -> int:
+        """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
+
+        Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few
+        rows that is most of a tile of 64.  They only make sums that nobody reads.
+        """
+        return min(size, round_up(total, 8)) if self.along_k else size
+
+    def boxed(self, inner: int, outer: int, element: str = "") -> TensorMap:
+        """Returns the tensor map with the box of a load: ``inner`` elements along its first dimension, and ``outer``
+        rows, columns, channels or pixels.  They may be brought as another ``element``.
+        """
+        others = [outer] if self.im2col else [outer if "{o}" in x or "{c}" in x else 1 for x in self.terms[1:]]
+        width = inner * ELEMENT_BYTES[self.map.element]
+        swizzle = width if width >= LEAST_SWIZZLE else 0
+        return replace(self.map, element=element or self.map.element, box=(inner, *others), swizzle=swizzle)
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -103,13 +145,18 @@ class Gathered:
 class Brought:
     """A tensor of which TMA brings one tile per stage, or with ``row`` one row for all rows of the operand.
 
-    load  its number among those that the operand is computed from.
+    load   its number among those that the operand is computed from.
+    ctype  C type of its elements.
     """
 
     load: int
     side: MappedOperand
-    itemsize: int
+    ctype: str
     row: bool
+
+    @property
+    def itemsize(self) -> int:
+        return SIZES[self.ctype]
 
     @property
     def panel(self) -> int:
@@ -127,20 +174,22 @@ class Brought:
         return self.panel * self.itemsize
 
     def bytes(self, rows: int) -> int:
-        """Returns the bytes of a stage.  Tiles start at multiples of 1024 bytes, rows for all at multiples of 128."""
+        """Returns how many bytes TMA brings to a stage."""
         return PANEL * self.itemsize * (1 if self.row else rows)
+
+    def tile(self, rows: int, stages: int) -> Buffer:
+        """Returns its stages in shared memory."""
+        name = f"in{self.load}"
+        if not self.row:
+            return tile_of(name, self.ctype, self.side.along_k, rows, self.panels, self.panel, stages)
+        shape = (max(PANEL, ROW_BYTES // self.itemsize),)
+        return Buffer(name, self.ctype, shape, stages, align=ROW_BYTES, note=f"of {{{name}}}: one for all rows")
 
     def boxed(self, rows: int) -> TensorMap:
         """Returns the tensor map with the box that one load brings."""
-        first, second = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
-        if self.side.im2col:
-            box: tuple[int, ...] = (first, second)
-        else:
-            box = tuple(
-                first if n == 0 else second if "{o}" in term or "{c}" in term else 1
-                for n, term in enumerate(self.side.terms)
-            )
-        return replace(self.side.map, argument=self.load, box=box, swizzle=0 if self.row else box[0] * self.itemsize)
+        along = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
+        made = replace(self.side.boxed(*along), argument=self.load)
+        return replace(made, swizzle=0) if self.row else made
 
 
 @dataclass(frozen=True)
@@ -165,10 +214,6 @@ class ComputedOperand:
     def element(self) -> str:
         """C type of an element as it is multiplied."""
         return ELEMENTS[self.product][0]
-
-    def bytes(self, rows: int) -> int:
-        """Returns how many bytes of a stage TMA brings."""
-        return sum(b.bytes(rows) for b in self.brought)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.buffers import Edge
 from codegen.expr import Reduction
 from codegen.iteration import collapse, coordinate, linear
 from codegen.kernel import parameter
@@ -14,9 +15,7 @@ from codegen.spec import ContractionSpec, Partial
 
 @dataclass(frozen=True)
 class Sink:
-    """Where values of the program are combined: C expression ``own``, except where the condition ``within`` is
-    false.
-    """
+    """Where values of the program are combined: the C expression ``own``, if the condition ``within`` holds."""
 
     reduction: Reduction
     own: str
@@ -66,6 +65,19 @@ class Partials:
         self.w.line(f"{ctype} {part.own}{dims};")
         self.w.line(f"reduce::fill({part.own}, {part.reduction.start});")
 
+    def finish_rows(self, part: PartialNames, fragments: int, m: str, n: str, edges: tuple[Edge, Edge]) -> None:
+        """Writes the store of the parts of rows, of which every lane has values of 4 columns of each fragment.
+
+        The rows of a warp begin at row m, its columns at n.
+        """
+        w, reduction = self.w, part.reduction
+        with w.unrolled(f"for (int j = 0; j < {fragments}; ++j)"):
+            w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
+            w.line(f"const {self.t} col = {n} + j * 16 + reduce::column_of_lane(lane);")
+            w.leave("lane % 8 >= 4", edges[0].outside(m), edges[1].outside("col"))
+            w.line(f"const {self.t} place = ({m}) / {part.partial.chunk};")
+            self.store(part, "place", "col", "total")
+
     def finish_cols(self, part: PartialNames, rows: int, chunks: int, m: str, n: str, sizes: tuple[int, int]) -> None:
         """Writes the store of the parts of columns that the four lanes of a row of fragments have.
 
@@ -82,11 +94,7 @@ class Partials:
             self.store(part, "place", f"col / {c}", "total")
 
     def store(self, part: PartialNames, place: str, last: str, value: str) -> None:
-        """Writes the store of a part.
-
-        ``place`` is the number of its chunk of rows, or of its row; ``last`` its column, or the number of its chunk of
-        columns.
-        """
+        """Writes the store of a part: ``place`` is the number of its row or chunk of rows, ``last`` that of columns."""
         x, nb = part.partial, len(self.spec.batch)
         groups = ((self.spec.batch, x.operand.strides[:nb], self.batch), (x.places, x.operand.strides[nb:-1], place))
         terms = [term for sizes, strides, text in groups for term in _terms(sizes, strides, text)]

@@ -9,18 +9,33 @@ device; here it is a `PipelineError` when the kernel is written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from codegen.buffers import Buffer
+
+#: Threads of a warpgroup.
+GROUP = 128
+
+
+class Kernel(Protocol):
+    """What pipelines need of the kernel that they are part of (`codegen.kernel.Kernel`)."""
+
+    trace: Trace
+
+    def line(self, text: str = "") -> None: ...
+
+    def block(self, text: str) -> AbstractContextManager[None]: ...
+
+    def reads(self, *sums: str) -> None: ...
 
 
 class PipelineError(AssertionError):
     """A kernel's barriers, copies or products do not fit together: a mistake of who wrote its form."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """Something that a role does: ``what`` it is, with which pipeline or result, at which stage, and how much of it."""
 
@@ -37,8 +52,11 @@ class Trace:
     """What the roles of a kernel do, in the order in which it is written."""
 
     events: list[Event] = field(default_factory=list)
-    pipelines: dict[str, Pipeline] = field(default_factory=dict)
+    pipelines: dict[str, Pipeline | Signals] = field(default_factory=dict)
+    meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
+    groups: int = 0
+    depth: int = 0  # loops around what is written next
 
     def add(
         self, what: str, name: str = "", stage: str = "", count: int = 0, reads: Iterable[tuple[str, str]] = ()
@@ -49,22 +67,35 @@ class Trace:
         """Returns what of some kinds happens to a pipeline."""
         return [e for e in self.events if e.name == name and e.what in what]
 
+    def behind(self, sums: str) -> int:
+        """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
+        groups = [e.name for e in self.events if e.role == self.role and e.what == "commit"]
+        if sums not in groups:
+            raise PipelineError(f"the {self.role} waits for {sums!r}, to which no products are added")
+        return groups[::-1].index(sums)
+
     def check(self) -> None:
         """Raises PipelineError if something is awaited that nobody issues, or read before it is there; if a stage is
         never released, or while products still read it; if arrivals are not as many as a barrier expects, or bytes not
-        those that are copied.
+        those that are copied; if operands are overwritten that products still read; or if roles do not meet equally
+        often.
         """
         for pipeline in self.pipelines.values():
             self._check_fills(pipeline)
-            self._check_releases(pipeline)
+            if isinstance(pipeline, Pipeline):
+                self._check_releases(pipeline)
+        for meeting in self.meetings.values():
+            self._check_meeting(meeting)
         for role in dict.fromkeys(e.role for e in self.events):
-            _Products([e for e in self.events if e.role == role]).check()
+            passes = _passes(e for e in self.events if e.role == role)
+            self._check_waits(passes)
+            _Products().check(passes)
 
-    def _check_fills(self, pipeline: Pipeline) -> None:
+    def _check_fills(self, pipeline: Pipeline | Signals) -> None:
         name = pipeline.name
         if self.of(name, "wait") and not self.of(name, "arrive", "expect"):
             raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
-        fills: list[list[Event]] = []
+        fills: list[list[Event]] = [[]] if isinstance(pipeline, Signals) else []
         for event in self.of(name, "acquire", "expect", "copy", "arrive"):
             if event.what == "acquire":
                 fills.append([])
@@ -82,57 +113,103 @@ class Trace:
 
     def _check_releases(self, pipeline: Pipeline) -> None:
         name = pipeline.name
-        for release in self.of(name, "release"):
-            if release.count != pipeline.releases:
-                raise PipelineError(
-                    f"{release.count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}"
-                )
-        for role in dict.fromkeys(e.role for e in self.of(name, "wait")):
-            done = [e.what for e in self.of(name, "wait", "release") if e.role == role]
-            if done[-1] != "release":
-                raise PipelineError(f"the {role} waits for a stage of {pipeline} and does not release it")
+        parts = {(e.role, e.count) for e in self.of(name, "release")}  # several roles may release a stage together
+        count = sum(count for _, count in parts)
+        if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
+            raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
         if self.of(name, "release") and not self.of(name, "acquire"):
             raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
+
+    def _check_waits(self, passes: Sequence[Event]) -> None:
+        """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
+        the last one, which is not filled again.
+
+        A stage of another name than any has, such as that of the tile before, is the one held longest.
+        """
+        named = {e.stage for e in passes if e.what in ("wait", "rename")}
+        awaited, released = ({e.name for e in passes if e.what == what} for what in ("wait", "release"))
+        for name in released - awaited:
+            raise PipelineError(
+                f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
+            )
+        held: list[tuple[str, str]] = []
+        branches = 0
+        for event in passes:
+            if event.what in ("branch", "end"):
+                branches += 1 if event.what == "branch" else -1
+            elif event.what == "wait" and not branches and self.of(event.name, "acquire"):
+                held.append((event.name, event.stage))
+            elif event.what == "rename":
+                held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
+            elif event.what == "release":
+                fits = [(n, s) for n, s in held if n == event.name and (s == event.stage or event.stage not in named)]
+                if fits:
+                    held.remove(fits[0])
+        for name, _ in held:
+            if name not in released or sum(name == other for other, _ in held) > 1:
+                role, which = passes[0].role, self.pipelines[name]
+                raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
+
+    def _check_meeting(self, meeting: Meeting) -> None:
+        """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
+        met: dict[str, list[tuple[int, str]]] = {role: [] for role in meeting.threads}
+        for event in self.of(meeting.name, "meet"):
+            if event.role not in met:
+                raise PipelineError(f"the {event.role} is not expected at {meeting.name!r}")
+            met[event.role].append((event.count, event.stage))
+        if len({tuple(sorted(each)) for each in met.values()}) > 1:
+            raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
+
+
+def _passes(events: Iterable[Event]) -> list[Event]:
+    """Returns events as they happen: those of a loop twice, for what one pass leaves to the next."""
+    found: list[Event] = []
+    begins: list[int | None] = []  # of loops; None for branches
+    for event in events:
+        if event.what == "loop":
+            begins.append(len(found))
+        elif event.what == "end" and (begin := begins.pop()) is not None:
+            found += found[begin:]
+        else:
+            found.append(event)
+            if event.what == "branch":
+                begins.append(None)
+    return found
 
 
 class _Products:
     """The groups of asynchronous products that a role has committed, and not yet awaited."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._events = events
+    def __init__(self) -> None:
         self._pending: list[Event] = []
+        self._held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
+        self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
-    def check(self) -> None:
-        self._run(0, len(self._events))
-
-    def _run(self, begin: int, end: int) -> None:
-        """Follows some events; the body of a loop twice, for what one pass leaves to the next."""
-        at = begin
-        while at < end:
-            event = self._events[at]
-            if event.what == "loop":
-                stop = self._end(at)
-                self._run(at + 1, stop)
-                self._run(at + 1, stop)
-                at = stop
-            else:
-                self._step(event)
-            at += 1
-
-    def _end(self, begin: int) -> int:
-        depth = 0
-        for at in range(begin, len(self._events)):
-            depth += {"loop": 1, "end": -1}.get(self._events[at].what, 0)
-            if not depth:
-                return at
-        raise PipelineError("a loop is not closed")
+    def check(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._step(event)
 
     def _step(self, event: Event) -> None:
-        if event.what == "commit":
+        if event.what == "branch":
+            self._beside.append(list(self._pending))
+        elif event.what == "otherwise":
+            self._pending, self._beside[-1] = self._beside[-1], self._pending
+        elif event.what == "end":
+            self._pending += [e for e in self._beside.pop() if e not in self._pending]
+        elif event.what == "wait":
+            self._held.add((event.name, event.stage))
+        elif event.what == "commit":
+            for name, stage in event.reads:
+                if stage and (name, stage) not in self._held:
+                    raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
             self._pending.append(event)
         elif event.what == "await":
             del self._pending[: max(0, len(self._pending) - event.count)]
         elif event.what == "rename":
+            for name, stage in self._held:
+                if stage == event.stage:
+                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
+            self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
             renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
             every = iter(renamed)
             self._pending = [
@@ -141,7 +218,10 @@ class _Products:
             ]
         elif event.what == "read" and any(e.name == event.name for e in self._pending):
             raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
+        elif event.what == "write" and any((event.name, "") in e.reads for e in self._pending):
+            raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
         elif event.what == "release":
+            self._held.discard((event.name, event.stage))
             for e in self._pending:
                 if (event.name, event.stage) in e.reads:
                     raise PipelineError(
@@ -149,13 +229,58 @@ class _Products:
                     )
 
 
-class Traced(Protocol):
-    """A kernel's writer that keeps a trace."""
+class Signals:
+    """Barriers without stages to release: who arrives knows by itself that nobody waits for the phase before.
 
-    trace: Trace
+    k         the kernel.
+    name      of the barriers in shared memory.
+    count     how many there are.
+    fills     arrivals that complete a phase, beside the bytes that are expected.
+    """
 
-    def line(self, text: str = "") -> None:
-        """Writes a line of C."""
+    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
+        self._k, self.name, self.count, self.fills = k, name, count, fills
+        k.trace.pipelines[name] = self
+
+    def __repr__(self) -> str:
+        return f"the barriers {self.name!r}"
+
+    def init(self) -> None:
+        """Writes the initialisation of all."""
+        self._k.line(f"for (int i = 0; i < {self.count}; ++i) barrier_init(shared.{self.name}[i], {self.fills});")
+
+    def at(self, index: str) -> str:
+        """Returns one of the barriers."""
+        return f"shared.{self.name}[{index}]"
+
+    def expect(self, count: int, index: str) -> None:
+        """Writes that so many bytes will be copied; this arrives, too."""
+        self._k.trace.add("expect", self.name, index, count)
+        self._k.line(f"barrier_expect({self.at(index)}, {count});")
+
+    def copied(self, count: int, index: str) -> None:
+        """Notes that so many bytes are copied by what is written next to it."""
+        self._k.trace.add("copy", self.name, index, count)
+
+    def arrive(self, index: str, *, condition: str, note: str = "") -> None:
+        """Writes the arrival of the thread for which the condition holds."""
+        self._k.trace.add("arrive", self.name, index, 1)
+        self._k.line(f"if ({condition}) barrier_arrive({self.at(index)});{f'  // {note}' if note else ''}")
+
+    def wait(self, index: str, parity: str) -> None:
+        """Writes what waits until the phase of a parity is complete."""
+        self._k.trace.add("wait", self.name, index)
+        self._k.line(f"barrier_wait({self.at(index)}, {parity});")
+
+
+def _barrier(name: str, what: str) -> str:
+    return f"{name}_{what}" if name else what
+
+
+def barriers(name: str, stages: int) -> tuple[Buffer, Buffer]:
+    """Returns the barriers of a pipeline of this name, as they lie in shared memory."""
+    full, empty = (Buffer(_barrier(name, what), "Barrier", (), stages) for what in ("full", "empty"))
+    return full, empty
 
 
 class Pipeline:
@@ -168,7 +293,7 @@ class Pipeline:
     releases  arrivals that complete a release.
     """
 
-    def __init__(self, k: Traced, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
+    def __init__(self, k: Kernel, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
         self._k, self.name, self.stages, self.fills, self.releases = k, name, stages, fills, releases
         k.trace.pipelines[name] = self
 
@@ -176,13 +301,12 @@ class Pipeline:
         return f"pipeline {self.name!r}" if self.name else "the pipeline"
 
     def _barrier(self, what: str) -> str:
-        return f"{self.name}_{what}" if self.name else what
+        return _barrier(self.name, what)
 
     @property
     def barriers(self) -> tuple[Buffer, Buffer]:
         """The barriers, as they lie in shared memory."""
-        full, empty = (Buffer(self._barrier(what), "Barrier", (), self.stages) for what in ("full", "empty"))
-        return full, empty
+        return barriers(self.name, self.stages)
 
     def init(self) -> None:
         """Writes the initialisation of the barriers of stage ``i``."""
@@ -196,23 +320,42 @@ class Pipeline:
     # ---- producers
 
     def acquire(self, stage: str = "stage") -> None:
-        """Writes what waits until a stage is empty."""
+        """Writes what waits until a stage is empty, to fill it."""
         self._k.trace.add("acquire", self.name, stage)
-        self._k.line(f"barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+        self.await_empty(stage)
 
-    def expect(self, count: int, stage: str = "stage", barrier: str = "") -> None:
-        """Writes that so many bytes will be copied to a stage; this arrives, too."""
+    def await_empty(self, stage: str = "stage", *, condition: str = "") -> None:
+        """Writes what waits until a stage is empty, where this is not to fill it."""
+        when = f"if ({condition}) " if condition else ""
+        self._k.line(f"{when}barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+
+    def expect(self, count: int, stage: str = "stage", barrier: str = "", *, condition: str = "") -> None:
+        """Writes that so many bytes will be copied to a stage, by the thread for which the condition holds; this
+        arrives, too.
+        """
         self._k.trace.add("expect", self.name, stage, count)
-        self._k.line(f"barrier_expect({barrier or self.full(stage)}, {count});")
+        when = f"if ({condition}) " if condition else ""
+        self._k.line(f"{when}barrier_expect({barrier or self.full(stage)}, {count});")
 
     def copied(self, count: int, stage: str = "stage") -> None:
         """Notes that so many bytes are copied to a stage by what is written next to it."""
         self._k.trace.add("copy", self.name, stage, count)
 
-    def arrive(self, stage: str = "stage", *, count: int = 1, condition: str = "", barrier: str = "") -> None:
-        """Writes that a stage is filled, by so many threads: those for which the condition holds."""
+    def arrive(
+        self,
+        stage: str = "stage",
+        *,
+        count: int = 1,
+        condition: str = "",
+        barrier: str = "",
+        call: str = "barrier_arrive",
+    ) -> None:
+        """Writes that a stage is filled, by so many threads: those for which the condition holds.
+
+        call  the function of the device library by which they arrive.
+        """
         self._k.trace.add("arrive", self.name, stage, count)
-        self._k.line(f"{f'if ({condition}) ' if condition else ''}barrier_arrive({barrier or self.full(stage)});")
+        self._k.line(f"{f'if ({condition}) ' if condition else ''}{call}({barrier or self.full(stage)});")
 
     # ---- consumers
 
@@ -227,27 +370,103 @@ class Pipeline:
     ) -> None:
         """Writes that a stage may be filled again.
 
-        condition  of the threads that arrive; ``count`` are those of all consumers, if not those that are expected.
+        condition  of the threads that arrive; ``count`` are those of all consumers, if they are not one of each of the
+                   role's groups (`Kernel.role`).
         at         the stage's number, if it is not ``stage``'s.
         """
-        self._k.trace.add("release", self.name, stage, self.releases if count is None else count)
+        arrivals = self._k.trace.groups or self.releases
+        self._k.trace.add("release", self.name, stage, arrivals if count is None else count)
         index = at or f"{stage}.index"
         when = f"if ({condition}) " if condition else ""
         self._k.line(f"{when}barrier_arrive(shared.{self._barrier('empty')}[{index}]);")
 
 
+class Relay(Pipeline):
+    """A pipeline whose stages threads fill: one is full once all who fill it and who wait for it have come to a named
+    barrier of its own.  Only the barriers ``NAME_empty`` lie in shared memory.
+
+    first    the number of the first stage's named barrier.
+    waiting  how many threads wait for a stage.
+    """
+
+    def __init__(self, k: Kernel, name: str, stages: int, *, first: int, fills: int, waiting: int) -> None:
+        super().__init__(k, name, stages, fills=fills)
+        self._first, self._threads = first, fills + waiting
+
+    def init(self) -> None:
+        """Writes the initialisation of all barriers."""
+        empty = f"barrier_init(shared.{self._barrier('empty')}[i], {self.releases});"
+        self._k.line(f"for (int i = 0; i < {self.stages}; ++i) {empty}")
+
+    def fill(self, stage: str = "stage") -> None:
+        """Writes that a stage is filled, by all threads that fill it."""
+        self._k.trace.add("arrive", self.name, stage, GROUP * self._k.trace.groups)
+        self._k.line(f"named_barrier_arrive({self._first} + {stage}.index, {self._threads});")
+
+    def wait(self, stage: str = "stage", note: str = "", *, at: str = "") -> None:
+        """Writes what waits until a stage is full; ``at`` is its number, if that is not ``stage``'s."""
+        self._k.trace.add("wait", self.name, stage)
+        comment = f"  // {note}" if note else ""
+        self._k.line(f"named_barrier_sync({self._first} + {at or f'{stage}.index'}, {self._threads});{comment}")
+
+
+class Meeting:
+    """A named barrier, or several from a number on, to which all threads of some roles come.
+
+    number   of the first.
+    threads  how many of each role come to one.
+    """
+
+    def __init__(self, k: Kernel, name: str, number: int, **threads: int) -> None:
+        self._k, self.name, self._number, self.threads = k, name, number, threads
+        k.trace.meetings[name] = self
+
+    def sync(self, at: str = "", *, condition: str = "", note: str = "") -> None:
+        """Writes what waits until all have come; ``at`` counts from the first barrier, if there are several."""
+        self._k.trace.add("meet", self.name, condition, self._k.trace.depth)
+        when, comment = f"if ({condition}) " if condition else "", f"  // {note}" if note else ""
+        barrier = f"{self._number} + {at}" if at else self._number
+        self._k.line(f"{when}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
+
+
+def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
+    """Writes the initialisation of pipelines, by one thread; those of a ring have equally many stages."""
+    with k.block("if (threadIdx.x == 0)"):
+        for ring in filter(None, rings):
+            with k.block(f"for (int i = 0; i < {ring[0].stages}; ++i)"):
+                for pipeline in ring:
+                    pipeline.init()
+        k.line("barrier_fence_init();")
+    k.line("__syncthreads();")
+    k.line()
+
+
 @contextmanager
-def products(k: Traced, sums: str, *reads: tuple[Pipeline, str]) -> Iterator[None]:
+def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> Iterator[None]:
     """Writes a group of asynchronous products around what is written inside: they are added to ``sums``, of stages of
-    pipelines.
+    pipelines and of operands in ``registers``.
     """
     k.line("wgmma_fence();")
     yield
     k.line("wgmma_commit();")
-    k.trace.add("commit", sums, reads=((pipeline.name, stage) for pipeline, stage in reads))
+    stages = [(pipeline.name, stage) for pipeline, stage in reads]
+    k.trace.add("commit", sums, reads=[*stages, (registers, "")] if registers else stages)
 
 
-def await_products(k: Traced, groups: int = 0, note: str = "") -> None:
+def await_products(k: Kernel, groups: int = 0, note: str = "") -> None:
     """Writes what waits until at most so many groups of products, the last ones, are not done."""
     k.trace.add("await", count=groups)
     k.line(f"wgmma_wait<{groups}>();{f'  // {note}' if note else ''}")
+
+
+def use(k: Kernel, *sums: str) -> None:
+    """Writes that the results of awaited products are read from here on, and not before."""
+    k.reads(*sums)
+    for name in sums:
+        k.line(f"wgmma_hold({name});")
+
+
+def results(k: Kernel, sums: str, note: str = "") -> None:
+    """Writes what waits until the products in ``sums`` are done, and no later ones, and that they are read then."""
+    await_products(k, k.trace.behind(sums), note)
+    use(k, sums)

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.expr import Emitter, Index, Load, Operand, Value, ctype_of, varying
-from codegen.kernel import converted, parameter
+from codegen.iteration import linear, unsigned
+from codegen.kernel import constant, parameter
 from codegen.naming import Names, Writer
 from codegen.packed import pair_type
-from codegen.spec import Gather, Strides
+from codegen.spec import Gather, Limit, Strides
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,6 @@ class Place:
     outer: Strides
     inner: Strides
     start: int = 0
-
-    @property
-    def steps(self) -> tuple[Strides, Strides, Strides]:
-        return self.batch, self.outer, self.inner
 
     @property
     def moves(self) -> bool:
@@ -46,6 +43,7 @@ class Source:
     ctype      of an element as it lies in memory.
     place      number of its place in `Prologue.places`.
     alignment  of the tensor, in bytes; ``itemsize`` that of an element.
+    product    the number of the product, where several operands lie in memory alike; ``of`` its subscript.
     """
 
     value: Value
@@ -56,6 +54,13 @@ class Source:
     place: int
     alignment: int
     itemsize: int
+    product: int = 0
+    of: str = ""
+
+    @property
+    def next(self) -> str:
+        """The C array of what a thread has read for its next tile."""
+        return f"{self.name}_next{self.of}"
 
 
 class Prologue:
@@ -66,16 +71,10 @@ class Prologue:
     """
 
     def __init__(
-        self,
-        w: Writer,
-        gather: Gather,
-        names: Names,
-        label: str,
-        others: Sequence[Operand] = (),
-        *,
-        pairs: bool = False,
+        self, w: Writer, gather: Gather, names: Names, label: str, others: Sequence[Operand] = (), pairs: bool = False
     ) -> None:
         self.w, self.gather, self.program, self._names, self._pairs = w, gather, gather.program, names, pairs
+        self.label = label
         self.operands = (*gather.operands, *others)
         self.pointers = [names.unique(op.name) for op in self.operands]
         self.places = [Place(gather.batch, gather.outer, gather.inner, gather.start)]
@@ -83,39 +82,37 @@ class Prologue:
         if self.program is None:
             op = gather.operand
             self.name = " and of ".join(self.pointers)
-            own = Source(Load(0), label, "", self.pointers[0], op.dtype.ctype, 0, op.alignment, op.dtype.itemsize)
-            self.sources = [own]
+            read = (op.dtype.ctype, 0, op.alignment, op.dtype.itemsize)
+            self.sources = [
+                Source(Load(0), label, "", pointer, *read, n, f"[{n}]" if others else "")
+                for n, pointer in enumerate(self.pointers)
+            ]
             return
         program = self.program
         self.name = names.unique(gather.operand.name)
         self._emitter = Emitter(program, names)
         batch, outer, inner = gather.steps()
-        count = len(gather.starts)
-        every = [Place(*x) for x in zip(batch[1:], outer[1:], inner[1:], gather.starts)]
         self.sources = []
-        for n, place in enumerate(every[:count]):
+        for n, place in enumerate(map(Place, batch[1:], outer[1:], inner[1:], gather.starts)):
             loaded = n < len(program.loads)
             if loaded and not any((*place.batch, *place.outer, *place.inner)):
                 continue  # one value: see `scalars`
             if place not in self.places:
                 self.places.append(place)
             at = self.places.index(place)
+            text = program.loads[n].name if loaded else f"{label} index"
+            called = names.unique(text), names.unique(text, "_e")
             if loaded:
-                op, pointer = program.loads[n], self.pointers[n]
-                names_ = (*self._stem(op.name), pointer, op.dtype.ctype)
-                self.sources.append(Source(Load(n), *names_, at, op.alignment, op.dtype.itemsize))
+                op, dtype = program.loads[n], program.loads[n].dtype
+                source = Source(Load(n), *called, self.pointers[n], dtype.ctype, at, op.alignment, dtype.itemsize)
+                self.sources.append(source)
             else:
-                index = n - len(program.loads)
-                self.sources.append(Source(Index(index), *self._stem(f"{label} index"), "", "int32", at, 4, 4))
+                self.sources.append(Source(Index(n - len(program.loads)), *called, "", "int32", at, 4, 4))
         if not any(s.place == 0 for s in self.sources):
             self.places[0] = Place((0,) * len(gather.batch), (0,) * len(gather.outer), (0,) * len(gather.inner))
         found = {source.value for source in self.sources}
         self._constants = [Load(n) for n in range(len(program.loads)) if Load(n) not in found]
         self._varies = varying(program, lambda v: v in found)
-
-    def _stem(self, text: str) -> tuple[str, str]:
-        """Returns the stem of the names of a source's variables, and the name of the variable of an element."""
-        return self._names.unique(text), self._names.unique(text, "_e")
 
     def parameters(self) -> list[str]:
         return [parameter(op, name) for op, name in zip(self.operands, self.pointers)]
@@ -125,19 +122,43 @@ class Prologue:
         """How many operands lie in memory alike and are brought together."""
         return len(self.pointers) if self.program is None else 1
 
+    @property
+    def starts(self) -> list[tuple[str, Place | Limit]]:
+        """C variables of where a row (or column) starts in each place, and of the numbers that limits bound."""
+        moving = [(f"{self.label}_base{n or ''}", x) for n, x in enumerate(self.places) if n == 0 or x.moves]
+        return [*moving, *((f"{self.label}_start{n}", x) for n, x in enumerate(self.gather.limits))]
+
+    def begin(self, t: str, at: str, batch: Sequence[str], outer: Sequence[str]) -> None:
+        """Writes `starts` at these coordinates: constants, or with a subscript ``at`` elements of arrays."""
+        for name, x in self.starts:
+            text = linear([*zip(batch, x.batch), *zip(outer, x.outer)], x.start)
+            self.w.line(f"{'' if at else f'const {t} '}{name}{at} = {text};")
+
+    def kept(self, t: str, at: str, inner: Sequence[str]) -> list[str]:
+        """Returns the C conditions that the limits are kept at these coordinates of the reduction."""
+        found = []
+        for n, x in enumerate(self.gather.limits):
+            text = linear([(f"{self.label}_start{n}{at}", 1), *zip(inner, x.inner)])
+            found.append(f"{unsigned(t)}({text}) < {x.size}")
+        return found
+
+    def start(self, source: Source, at: str) -> tuple[str, int]:
+        """Returns the C expression of where a source's row or column starts, and its factor."""
+        moves = source.place == 0 or self.place(source).moves
+        return f"{self.label}_base{source.place or ''}{at}" if moves else "0", 1
+
     def place(self, source: Source) -> Place:
         """Returns where a source lies."""
         return self.places[source.place]
 
     def free(self, source: Source) -> bool:
-        """Tells whether a source has an element wherever the operand's coordinates are in range, whatever the limits
-        say.
-        """
+        """Tells whether a source has an element at all coordinates of the operand, whatever the limits say."""
         at, limits = self.place(source), self.gather.limits
         if not limits:
             return True
-        shared = (zip(x, y) for limit in limits for x, y in zip((limit.batch, limit.outer, limit.inner), at.steps))
-        return at.start == 0 and not any(x and y for pairs in shared for x, y in pairs)
+        steps = (*at.batch, *at.outer, *at.inner)
+        shared = any(x and y for limit in limits for x, y in zip((*limit.batch, *limit.outer, *limit.inner), steps))
+        return at.start == 0 and not shared
 
     def scalars(self) -> None:
         """Writes operands with one value, and what depends on them alone; call it first, outside of all loops."""
@@ -145,13 +166,12 @@ class Prologue:
         if program is None:
             return
         for value in self._constants:
-            op, text = program.loads[value.operand], f"{self.pointers[value.operand]}[0]"
-            name = self._names.unique(op.name, "_s")
+            n, text = value.operand, f"{self.pointers[value.operand]}[0]"
             if self._pairs:
-                self.w.line(f"const {pair_type(op.dtype)} {name} = {text};")
+                self._terms[value] = self._names.unique(program.loads[n].name, "_s")
+                self.w.line(f"const {pair_type(program.loads[n].dtype)} {self._terms[value]} = {text};")
             else:
-                self.w.line(f"const {ctype_of(program, value)} {name} = {converted(op, text, program.real)};")
-            self._terms[value] = name
+                self._terms[value] = constant(self.w, self._names, program, n, text, "_s")
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
 
     def element(self, read: Mapping[Value, str]) -> str:

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value, ctype_of
+from codegen.buffers import Buffer, Edge
+from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer, widest_vector
-from codegen.kernel import Kernel, Pointers, block_number, constant, converted
-from codegen.pointwise.body import plus, vector_type
+from codegen.kernel import Kernel, Pointers, converted, row_number, thread_number
+from codegen.pointwise.body import read, registers, write
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
@@ -88,14 +89,6 @@ def schedules(spec: ScanSpec, target: Target) -> Iterator[ScanSchedule]:
         yield ScanSchedule(vector, 32, itype)
 
 
-def render(spec: ScanSpec, schedule: ScanSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
-    return _Renderer(spec, schedule).render()
-
-
-FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, render),))
-
-
 class _Renderer:
     def __init__(self, spec: ScanSpec, schedule: ScanSchedule) -> None:
         self.spec, self.s = normalize(spec), schedule
@@ -108,55 +101,37 @@ class _Renderer:
         self.terms: dict[Value, str] = {}
         self.before = self.program.needed([self.sum.value])
         self.after = self.program.needed([store.value for store in self.program.stores])
-        #: whether a thread of the last tile may be past the end of its row
-        self.ragged = schedule.lanes > 1 and self.spec.length % (schedule.lanes * schedule.vector) != 0
+        self.rows = Edge(prod(self.spec.outer), schedule.rows)
+        #: the elements of a row in tiles of its threads' vectors
+        self.cols = Edge(self.spec.length, schedule.lanes * schedule.vector)
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.program
-        count, rows = prod(spec.outer), s.rows
         threads = "threads" if s.lanes > 1 else "thread"
         backwards = " from their ends" if spec.reverse else ""
-        details = [f"{count} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
+        details = [f"{self.rows.total} rows of {spec.length} elements{backwards}; {s.lanes} {threads} a row"]
         w.parameters += self.pointers.parameters()
-        self._place(count, rows)
+        if s.lanes > 1:
+            row_number(w, s.itype, "row", self.rows, s.lanes)
+        else:
+            thread_number(w, s.itype, "row", self.rows)
         self._row_values()
         if s.lanes == 1:
             self._alone()
         else:
             self._together()
-        blocks = -(-count // rows)
-        return w.source(program, details, blocks=blocks, threads=s.lanes * rows, barriers=s.lanes > 1)
-
-    def _place(self, count: int, rows: int) -> None:
-        w, s = self.w, self.s
-        block = block_number(s.itype)
-        mine = f"threadIdx.x / {s.lanes}" if s.lanes > 1 else "threadIdx.x"
-        row = block if rows == 1 else f"{block} * {rows} + {mine}"
-        self.inside = bool(count % rows) and s.lanes > 1
-        if count % rows and s.lanes == 1:
-            w.line(f"const {s.itype} row = {row};")
-            w.line(f"if (row >= {count}) return;")
-        elif count % rows:
-            # A thread without a row computes the last one again, for the others of its warp wait for it.
-            w.line(f"const bool inside = {row} < {count};")
-            w.line(f"const {s.itype} row = inside ? {row} : {count - 1};")
-        else:
-            w.line(f"const {s.itype} row = {row};")
-        if s.lanes > 1:
-            w.line(f"const uint32 lane = threadIdx.x{'' if rows == 1 else f' % {s.lanes}'};")
+        return w.source(program, details, blocks=self.rows.tiles, threads=s.lanes * s.rows, barriers=s.lanes > 1)
 
     def _row_values(self) -> None:
         """Writes coordinates of the row, and what has one value for each row."""
-        rows = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
-        self.rows = rows.write(self.program.strides)
-        for k, operand in enumerate(self.program.loads):
-            if operand.strides[-1] == 0:
-                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, '0')}]"
-                self.terms[Load(k)] = constant(self.w, self.names, self.program, k, text, "_r")
+        row = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
+        self.row = row.write(self.program.strides)
+        same = {Load(k) for k, operand in enumerate(self.program.loads) if operand.strides[-1] == 0}
+        self.terms = self.pointers.read(self.w, same, lambda strides: self._offset(strides, "0"), "_r")
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
         """Returns the C expression of an offset; ``position`` is that along the row."""
-        return linear([*self.rows.terms(strides[:-1]), (position, strides[-1])])
+        return linear([*self.row.terms(strides[:-1]), (position, strides[-1])])
 
     # ---- a thread for each row
 
@@ -170,25 +145,15 @@ class _Renderer:
             if spec.reverse:
                 w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
                 position = "at"
-            terms = self._element(self.before | self.after, position)
+            needed = self.before | self.after
+            terms = self.pointers.read(w, needed, lambda strides: self._offset(strides, position), "_e", self.terms)
             self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
             w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
             terms[Reduced(0)] = total
             self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
             for store, pointer in zip(self.program.stores, self.pointers.stores):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                text = self.emitter.stored(store, terms)
                 w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
-
-    def _element(self, needed: set[Value], position: str) -> dict[Value, str]:
-        """Writes the read of one element of each load; returns the C expressions."""
-        terms = dict(self.terms)
-        for k, operand in enumerate(self.program.loads):
-            if Load(k) in needed and Load(k) not in terms:
-                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
-                terms[Load(k)] = constant(self.w, self.names, self.program, k, text, "_e")
-        for k, strides in enumerate(self.program.indices):
-            terms[Index(k)] = f"int32({self._offset(strides, position)})"
-        return terms
 
     # ---- several threads for each row
 
@@ -196,7 +161,7 @@ class _Renderer:
         w, s, spec = self.w, self.s, self.spec
         ctype, vector = self.sum.ctype, s.vector
         if s.lanes > 32:
-            w.line(f"__shared__ {ctype} parts[{s.lanes // 32}];")
+            w.line(Buffer("parts", ctype, (s.lanes // 32,)).static)
         w.line(f"{ctype} carry = {self.sum.start};")
         with w.block(f"for ({s.itype} first = 0; first < {spec.length}; first += {s.lanes * vector})"):
             own = "lane" if vector == 1 else f"lane * {vector}"
@@ -224,8 +189,8 @@ class _Renderer:
     @contextmanager
     def _over_elements(self) -> Iterator[None]:
         """Opens the loop over the elements of the thread's vector, for the ``with`` statement."""
-        inside, loop = f"if (col < {self.spec.length})", f"for (int e = 0; e < {self.s.vector}; ++e)"
-        with self.w.block(inside, when=self.ragged), self.w.unrolled(loop):
+        loop = f"for (int e = 0; e < {self.s.vector}; ++e)"
+        with self.w.guarded(self.cols.inside("col")), self.w.unrolled(loop):
             yield
 
     @property
@@ -240,19 +205,11 @@ class _Renderer:
         for k, operand in enumerate(self.program.loads):
             if Load(k) in self.terms or Load(k) not in self.before | self.after:
                 continue
-            name = held[k] = self.names.unique(operand.name, "_v")
-            w.line(f"{vector_type(operand, vector)} {name};")
-        with w.block(f"if (col < {self.spec.length})", when=self.ragged and bool(held)):
+            held[k] = registers(w, operand, vector)
+        with w.guarded(self.cols.inside("col") if held else ""):
             for k, name in held.items():
-                operand, pointer = self.program.loads[k], self.pointers.loads[k]
-                offset = self._offset(operand.strides, position)
-                if vector == 1:
-                    w.line(f"{name} = {pointer}[{offset}];")
-                elif operand.strides[-1] == 1:
-                    w.line(f"{name} = load<{vector}>({plus(pointer, offset)});")
-                else:
-                    step = linear([("e", operand.strides[-1])])
-                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {pointer}[{offset} + {step}];")
+                strides = self.program.loads[k].strides
+                read(w, name, self.pointers.loads[k], self._offset(strides, position), vector, strides[-1])
         return held
 
     def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
@@ -269,9 +226,7 @@ class _Renderer:
 
     def _stores(self, held: dict[int, str], sums: str, position: str) -> None:
         w, vector, program = self.w, self.s.vector, self.program
-        names = [self.names.unique(store.operand.name, "_v") for store in program.stores]
-        for store, name in zip(program.stores, names):
-            w.line(f"{vector_type(store.operand, vector)} {name};")
+        names = [registers(w, store.operand, vector) for store in program.stores]
         with self._over_elements():
             terms = self._terms(held, position)
             total = self.names.unique(self.sum.name)
@@ -281,16 +236,12 @@ class _Renderer:
             terms[Reduced(0)] = total
             self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
             for store, name in zip(program.stores, names):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                text = self.emitter.stored(store, terms)
                 w.line(f"{name} = {text};" if vector == 1 else f"{name}[{self._place_of}] = {text};")
-        conditions = [f"col < {self.spec.length}"] * self.ragged + ["inside"] * self.inside
-        with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
+        with w.guarded(self.cols.inside("col"), "inside" if self.rows.ragged else ""):
             for store, name, pointer in zip(program.stores, names, self.pointers.stores):
-                offset = self._offset(store.operand.strides, position)
-                if vector == 1:
-                    w.line(f"{pointer}[{offset}] = {name};")
-                elif store.operand.strides[-1] == 1:
-                    w.line(f"store({plus(pointer, offset)}, {name});")
-                else:
-                    step = linear([("e", store.operand.strides[-1])])
-                    w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {pointer}[{offset} + {step}] = {name}[e];")
+                strides = store.operand.strides
+                write(w, pointer, self._offset(strides, position), name, vector, strides[-1])
+
+
+FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, lambda spec, s: _Renderer(spec, s).render()),))

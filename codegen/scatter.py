@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.buffers import Edge
 from codegen.combiners import Combiner
 from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, Strides, bounds, far, index_type, leader, linear, memory_order, rebase
-from codegen.kernel import block_number
+from codegen.kernel import thread_number
 from codegen.pointwise.body import Body, plus
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -58,14 +59,6 @@ def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
         yield ScatterSchedule(threads, itype)
 
 
-def render(spec: ScatterSpec, schedule: ScatterSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
-    return _Renderer(spec, schedule).render()
-
-
-FAMILY = Family("scatter", ScatterSpec, (Form("scatter", ScatterSchedule, schedules, render),))
-
-
 class _Renderer:
     def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
         self.s, self.walks = schedule, not spec.combiner.atomic
@@ -84,17 +77,13 @@ class _Renderer:
         count = prod(spec.shape[d] for d in outer)
         details = f"{prod(spec.shape)} updates of {spec.size} places" + (", walked by a thread" if self.walks else "")
         del w.parameters[-1]  # what is updated is both read and written
-        block = block_number(self.s.itype)
-        w.line(f"const {self.s.itype} i = {block} * {threads} + threadIdx.x;")
-        if count % threads:
-            w.line(f"if (i >= {count}) return;")
+        blocks = thread_number(w, self.s.itype, "i", Edge(count, threads))
         self.body.scalars()
         if self.walks:
             self._walk(outer)
         else:
-            self._update({**dict(enumerate(self._split("i", spec.shape)))})
+            self._update(dict(enumerate(self._split("i", spec.shape))))
         operands = len(self.program.loads) + len(self.program.tables)
-        blocks = -(-count // threads)
         zeroed = () if self.walks else ((operands, spec.elements * self._stored.dtype.itemsize),)
         return w.source(self.program, [details], blocks=blocks, threads=threads, zeroed=zeroed)
 
@@ -140,3 +129,7 @@ class _Renderer:
                 w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
             else:
                 w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")
+
+
+FORM = Form("scatter", ScatterSchedule, schedules, lambda spec, schedule: _Renderer(spec, schedule).render())
+FAMILY = Family("scatter", ScatterSpec, (FORM,))

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.buffers import Buffer, Edge
 from codegen.dtypes import SIZE_OF
-from codegen.expr import Emitter, Index, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
+from codegen.expr import Emitter, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
-from codegen.kernel import Kernel, Pointers, block_number, constant, locate, parameter
+from codegen.kernel import Kernel, Pointers, locate, parameter, row_number
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
@@ -113,14 +114,6 @@ def schedules(spec: SortSpec, target: Target) -> Iterator[SortSchedule]:
             yield SortSchedule(items, lanes, itype)
 
 
-def render(spec: SortSpec, schedule: SortSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
-    return _Renderer(spec, schedule).render()
-
-
-FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, render),))
-
-
 class _Renderer:
     def __init__(self, spec: SortSpec, schedule: SortSchedule) -> None:
         self.spec, self.s = normalize(spec), schedule
@@ -144,9 +137,8 @@ class _Renderer:
         w, s, spec, program = self.w, self.s, self.spec, self.program
         rows, threads = prod(spec.outer), s.lanes if spec.merged else s.lanes * s.rows
         w.parameters += self._parameters()
-        blocks = self._merged(rows) if spec.merged else self._sorted(rows)
-        if not spec.keep:
-            blocks = 0
+        made = self._merged(rows) if spec.merged else self._sorted(rows)
+        blocks = made if spec.keep else 0
         return w.source(program, [self._detail(rows)], blocks=blocks, threads=threads, barriers=s.lanes > 1)
 
     def _detail(self, rows: int) -> str:
@@ -165,7 +157,7 @@ class _Renderer:
         return found
 
     def _words(self, count: int) -> None:
-        self.w.line(f"__shared__ {self.word} words[{count + count // 16}];")
+        self.w.line(Buffer("words", self.word, (count + count // 16,)).static)
 
     def _row_dimensions(self) -> None:
         """Writes coordinates of the row."""
@@ -177,24 +169,12 @@ class _Renderer:
 
     def _sorted(self, rows: int) -> int:
         w, s, spec = self.w, self.s, self.spec
-        total = rows * spec.runs
         itype, several = s.itype, spec.runs > 1
-        threads = s.lanes * s.rows
-        self._words(threads * s.items)
-        number = block_number(s.itype)
-        if s.rows > 1:
-            number = f"{number} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
-        name = "part" if several else "row"
-        ragged = total % s.rows != 0
-        if ragged:
-            # A thread without a run sorts the last one again, for the others of its block wait for it.
-            w.line(f"const bool inside = {number} < {total};")
-            number = f"inside ? {number} : {total - 1}"
-        w.line(f"const {itype} {name} = {number};")
+        runs = Edge(rows * spec.runs, s.rows)
+        self._words(s.lanes * s.rows * s.items)
+        row_number(w, itype, "part" if several else "row", runs, s.lanes)
         if several:
             w.line(f"const {itype} row = part / {spec.runs};")
-        if s.lanes > 1:
-            w.line(f"const uint32 lane = threadIdx.x{f' % {s.lanes}' if s.rows > 1 else ''};")
         self._row_dimensions()
         count = str(spec.count)
         if several:
@@ -208,15 +188,14 @@ class _Renderer:
         w.line(f"sort::lanes<{s.lanes}>(own, words, {kept});")
         if count == "count":
             kept = f"min({itype}({kept}), count)" if int(kept) > spec.count % spec.run else kept
-        with w.block("if (inside)", when=ragged):
-            start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
-            with w.block(f"for ({itype} rank = {start}; rank < {kept}; {step})"):
-                mine = ""
-                if s.rows > 1:
-                    mine = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''} * {s.lanes * s.items} + "
-                w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
-                self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
-        return -(-total // s.rows)
+        start, step = ("lane", f"rank += {s.lanes}") if s.lanes > 1 else ("0", "++rank")
+        loop = f"for ({itype} rank = {start}; rank < {kept}; {step})"
+        with w.guarded("inside" if runs.ragged else ""), w.block(loop):
+            row = f"threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
+            mine = f"{row} * {s.lanes * s.items} + " if s.rows > 1 else ""
+            w.line(f"const {itype} at = sort::position(words[sort::place({mine}rank)]);")
+            self._results(f"part % {spec.runs} * {spec.keep} + rank" if several else "rank")
+        return runs.tiles
 
     def _read(self, count: str) -> None:
         """Writes the reads of the thread's words; those past the end of a run come last."""
@@ -228,10 +207,8 @@ class _Renderer:
             whole = count.isdigit() and int(count) == s.items * s.lanes
             if not whole:
                 w.line(f"own[e] = sort::last<{self.word}>();")
-                w.open(f"if ({name} < {count})")
-            w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
-            if not whole:
-                w.close()
+            with w.guarded("" if whole else f"{name} < {count}"):
+                w.line(f"own[e] = {self._word(f'first + {name}' if spec.runs > 1 else name)};")
 
     def _word(self, entry: str) -> str:
         """Writes the reads for an element's word; returns the C expression of the word."""
@@ -250,7 +227,7 @@ class _Renderer:
         kept = min(spec.keep, spec.run)
         tiles, runs, half = -(-kept // size), spec.runs, spec.run // 2
         self._words(size)
-        w.line("__shared__ uint32 bounds[2];")
+        w.line(Buffer("bounds", "uint32", (2,)).static)
         locate(w, itype, [("row", rows, 1), ("part", runs, 1), ("tile", tiles, 1)])
         self._row_dimensions()
         given = ["0", str(half), str(spec.count)]
@@ -280,7 +257,7 @@ class _Renderer:
         if not rank.isidentifier():
             w.line(f"const {self.s.itype} rank{'' if self.spec.merged else '_'} = {rank};")
             rank = "rank" if self.spec.merged else "rank_"
-        terms = self._terms(self.after, rank)
+        terms = self._terms(self.after, rank, "_r")
         computed = {v for n, i in enumerate(self.program.instructions) if Result(n) in self.after for v in i.args}
         computed |= {s.value for s in self.program.stores if not self._is_copied(s)}
         for k, reduction in enumerate(self.program.reductions):
@@ -294,7 +271,7 @@ class _Renderer:
                 offset = self._offset(self.program.loads[self.key.operand].strides, "at")
                 text = f"{self.pointers.loads[self.key.operand]}[{offset}]"
             else:
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(self.program, v))
+                text = self.emitter.stored(store, terms)
             w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
 
     def _is_copied(self, store: Store) -> bool:
@@ -310,17 +287,13 @@ class _Renderer:
         emitter.statements(self.w, terms, lambda k: Result(k) in self.before)
         return emitter.term(self.key, terms)
 
-    def _terms(self, needed: set[Value], position: str, suffix: str = "_r") -> dict[Value, str]:
+    def _terms(self, needed: set[Value], position: str, suffix: str) -> dict[Value, str]:
         """Writes the read of one element of each load that is needed; returns the C expressions."""
-        terms: dict[Value, str] = {}
-        for k, operand in enumerate(self.program.loads):
-            if Load(k) in needed:
-                text = f"{self.pointers.loads[k]}[{self._offset(operand.strides, position)}]"
-                terms[Load(k)] = constant(self.w, self.names, self.program, k, text, suffix)
-        for k, strides in enumerate(self.program.indices):
-            terms[Index(k)] = f"int32({self._offset(strides, position)})"
-        return terms
+        return self.pointers.read(self.w, needed, lambda strides: self._offset(strides, position), suffix)
 
     def _offset(self, strides: tuple[int, ...], position: str) -> str:
         """Returns the C expression of an offset; ``position`` is that along the row."""
         return linear([*self.rows.terms(strides[:-1]), (position, strides[-1])])
+
+
+FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, lambda spec, s: _Renderer(spec, s).render()),))

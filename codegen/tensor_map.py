@@ -6,6 +6,8 @@ Management"), for tensors that are not interleaved.
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.dtypes import ALL
 from codegen.spec import TensorMap
 
@@ -21,6 +23,11 @@ SWIZZLES = (0, 32, 64, 128)
 
 #: Bits of an im2col corner's coordinate by the number of spatial dimensions: 16 for one, 8 for two, 5 for three.
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
+
+
+def box_bytes(described: TensorMap) -> int:
+    """Returns how many bytes a load of its box brings."""
+    return prod(described.box) * ELEMENT_BYTES[described.element]
 
 
 def corner_limit(spatial: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.buffers import where
+from codegen.expr import Value
+from codegen.iteration import coordinate, linear, split
 from codegen.prologue import Source
-from codegen.tile_path import ACROSS_BYTES
 from codegen.tile_pieces import TilePieces
 
 STEP = 32  # bytes of the reduction that one mma multiplies
@@ -17,84 +19,53 @@ STEP = 32  # bytes of the reduction that one mma multiplies
 class TileLoader(TilePieces):
     """Writes how threads bring the tiles of an operand, and what multiplying warps read of them."""
 
-    def member(self, stages: int) -> str:
-        """Returns the C declaration of the ring's tiles."""
-        way = self.way
-        lines = f"{self.tile} {'rows' if self.first else 'columns'}"
-        lies = f"{lines} of {self.inner}" if way.along_k else f"{self.inner} x {lines} of"
-        note = f"stages of {lies} {way.element}"
-        if not way.along_k and self.tile * way.itemsize > ACROSS_BYTES:
-            note += f", in panels of {ACROSS_BYTES // way.itemsize}"
-        size = f"{self.products} * {self.bytes}" if self.products > 1 else f"{self.bytes}"
-        note = f"{note}; of {self.products} operands" if self.products > 1 else note
-        return f"alignas(128) unsigned char {self.label}[{stages}][{size}];  // {note}; swizzled"
-
     def prepare(self) -> None:
         """Writes what stays the same over the reduction: which pieces a thread brings, and from where."""
-        w, way, p, gather = self.w, self.way, self.label, self.way.gather
+        w, way, p, gather, at = self.w, self.way, self.label, self.way.gather, self.base_at
         w.line()
         line = self._which()
-        bases = [(n, place) for n, place in enumerate(self.prologue.places) if n == 0 or place.moves]
-        kept = [self._base(n) for n, _ in bases] + [f"{p}_start{n}" for n in range(len(gather.limits))]
         fixed = [source for source in self.prologue.sources if self._fixed(source)]
         many = self.bases > 1
-        counter = self.base_at[1:-1]
-        if many:
-            w.line(f"{self.t} {', '.join(f'{name}[{self.bases}]' for name in kept)};")
+        with w.scope():
+            if many:
+                w.line(f"{self.t} {', '.join(f'{name}[{self.bases}]' for name, _ in self.prologue.starts)};")
+                for source in fixed:
+                    w.line(f"{self._held(source)} {source.next}[{self.bases}];")
+            counter = w.each(at[1:-1], self.bases)
+            apart, last = (self.step, self.total - 1) if way.along_k else (way.vector, self.total - way.vector)
+            start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
+            axis = "m" if self.first else "n"
+            place = linear([(f"{axis}0", 1), start, (counter, apart)])
+            # Past the end, where idle threads are too, the last row is read again: nobody uses its results.
+            if self.edge.ragged or (fixed and self.pieces < self.threads):
+                place = f"min({place}, {self.t}({last}))"
+            if many or len(way.outer) > 1 or gather.limits:
+                axis = axis if many else f"{p}_{axis}"
+                w.line(f"const {self.t} {axis} = {place};")
+                place = axis
+            outer = split(w, self.t, f"{place}_", place, way.outer, gather.steps()[1])
+            batch = [coordinate("batch", way.batch, d) if prod(way.batch) > 1 else "0" for d in range(len(way.batch))]
+            self.prologue.begin(self.t, at, batch, outer)
             for source in fixed:
-                w.line(f"{self._held(source)} {source.name}_next[{self.bases}];")
-            self._loop(counter, self.bases)
-        apart, last = (self.step, self.total - 1) if way.along_k else (way.vector, self.total - way.vector)
-        start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
-        axis = "m" if self.first else "n"
-        place = linear([(f"{axis}0", 1), start, (counter or "0", apart)])
-        # Past the end, where idle threads are too, the last row is read again: nobody uses its results.
-        if self.ragged or (fixed and self.pieces < self.threads):
-            place = f"min({place}, {self.t}({last}))"
-        if many or len(way.outer) > 1 or gather.limits:
-            axis = axis if many else f"{p}_{axis}"
-            w.line(f"const {self.t} {axis} = {place};")
-            place = axis
-        outer = [place]
-        if len(way.outer) > 1:
-            outer = [f"{place}_{d}" for d in range(len(way.outer))]
-            for d, name in enumerate(outer):
-                if any(x[d] for x in gather.steps()[1]):
-                    w.line(f"const {self.t} {name} = {coordinate(place, way.outer, d)};")
-        declared = "" if many else f"const {self.t} "
-        batch = [coordinate("batch", way.batch, d) if prod(way.batch) > 1 else "0" for d in range(len(way.batch))]
-        for n, at in bases:
-            terms = [*zip(batch, at.batch), *zip(outer, at.outer)]
-            w.line(f"{declared}{self._base(n)}{self.base_at} = {linear(terms, at.start)};")
-        for n, x in enumerate(gather.limits):
-            place = linear([*zip(batch, x.batch), *zip(outer, x.outer)], x.start)
-            w.line(f"{declared}{p}_start{n}{self.base_at} = {place};")
-        for source in fixed:
-            declared = "" if many else f"const {self._held(source)} "
-            self._read(source, f"{declared}{source.name}_next{self.base_at}", self._start(source), "")
-        if many:
-            w.close()
+                declared = "" if many else f"const {self._held(source)} "
+                self._read(source, f"{declared}{source.next}{at}", [self.prologue.start(source, at)])
 
     def _which(self) -> str:
         """Writes which pieces a thread brings; returns the C variable of the first one's row or column."""
         w, way, p, width, pieces = self.w, self.way, self.label, self.row_bytes, self.row_pieces
-        of = f"// this thread's pieces of a tile of {self.prologue.name}"
+        line, lines = (f"{p}_row", "rows ") if self.first else (f"{p}_col", "columns ")
+        across = way.along_k and not way.threads_along_k
         if not way.along_k:
-            apart = f": {self.step} apart along the sum" if self.count > 1 else ""
-            w.line(f"const int {p}_piece = t % {pieces}, {p}_k = t / {pieces};  {of}{apart}")
-            each = width // 16
-            panel = f"{p}_piece / {each} * {self.inner * width} + " if pieces > each else ""
-            within = f"{p}_piece % {each}" if pieces > each else f"{p}_piece"
-            w.line(f"const int {p}_at = {panel}swizzle<{width}>({p}_k * {width} + {within} * 16);")
-            return f"{p}_k"
-        line, lines = (f"{p}_row", "rows") if self.first else (f"{p}_col", "columns")
-        if way.threads_along_k:
-            apart = f": {lines} {self.step} apart" if self.count > 1 else ""
-            w.line(f"const int {p}_piece = t % {pieces}, {line} = t / {pieces};  {of}{apart}")
-        else:
-            apart = f": {self.step} apart" if self.count > 1 else ""
-            w.line(f"const int {line} = t % {self.tile}, {p}_piece = t / {self.tile};  {of}{apart}")
-        w.line(f"const int {p}_at = swizzle<{width}>({line} * {width} + {p}_piece * 16);")
+            line, lines = f"{p}_k", ""
+        fast, slow, each = (line, f"{p}_piece", self.tile) if across else (f"{p}_piece", line, pieces)
+        of = f"// this thread's pieces of a tile of {self.prologue.name}"
+        if self.count > 1:
+            of += f": {'' if across else lines}{self.step} apart{'' if way.along_k else ' along the sum'}"
+        w.line(f"const int {fast} = t % {each}, {slow} = t / {each};  {of}")
+        panel, within, each = "", f"{p}_piece", width // 16
+        if pieces > each and not way.along_k:
+            panel, within = f"{p}_piece / {each} * {self.inner * width} + ", f"{p}_piece % {each}"
+        w.line(f"const int {p}_at = {panel}swizzle<{width}>({line} * {width} + {within} * 16);")
         return line
 
     # ---- global memory -> shared memory, or registers
@@ -106,74 +77,65 @@ class TileLoader(TilePieces):
         parts = f"[{self.vectors}]" if self.vectors > 1 else ""
         of = f"[{self.products}]" if self.products > 1 else ""
         for source in self.prologue.sources:
-            if not self._fixed(source):
+            if not self._fixed(source) and not source.product:
                 pieces = "" if self._common(source) else f"{of}[{self.count}]"
                 self.w.line(f"{self._held(source)} {source.name}_next{pieces}{parts};")
         if self.guarded:
             self.w.line(f"bool {self.label}_kept[{self.count}]{parts};  // whether there are elements")
 
-    def _read(self, source: Source, to: str, *terms: tuple[str, int] | str) -> None:
-        """Writes ``to = ...``: a vector from the place given by ``terms``.
-
-        It is zero unless the last of them, a C condition ("" for none), holds.
-        """
-        w, vector = self.w, self.way.vector
-        place, inside = linear([t for t in terms if not isinstance(t, str)]), terms[-1]
+    def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str = "") -> None:
+        """Writes ``to = ...``: a vector from the place given by ``terms``, zero where ``inside`` does not hold."""
+        w, vector, place = self.w, self.way.vector, linear(terms)
         if not source.pointer:
             w.line(f"{to} = int32({place});")
-            return
-        guard, zero = f"{inside} ? " if inside else "", f" : {self._held(source)}{{}}" if inside else ""
-        if self._single(source):
-            w.line(f"{to} = {guard}{source.pointer}[{place}]{zero};")
+        elif self._single(source):
+            w.line(f"{to} = {where(inside, f'{source.pointer}[{place}]', f'{self._held(source)}{{}}')};")
         elif self._wide(source):
             load = "load_packed" if self._packed(source) else "load"
             place = place if re.fullmatch(r"\w+|\([^()]*\)", place) else f"({place})"
-            w.line(f"{to} = {guard}{load}<{vector}>({source.pointer} + {place}){zero};")
+            value = f"{load}<{vector}>({source.pointer} + {place})"
+            w.line(f"{to} = {where(inside, value, f'{self._held(source)}{{}}')};")
         else:
             name = to.split()[-1]
             if name != to:  # a constant cannot be filled in
                 w.line(f"{to.removeprefix('const ')};")
-            element = linear([*(t for t in terms if not isinstance(t, str)), ("e", self._apart(source))])
-            zero = f" : {source.ctype}{{}}" if inside else ""
-            w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {guard}{source.pointer}[{element}]{zero};")
+            element = f"{source.pointer}[{linear([*terms, ('e', self._apart(source))])}]"
+            value = where(inside, element, f"{source.ctype}{{}}")
+            w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {name}[e] = {value};")
+
+    @contextmanager
+    def _bringing(self) -> Iterator[None]:
+        """Writes what the threads do that have pieces around what is written inside of the ``with`` statement."""
+        with self.w.block(f"if (t < {self.pieces})" if self.pieces < self.threads else ""), self.w.scope():
+            yield
 
     def fetch(self, k: str = "k") -> None:
         """Writes the copies of the thread's pieces of stage ``k``, to the ring or to registers."""
         w, way, p = self.w, self.way, self.label
-        with w.scope():
-            w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
+        with self._bringing():
             common = self._uniform(k)
-            several = self.count > 1
             if not way.along_k:
-                self._loop("i", self.count)
-                coords, along = self._inner(k, [(f"{p}_k", 1), ("i" if several else "0", self.step)], common)
-                self._loop("v", self.vectors)
-                self._copy(coords, along, "")
-            else:
-                over_k = several and not way.threads_along_k
-                if over_k:
-                    self._loop("i", self.count)
-                piece = [(f"{p}_piece", way.piece), ("i" if over_k else "0", self.step * way.piece)]
-                places, each = way.piece // way.granule, way.granule // way.vector
-                if places > 1:  # in which the coordinates of the reduction differ
-                    counter = "v" if each == 1 else "c"
-                    self._loop(counter, places)
-                    piece.append((counter, way.granule))
-                coords, along = self._inner(k, piece, common)
-                apart = ""
-                if each > 1:
-                    apart = "v" if places == 1 else "u"
-                    self._loop(apart, each)
-                    if places > 1:
-                        w.line(f"const int v = c * {each} + u;")
-                self._copy_common(coords, apart)
-                if several and way.threads_along_k:
-                    self._loop("i", self.count)
-                self._copy(coords, along, apart)
+                i = w.each("i", self.count)
+                coords, along = self._inner(k, [(f"{p}_k", 1), (i, self.step)], common)
+                w.each("v", self.vectors)
+                self._copy(coords, along, "0")
+                return
+            i = "0" if way.threads_along_k else w.each("i", self.count)
+            piece = [(f"{p}_piece", way.piece), (i, self.step * way.piece)]
+            # Places in which the coordinates of the reduction differ, and vectors that share these.
+            places, each = way.piece // way.granule, way.granule // way.vector
+            piece.append((w.each("v" if each == 1 else "c", places), way.granule))
+            coords, along = self._inner(k, piece, common)
+            apart = w.each("v" if places == 1 else "u", each)
+            if apart == "u":
+                w.line(f"const int v = c * {each} + u;")
+            self._copy_common(coords, apart)
+            if way.threads_along_k:
+                w.each("i", self.count)
+            self._copy(coords, along, apart)
 
     def _uniform(self, k: str) -> list[str]:
-        """Writes the coordinates of the first place of stage ``k`` if the other places differ in the last coordinate
-        alone.
+        """Writes the coordinates of the first place of stage ``k`` if the other places differ in the last one alone.
 
         They do in a stage within one run of the last dimension; its other coordinates are uniform.
         """
@@ -201,82 +163,45 @@ class TileLoader(TilePieces):
 
     def _coordinates(self) -> list[str]:
         """Writes the operand's coordinates at place ``k0`` of the reduction."""
-        way = self.way
-        if len(way.inner) == 1:
-            return ["k0"]
-        names = [f"k_{d}" for d in range(len(way.inner))]
-        for d, name in enumerate(names):
-            if any(x[d] for x in way.gather.steps()[2]):
-                self.w.line(f"const {self.t} {name} = {coordinate('k0', way.inner, d)};")
-        return names
+        return split(self.w, self.t, "k_", "k0", self.way.inner, self.way.gather.steps()[2])
 
     def _copy(self, coords: Sequence[str], along: str, counter: str) -> None:
         """Writes one copy, from the coordinates of the reduction whose offset is ``along``.
 
-        ``counter`` is the C variable that counts the vectors of a piece that share these.
+        ``counter`` is the C variable that counts the vectors of a piece that share these; "0" for none.
         """
-        w, way, p, gather = self.w, self.way, self.label, self.way.gather
-        source = gather.operand.dtype
-        conditions = []
-        if self.depth % self.inner:
-            conditions.append(f"k0 < {self.depth}")
-        for n, x in enumerate(gather.limits):
-            text = linear([(f"{p}_start{n}{self.base_at}", 1), *zip(coords, x.inner)])
-            conditions.append(f"{unsigned(self.t)}({text}) < {x.size}")
-        inside = conditions[0] if conditions else ""
-        if len(conditions) > 1:
-            w.line(f"const bool inside = {' && '.join(conditions)};")
-            inside = "inside"
-        terms = [(f"{p}_base{self.base_at}", 1), (along, 1)]
-        if counter:
-            terms.append((counter, way.vector * gather.inner[-1]))
-        if gather.program is not None:
-            self._sources(coords, along, counter, inside)
-            return
-        for product, pointer in enumerate(self.prologue.pointers):
-            place = f"{pointer} + ({linear(terms)})"
-            if way.copied:
-                size = way.vector * source.itemsize
-                to = self._piece(product) + (f" + v * {size}" if self.vectors > 1 else "")
-                valid = f", {inside} ? {size} : 0" if inside else ""
-                w.line(f"copy_async<{size}>({to}, {place}{valid});")
-                continue
-            to = self._next(product) + ("[v]" if self.vectors > 1 else "")
-            own = self.prologue.sources[0]
-            value = f"{'load_packed' if self._packed(own) else 'load'}<{way.vector}>({place})"
-            w.line(f"{to} = {f'{inside} ? {value} : {self._held(own)}{{}}' if inside else value};")
-
-    def _sources(self, coords: Sequence[str], along: str, counter: str, inside: str) -> None:
-        """Writes the reads of what the elements of a vector are computed from."""
-        way = self.way
-        parts = f"{'[i]' if self.count > 1 else '[0]'}{'[v]' if self.vectors > 1 else ''}"
+        w, way, at = self.w, self.way, self.base_at
+        inside = w.inside(self.terms.inside("k0"), *self.prologue.kept(self.t, at, coords))
+        parts = f"[{self._number}]{'[v]' if self.vectors > 1 else ''}"
         for source in self.prologue.sources:
             if self._fixed(source) or self._common(source):
                 continue
             place = self.prologue.place(source)
             terms = [(along, 1)] if source.place == 0 else list(zip(coords, place.inner))
-            if counter:
-                terms.append((counter, way.vector * place.inner[-1]))
-            self._read(source, f"{source.name}_next{parts}", self._start(source), *terms, inside)
+            terms = [self.prologue.start(source, at), *terms, (counter, way.vector * place.inner[-1])]
+            if not way.copied:
+                self._read(source, f"{source.next}{parts}", terms, inside)
+                continue
+            size = way.vector * source.itemsize
+            to = self._piece(source.product) + (f" + v * {size}" if self.vectors > 1 else "")
+            valid = f", {inside} ? {size} : 0" if inside else ""
+            w.line(f"copy_async<{size}>({to}, {source.pointer} + ({linear(terms)}){valid});")
         if self.guarded:
-            self.w.line(f"{self.label}_kept{parts} = {inside};")
+            w.line(f"{self.label}_kept{parts} = {inside};")
 
     def _copy_common(self, coords: Sequence[str], counter: str) -> None:
         """Writes the reads of what all of a thread's pieces share."""
-        inside = f"k0 < {self.depth}" if self.depth % self.inner else ""
+        part = "[v]" if self.vectors > 1 else ""
         for source in self.prologue.sources:
             if self._common(source):
-                place = self.prologue.place(source)
-                terms = list(zip(coords, place.inner))
-                if counter:
-                    terms.append((counter, self.way.vector * place.inner[-1]))
-                part = "[v]" if self.vectors > 1 else ""
-                self._read(source, f"{source.name}_next{part}", *terms, inside)
+                inner = self.prologue.place(source).inner
+                terms = [*zip(coords, inner), (counter, self.way.vector * inner[-1])]
+                self._read(source, f"{source.next}{part}", terms, self.terms.inside("k0"))
 
-    def _next(self, product: int) -> str:
-        """Returns the C expression of the registers of piece ``i``."""
-        of = f"[{product}]" if self.products > 1 else ""
-        return f"{self.label}_next{of}[{'i' if self.count > 1 else '0'}]"
+    @property
+    def _number(self) -> str:
+        """The number of the piece that a thread is at."""
+        return "i" if self.count > 1 else "0"
 
     def _piece(self, product: int) -> str:
         """Returns the C expression of where piece ``i`` of a thread lies in a stage."""
@@ -290,12 +215,10 @@ class TileLoader(TilePieces):
 
     def stash(self) -> None:
         """Writes the stores of what came to registers to shared memory, in the type that is multiplied."""
-        if self.way.copied:
-            return
-        with self.w.scope():
-            self.w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-            self._loop("i", self.count)
-            self._put()
+        if not self.way.copied:
+            with self._bringing():
+                self.w.each("i", self.count)
+                self._put()
 
     def renew(self, k: str) -> None:
         """Writes the stores of what came to registers and, piece by piece, the reads of stage ``k`` in its place.
@@ -307,41 +230,44 @@ class TileLoader(TilePieces):
             self.stash()
             self.fetch(k)
             return
-        with w.scope():
-            w.open(f"if (t < {self.pieces})" if self.pieces < self.threads else "")
-            over_rows, common = way.along_k and way.threads_along_k, self._uniform(k)
+        over_rows = way.along_k and way.threads_along_k
+        with self._bringing():
+            common = self._uniform(k)
             if over_rows:
                 coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
                 for source in self.prologue.sources:
                     if self._common(source):
-                        w.line(f"const auto {source.name}_now = {source.name}_next;")
-                self._copy_common(coords, "")
-            self._loop("i", self.count)
+                        w.line(f"const auto {source.name}_now = {source.next};")
+                self._copy_common(coords, "0")
+            i = w.each("i", self.count)
             self._put(suffix="now")
             if not over_rows:
-                step = ("i" if self.count > 1 else "0", self.step * (way.piece if way.along_k else 1))
+                step = (i, self.step * (way.piece if way.along_k else 1))
                 first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
                 coords, along = self._inner(k, [first, step], common)
-            self._copy(coords, along, "")
+            self._copy(coords, along, "0")
 
     def _put(self, suffix: str = "next") -> None:
         """Writes the store of piece ``i`` to shared memory; names of what all pieces share end in ``suffix``."""
-        w, way = self.w, self.way
-        if self.computed:
-            self._compute(f"reinterpret_cast<{way.element}*>({self._piece(0)})", suffix)
-            return
-        same = way.gather.operand.dtype.ctype == way.element
+        w, way, several = self.w, self.way, self.vectors > 1
+        as_it_is = not self.computed and way.gather.operand.dtype.ctype == way.element and not self._rounds
+        part = f"[e / {way.vector}]" if way.vector > 1 else "[e]"
+        kept = f"{self.label}_kept[{self._number}]{part if several else ''}"
         for product in range(self.products):
-            to, pieces = f"reinterpret_cast<{way.element}*>({self._piece(product)})", self._next(product)
-            if same and self.vectors == 1 and not self._rounds:
-                w.line(f"store_shared({to}, {pieces});")
-                continue
-            value = f"{pieces}{self._element}"
-            value = self._multiplied(value)
             name = f"piece{product or ''}"
+            to = f"reinterpret_cast<{way.element}*>({self._piece(product)})"
+            if as_it_is and not several:
+                w.line(f"store_shared({to}, {self.prologue.sources[product].next}[{self._number}]);")
+                continue
             w.line(f"Vector<{way.element}, {way.piece}> {name};")
-            w.unrolled_line(f"for (int e = 0; e < {way.piece}; ++e) {name}[e] = {value};")
-            w.line(f"store_shared({to}, {name});")
+            loop, read = f"for (int e = 0; e < {way.piece}; ++e)", self._elements(product, suffix)
+            if self.computed:
+                with w.unrolled(loop):
+                    text = self._multiplied(self.prologue.element(read))
+                    w.line(f"{name}[e] = {f'kept({text}, {kept})' if self.guarded and several else text};")
+            else:
+                w.unrolled_line(f"{loop} {name}[e] = {self._multiplied(self.prologue.element(read))};")
+            w.line(f"store_shared({to}, {f'kept({name}, {kept})' if self.guarded and not several else name});")
 
     @property
     def _rounds(self) -> bool:
@@ -354,45 +280,28 @@ class TileLoader(TilePieces):
             return f"convert<{self.way.element}>({value})"
         return f"bits_float(to_tf32({value}))" if self._rounds else value
 
-    @property
-    def _element(self) -> str:
-        """The subscript of element ``e`` of a piece in its vectors."""
+    def _elements(self, product: int, suffix: str) -> dict[Value, str]:
+        """Returns what has been read for element ``e`` of piece ``i``, as it lies in memory."""
         vector = self.way.vector
-        return "[e]" if self.vectors == 1 else "[e][0]" if vector == 1 else f"[e / {vector}][e % {vector}]"
-
-    def _compute(self, to: str, suffix: str) -> None:
-        """Writes the computation of piece ``i``, and its store to shared memory."""
-        w, way = self.w, self.way
-        vector, several = way.vector, self.vectors > 1
-        piece = "[i]" if self.count > 1 else "[0]"
-        part = "" if not several else "[e]" if vector == 1 else f"[e / {vector}]"
-        w.line(f"Vector<{way.element}, {way.piece}> piece;")
-        with w.unrolled(f"for (int e = 0; e < {way.piece}; ++e)"):
-            read = {}
-            for source in self.prologue.sources:
-                if self._fixed(source):
-                    at = "" if self.bases == 1 else "[i]" if way.along_k else part
-                else:
-                    at = part if self._common(source) else piece + part
-                text = f"{source.name}_{suffix if self._common(source) else 'next'}{at}"
-                number = "e" if not several else "0" if vector == 1 else f"e % {vector}"
-                if not self._single(source):
-                    text += f"[{number}]"
-                elif not source.pointer and self._apart(source) and number != "0":
-                    text = linear([(text, 1), (number, self._apart(source))])
-                read[source.value] = text
-            text = self._multiplied(self.prologue.element(read))
-            if self.guarded and several:
-                text = f"kept({text}, {self.label}_kept{piece}{part})"
-            w.line(f"piece[e] = {text};")
-        value = f"kept(piece, {self.label}_kept{piece})" if self.guarded and not several else "piece"
-        w.line(f"store_shared({to}, {value});")
-
-    def _loop(self, counter: str, count: int) -> None:
-        """Opens a loop, unless it runs once."""
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int {counter} = 0; {counter} < {count}; ++{counter})")
+        part, number = (
+            ("", "e") if self.vectors == 1 else ("[e]", "0") if vector == 1 else (f"[e / {vector}]", f"e % {vector}")
+        )
+        read = {}
+        for source in self.prologue.sources:
+            if source.product != product:
+                continue
+            if self._common(source):
+                text = f"{source.name}_{suffix}{part}"
+            elif self._fixed(source):
+                text = source.next + ("" if self.bases == 1 else "[i]" if self.way.along_k else part)
+            else:
+                text = f"{source.next}[{self._number}]{part}"
+            if not self._single(source):
+                text += f"[{number}]"
+            elif not source.pointer and self._apart(source):
+                text = linear([(text, 1), (number, self._apart(source))])
+            read[source.value] = text
+        return read
 
     # ---- shared memory -> fragments
 
@@ -421,25 +330,21 @@ class TileLoader(TilePieces):
 
     def parts(self) -> None:
         """Writes the loads of the fragments of step ``kk`` from ``stage``."""
-        for product in range(self.products):
-            self._parts(product)
-
-    def _parts(self, product: int) -> None:
-        w, p, several = self.w, self.label, self.fragments > 1
-        counter = "i" if self.first else "j"
-        if several:
-            w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
-        number = counter if several else "0"
-        to = linear([(number, 1)], product * self.fragments)
+        w, p, counter = self.w, self.label, "i" if self.first else "j"
+        several, number = self.fragments > 1, counter if self.fragments > 1 else "0"
+        name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
         # Steps along a row of the tile only change bits that are 0 in every lane's place before the swizzle, which
         # keeps them.
         down, along = (number, "kk") if self.way.along_k else ("kk", number)
-        rows = f" + {product * self.bytes}" if product else ""
-        rows += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
         lane = f"({p}_lane ^ {along} * {STEP})" if along != "0" else f"{p}_lane"
-        name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
-        indent = "    " if several else ""
-        w.line(f"{indent}{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{rows} + {lane});")
+        for product in range(self.products):
+            to = linear([(number, 1)], product * self.fragments)
+            tile = f" + {product * self.bytes}" if product else ""
+            tile += f" + {down} * {16 * self.row_bytes}" if down != "0" else ""
+            if several:
+                w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
+            load = f"{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{tile} + {lane});"
+            w.line(f"    {load}" if several else load)
 
     def round(self) -> None:
         """Writes the rounding of the fragments of step ``kk`` to the type that the tensor cores read."""

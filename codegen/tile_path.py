@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
-from codegen.iteration import collapse, extent
+from codegen.iteration import collapse
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.target import Target
 
@@ -110,23 +111,15 @@ class TilePath:
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
-        return (
-            not self.held
-            and self.gather.program is None
-            and dtype.ctype == self.element
-            and self.vector * dtype.itemsize >= 4
-        )
+        as_it_lies = self.gather.program is None and dtype.ctype == self.element
+        return as_it_lies and not self.held and self.vector * dtype.itemsize >= 4
 
     @property
     def reach(self) -> int:
         """A bound on the offsets of elements, and on the numbers that limits bound."""
-        g, sizes = self.gather, (*self.batch, *self.outer, *self.inner)
-        found = [prod(self.outer), prod(self.inner)]
-        for batch, outer, inner, start in zip(*g.steps(), (g.start, *g.starts)):
-            found.append(extent(sizes, (*batch, *outer, *inner)) + abs(start))
-        return max(
-            [*found, *(abs(x.start) + sum(x.ends(self.batch, self.outer, self.inner), x.size) for x in g.limits)]
-        )
+        g, sizes = self.gather, (self.batch, self.outer, self.inner)
+        found = [prod(self.outer), prod(self.inner), *g.reaches(*sizes)]
+        return max([*found, *(abs(x.start) + sum(x.ends(*sizes), x.size) for x in g.limits)])
 
     @property
     def granule(self) -> int:
@@ -149,17 +142,13 @@ class TilePath:
         fast = self.gather.inner if self.along_k and self.threads_along_k else self.gather.outer
         scattered = 1.0 if abs(fast[-1]) <= 1 else 4.0
         loads *= len(self.gather.operands)
+        if self.copied:
+            return loads * 2.0 * scattered + places * walk
         work = 1 if self.gather.program is None else 2 + len(self.gather.program.instructions)
-        return (
-            loads * (2.0 if self.copied else 3.0) * scattered
-            + places * walk
-            + (0 if self.copied else self.piece * work)
-        )
+        return loads * 3.0 * scattered + places * walk + self.piece * work
 
     def pieces_of_row(self, size: int, inner: int) -> int:
-        """Returns how many pieces a row of a tile has, given its ``size`` rows or columns and ``inner`` terms of the
-        reduction.
-        """
+        """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""
         return (inner if self.along_k else size) // self.piece
 
     def count(self, size: int, inner: int, threads: int) -> int:
@@ -167,9 +156,7 @@ class TilePath:
         return max(1, size * inner // self.piece // threads)
 
     def step(self, size: int, inner: int, threads: int) -> int:
-        """Returns the distance between a thread's pieces: rows of the tile or, if not threads_along_k, pieces of its
-        row.
-        """
+        """Returns the distance between a thread's pieces: rows of the tile, or else pieces of its row."""
         if self.along_k and not self.threads_along_k:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
@@ -185,6 +172,16 @@ class TilePath:
         if pieces > threads and pieces % threads:
             return False
         return along or step % PERIOD == 0 or pieces <= threads
+
+    def buffer(self, label: str, size: int, inner: int, stages: int, products: int = 1) -> Buffer:
+        """Returns the ring of tiles of ``size`` rows (of operand "a") or columns (of "b") in shared memory."""
+        lines = f"{size} {'rows' if label == 'a' else 'columns'}"
+        note = f"stages of {f'{lines} of {inner}' if self.along_k else f'{inner} x {lines} of'} {self.element}"
+        if not self.along_k and size * self.itemsize > ACROSS_BYTES:
+            note += f", in panels of {ACROSS_BYTES // self.itemsize}"
+        note += f"; of {products} operands; swizzled" if products > 1 else "; swizzled"
+        shape = (products * size * inner * self.itemsize,)
+        return Buffer(label, "unsigned char", shape, stages, align=ACROSS_BYTES, note=note)
 
 
 @dataclass(frozen=True)
@@ -204,28 +201,23 @@ class TilePaths:
 
     def stages(self, inner: int) -> int:
         """Returns how many stages the reduction takes."""
-        return -(-self.depth // inner)
+        return Edge(self.depth, inner).tiles
 
 
 def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
-    """Returns the cheapest paths of both operands.
-
-    Raises Declined, with the reason, if tensor cores cannot multiply them.
-    """
+    """Returns the cheapest paths of both operands.  Raises Declined if tensor cores cannot multiply them."""
     products = product_types(spec, widen)
     batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.m, spec.n, spec.k))
     if not batch * rows * cols * depth:
         raise Declined("there is nothing to multiply")
     if batch * rows * cols >= 2**40 or max(rows, cols, depth) >= 2**31 - 2**16:
         raise Declined("more results than the tiles of a grid")
-    best: TilePaths | None = None
+    found = []
     for order in orders(spec):
         a = tile_path_of(spec, spec.a, spec.m, order, products[0])
         b = tile_path_of(spec, spec.b, spec.n, order, products[1])
-        if best is None or a.effort + b.effort < best.a.effort + best.b.effort:
-            best = TilePaths(batch, rows, cols, depth, a, b, spec.products)
-    assert best is not None
-    return best
+        found.append(TilePaths(batch, rows, cols, depth, a, b, spec.products))
+    return min(found, key=lambda paths: paths.a.effort + paths.b.effort)
 
 
 def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
@@ -250,7 +242,7 @@ def tile_path_of(
     inner, over_inner = collapse(spec.k, over[2], order)
     merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
-    along, across = (_vector(merged, batch, outer, inner, itemsize, along_k=k) for k in (True, False))
+    along, across = (_vector(merged, outer, inner, itemsize, along_k=k) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
     near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
     near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
@@ -260,15 +252,7 @@ def tile_path_of(
     return min(found, key=lambda way: way.effort)
 
 
-def _vector(
-    gather: Gather,
-    batch: Sequence[int],
-    outer: Sequence[int],
-    inner: Sequence[int],
-    itemsize: int,
-    *,
-    along_k: bool,
-) -> int:
+def _vector(gather: Gather, outer: Sequence[int], inner: Sequence[int], itemsize: int, *, along_k: bool) -> int:
     """Returns how many elements of a piece are always neighbours in memory, aligned to as many."""
     size, stride = (inner[-1], gather.inner[-1]) if along_k else (outer[-1], gather.outer[-1])
     bounded = any((x.inner if along_k else x.outer)[-1] for x in gather.limits)
@@ -307,10 +291,7 @@ def held_registers(way: TilePath, size: int, inner: int, threads: int, products:
 
 
 def convert_registers(way: TilePath, target: Target) -> int:
-    """Returns how many registers it takes to convert 8-bit floats with integer and float instructions.
-
-    0 where an instruction does it.
-    """
+    """Returns how many registers conversions of 8-bit floats take: none where an instruction does them."""
     dtype = way.gather.operand.dtype
     emulated = not way.copied and dtype.is_float and dtype.itemsize == 1 and not target.arch.has_fp8_convert
     return 36 if emulated else 0

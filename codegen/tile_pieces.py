@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from codegen.buffers import Edge
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
 from codegen.tile_path import ACROSS_BYTES, TilePath
@@ -44,7 +46,7 @@ class TilePieces:
     def first(self) -> bool:
         return self.label == "a"
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a row of the tile as it lies in shared memory."""
         way = self.way
@@ -59,14 +61,19 @@ class TilePieces:
     def products(self) -> int:
         return self.prologue.products
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         return self.tile * self.inner // self.way.piece
 
-    @property
-    def ragged(self) -> bool:
-        """Whether tiles reach past the last row or column."""
-        return self.total % self.tile != 0
+    @cached_property
+    def edge(self) -> Edge:
+        """The rows (or columns) in tiles."""
+        return Edge(self.total, self.tile)
+
+    @cached_property
+    def terms(self) -> Edge:
+        """The terms of a sum in stages."""
+        return Edge(self.depth, self.inner)
 
     # ---- what a thread brings
 
@@ -74,43 +81,34 @@ class TilePieces:
     def row_pieces(self) -> int:
         return self.way.pieces_of_row(self.tile, self.inner)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many pieces a thread brings."""
         return self.way.count(self.tile, self.inner, self.threads)
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The distance from one of them to the next: rows of the tile, or pieces of one row."""
         return self.way.step(self.tile, self.inner, self.threads)
 
-    @property
+    @cached_property
     def vectors(self) -> int:
         """How many copies a piece takes."""
         return self.way.piece // self.way.vector
 
-    @property
+    @cached_property
     def bases(self) -> int:
         """From how many places along rows or columns a thread brings pieces."""
         if not self.way.along_k:
             return self.vectors
         return self.count if self.way.threads_along_k else 1
 
-    @property
+    @cached_property
     def base_at(self) -> str:
         """The subscript of what a thread keeps for each of them: piece ``i``, or vector ``v`` of a piece."""
         return "" if self.bases == 1 else "[i]" if self.way.along_k else "[v]"
 
     # ---- what is read for a piece
-
-    def _base(self, place: int) -> str:
-        """Returns the C variable of where rows or columns start in a place."""
-        return f"{self.label}_base{place or ''}"
-
-    def _start(self, source: Source) -> tuple[str, int]:
-        """Returns the C expression of where a source's row or column starts, and its factor."""
-        moves = source.place == 0 or self.prologue.place(source).moves
-        return (f"{self._base(source.place)}{self.base_at}" if moves else "0", 1)
 
     def _apart(self, source: Source) -> int:
         """Returns the distance from one element of a vector to the next."""
@@ -155,7 +153,7 @@ class TilePieces:
         steps.remove(1)
         return all(s * source.itemsize % width == 0 for s in (*steps, place.start)) and source.alignment % width == 0
 
-    @property
+    @cached_property
     def computed(self) -> bool:
         """Whether elements are computed from what is read."""
         return self.way.gather.program is not None
@@ -163,4 +161,4 @@ class TilePieces:
     @property
     def guarded(self) -> bool:
         """Whether some computed elements are zero, whatever the program says."""
-        return self.computed and bool(self.way.gather.limits or self.depth % self.inner)
+        return self.computed and bool(self.way.gather.limits or self.terms.ragged)

@@ -14,6 +14,7 @@ from itertools import product
 from math import gcd, prod
 
 from codegen.declined import Declined
+from codegen.expr import Operand
 from codegen.iteration import collapse, linear
 from codegen.operands import PANEL_RATE, ROW_BYTES, Gathered, MappedOperand, OperandTiles, ReductionPanels
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
@@ -52,14 +53,20 @@ def gathered(spec: ContractionSpec) -> OperandTiles:
     return OperandTiles(batch, prod(spec.m), prod(spec.n), reduction, a, b)
 
 
+def check_across(itemsize: int, *along_k: bool) -> None:
+    """Raises Declined if operands with such elements are not stored along the reduction, but must be."""
+    if itemsize != 2 and not all(along_k):
+        raise Declined("only 16-bit operands may be stored across the reduction")
+
+
 def _check_elements(spec: ContractionSpec) -> None:
     for gather in (spec.a, spec.b):
         if gather.program is not None:
             raise Declined(f"{gather.operand.name!r} is computed: it is not in memory")
     if spec.b.operand.dtype.itemsize != spec.a.operand.dtype.itemsize:
         raise Declined("the operands' elements differ in size")
-    for gather in (spec.a, spec.b):
-        check_element(gather)
+    check_element(spec.a)
+    check_element(spec.b)
 
 
 def check_element(gather: Gather) -> None:
@@ -83,8 +90,7 @@ def _across(spec: ContractionSpec) -> OperandTiles:
     assert image is not None
     name, width = gather.operand.name, ROW_BYTES // itemsize
     *taps, channels = spec.m
-    if itemsize != 2:
-        raise Declined("only 16-bit operands may be stored across the reduction")
+    check_across(itemsize, False)
     if channels % width or gather.outer[-1] != 1:
         raise Declined(f"{name!r} has no {width} channels next to each other")
     inner, along = collapse(spec.k, [spec.b.inner], range(len(spec.k)))
@@ -134,8 +140,7 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
     # Rows of a tile that lie across the reduction hold a full panel.
     reduction = _reduction(spec, channel, itemsize, b.along_k and (a is None or a.along_k))
     a = a or im2col(spec, channel, reduction, prod(spec.batch))
-    if itemsize != 2 and not (a.along_k and b.along_k):
-        raise Declined("only 16-bit operands may be stored across the reduction")
+    check_across(itemsize, a.along_k, b.along_k)
     return OperandTiles(batch, prod(rows), prod(spec.n), reduction, a, b)
 
 
@@ -174,10 +179,9 @@ def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
     second = tiled(b, 1, spec.batch, prod(spec.n), spec.k, 0, dims)
-    panel = ROW_BYTES // spec.a.operand.dtype.itemsize
-    if spec.a.operand.dtype.itemsize != 2 and not second.along_k:
-        raise Declined("only 16-bit operands may be stored across the reduction")
-    reduction = ReductionPanels(tuple(taps), spec.k[0], panel, 1, tuple(skips), share)
+    itemsize = spec.a.operand.dtype.itemsize
+    check_across(itemsize, second.along_k)
+    reduction = ReductionPanels(tuple(taps), spec.k[0], ROW_BYTES // itemsize, 1, tuple(skips), share)
     first = im2col(spec, 0, reduction, groups)
     return OperandTiles(spec.batch, prod(spec.m), prod(spec.n), reduction, first, second)
 
@@ -277,7 +281,7 @@ def tiled(
 
     taps are (expression, size, stride) of the map's dimensions for them, if they are not those of the reduction.
     """
-    name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
+    name = gather.operand.name
     step, along = gather.outer[-1], gather.inner[channel]
     along_k = along == 1 or (inner[channel] == 1 and step != 1)
     if not along_k and step != 1 and outer > 1:
@@ -298,22 +302,23 @@ def tiled(
             term, stride = f"{size - 1} - {term}", -stride
         terms.append(term)
         sizes.append(size)
-        strides.append(stride * itemsize)
+        strides.append(stride)
+    return MappedOperand(_map(gather.operand, argument, sizes, strides[1:], start), along_k, tuple(terms))
+
+
+def _map(operand: Operand, argument: int, sizes: Sequence[int], strides: Sequence[int], start: int) -> TensorMap:
+    """Returns the map of elements that lie so far apart, from ``start`` on.  Raises Declined if there can be none."""
+    name, itemsize = operand.name, operand.dtype.itemsize
+    offset = start * itemsize
     # A dimension of one element may have any stride: the map needs one that it can express.
-    strides = [max(16, s) if size == 1 else s for size, s in zip(sizes, strides)]
-    _check(name, sizes, strides[1:], start * itemsize)
-    ctype, steps = gather.operand.dtype.ctype, (1,) * len(sizes)
-    tensor_map = TensorMap(argument, ctype, tuple(sizes), tuple(strides[1:]), (), steps, 0, start * itemsize)
-    return MappedOperand(tensor_map, along_k, tuple(terms))
-
-
-def _check(name: str, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
+    strides = [max(UNIT, s * itemsize) if size == 1 else s * itemsize for size, s in zip(sizes[1:], strides)]
     if len(sizes) > MOST_RANK:
         raise Declined(f"{name!r} takes {len(sizes)} dimensions, TMA {MOST_RANK}")
     if any(s % UNIT for s in strides) or offset % UNIT or offset < 0:
         raise Declined(f"{name!r} has rows that do not start at multiples of 16 bytes")
     if any(s >= MOST_STRIDE for s in strides) or any(not 1 <= size < 2**31 for size in sizes):
         raise Declined(f"{name!r} is larger than TMA can address, or empty")
+    return TensorMap(argument, operand.dtype.ctype, tuple(sizes), tuple(strides), (), (1,) * len(sizes), 0, offset)
 
 
 def im2col(spec: ContractionSpec, channel: int, reduction: ReductionPanels, groups: int) -> MappedOperand:
@@ -344,7 +349,6 @@ def _windows(
     ``start`` is the C expression of the channel; ``positions`` are (images, *output positions), whose coordinates the
     placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
     """
-    name, itemsize = gather.operand.name, gather.operand.dtype.itemsize
     rank, (images, *out) = len(image.sizes), positions
     moves = [[(k, step) for k, step in enumerate(shift) if step] for shift in image.shifts] or [[]] * rank
     least = [sum(min(step * (batch[k] - 1), 0) for k, step in move) for move in moves]
@@ -360,15 +364,13 @@ def _windows(
         raise Declined("a stride larger than TMA's im2col mode takes")
     sizes = [channels, *reversed(image.sizes), images]
     image_step = (gather.inner if image.across else gather.outer)[0]
-    strides = [s * itemsize for s in (*reversed(image.steps), image_step)]
-    strides = [max(16, s) if size == 1 else s for size, s in zip(sizes[1:], strides)]
-    _check(name, sizes, strides, 0)
+    tensor_map = _map(gather.operand, 0, sizes, (*reversed(image.steps), image_step), 0)
+    steps = (1, *reversed(image.stride), 1)
     spatial = [f"{{{letter}{d + 1}}} * {image.stride[d]} - {-lower[d]}" for d in range(rank)]
     offsets = [f"{{t{d}}} * {image.dilation[d]}" for d in range(rank)]
     for d, move in enumerate(moves):
         if move:
             tap = [(f"t{d}", image.dilation[d])] if taps[d] > 1 else []
             offsets[d] = _placeholders([*tap, *((f"b{k}", step) for k, step in move)], -least[d])
-    ctype, steps, corners = gather.operand.dtype.ctype, (1, *reversed(image.stride), 1), (lower[::-1], upper[::-1])
-    tensor_map = TensorMap(0, ctype, tuple(sizes), tuple(strides), (), steps, 0, 0, *corners)
+    tensor_map = replace(tensor_map, steps=steps, lower=lower[::-1], upper=upper[::-1])
     return MappedOperand(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))

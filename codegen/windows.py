@@ -74,9 +74,7 @@ class Covering(_Strided):
         return self.before // self.stride - self.count + 1
 
     def patches(self, many: int) -> bool:
-        """Tells whether ``many`` neighbouring positions can be taken together: a window must begin at the first of each
-        group.
-        """
+        """Tells whether ``many`` neighbouring positions can be taken together: a window begins with each group."""
         return many % self.stride == 0
 
     def span(self, many: int) -> int:

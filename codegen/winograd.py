@@ -10,16 +10,57 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.direct_convolution.spec import WinogradSpec
+from codegen.buffers import Edge, where
 from codegen.epilogue import Epilogue, Run
+from codegen.expr import Operand, Program
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import coordinate, extent, linear, signed_index_type, unsigned
-from codegen.kernel import Kernel, parameter
-from codegen.spec import KernelSource
+from codegen.iteration import extent, linear, signed_index_type, unsigned
+from codegen.kernel import Kernel, locate, parameter
+from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
 #: Most elements of all patches of a thread; the transforms need further registers.
 _MOST_ELEMENTS = 144
+
+
+@dataclass(frozen=True)
+class WinogradSpec(KernelSpec):
+    """One of the three linear transforms of Winograd's convolution: of patches of an image, of filters, or of products.
+
+    transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
+    tile              M, the number of results along a side of a tile: 2 or 4.
+    images, channels  of an input or output, or the filters and channels of a filter.
+    tiles             rows and columns of tiles of an image; (1, 1) for filters.
+    source            strides over (image, channel, tile row, tile column, patch row, patch column), in elements.
+    start             the offset in the source of the first element of all.
+    window            input: for rows and columns (before, size); element i of the patch of tile t is t * tile + i -
+                      before of the image, 0 outside of its size.  Else None: there is every element.
+    results           output: rows and columns of results; those of tiles beyond are not written.  Else None.
+    program           on every element of the transformed patch, over (image, channel, tile row, tile column, row,
+                      column).
+    """
+
+    transform: str
+    tile: int
+    images: int
+    channels: int
+    tiles: tuple[int, int]
+    source: Operand
+    start: int
+    window: tuple[tuple[int, int], tuple[int, int]] | None
+    results: tuple[int, int] | None
+    program: Program
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Elements along a side of a patch, before and after the transform."""
+        whole = self.tile + 2
+        return {"input": (whole, whole), "filter": (3, whole), "output": (whole, self.tile)}[self.transform]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        return (self.images, self.channels, *self.tiles, self.sides[1], self.sides[1])
 
 
 @dataclass(frozen=True)
@@ -83,6 +124,7 @@ class _Renderer:
         self.source = self.names.unique(spec.source.name)
         self.epilogue = Epilogue(self.w, spec.program, self.names, spec.space, "float", "float")
         self.subscript = "[e]" if schedule.width > 1 else ""
+        self.threads = Edge(prod(spec.space[:4]) // schedule.width, schedule.threads)
 
     def render(self) -> KernelSource:
         w, spec, s = self.w, self.spec, self.s
@@ -99,42 +141,24 @@ class _Renderer:
         self._read(position)
         self._transform()
         self._write(position)
-        blocks = -(-self._threads() // s.threads)
         # Told that one block a multiprocessor is enough, ptxas does not spill to fit more of them.
-        return w.source(program, details, blocks=blocks, threads=s.threads, blocks_per_sm=1)
-
-    def _threads(self) -> int:
-        return prod(self.spec.space[:4]) // self.s.width
+        return w.source(program, details, blocks=self.threads.tiles, threads=s.threads, blocks_per_sm=1)
 
     def _locate(self) -> list[str]:
         """Writes which patch a thread has: its image, channel, tile row and tile column."""
         w, spec, s = self.w, self.spec, self.s
-        threads = self._threads()
         first = "blockIdx.x" if self.t == "int32" else "int64(blockIdx.x)"
         w.line(f"const {self.t} t = {first} * {s.threads} + threadIdx.x;")
-        if threads % s.threads:
-            w.line(f"if (t >= {threads}) return;")
+        w.leave(self.threads.outside("t"), how="return")
         of = "filter" if spec.transform == "filter" else "image"
-        shape = {of: spec.images, "row": spec.tiles[0], "col": spec.tiles[1]}
-        if self._channels_fast():
-            shape["channel"] = spec.channels // s.width
-        else:
-            shape = {"channel": spec.channels, **shape}
-        found = {}
-        for d, (name, size) in enumerate(shape.items()):
-            found[name] = name if size > 1 else "0"
-            if size > 1:
-                step = f" * {s.width}" if name == "channel" and s.width > 1 else ""
-                w.line(f"const {self.t} {name} = {coordinate('t', list(shape.values()), d)}{step};")
-        return [found[name] for name in (of, "channel", "row", "col")]
-
-    def _channels_fast(self) -> bool:
-        """Tells whether neighbouring threads take neighbouring channels, as the larger of input and output lies in
-        memory.
-        """
-        spec = self.spec
+        channels = ("channel", spec.channels // s.width, s.width)
+        axes = [(of, spec.images, 1), ("row", spec.tiles[0], 1), ("col", spec.tiles[1], 1)]
+        # Neighbouring threads take neighbouring channels where the larger of input and output has them so.
         larger = spec.source if spec.transform == "output" else spec.program.stores[0].operand
-        return larger.strides[1] == 1
+        axes = [*axes, channels] if larger.strides[1] == 1 else [channels, *axes]
+        locate(w, self.t, axes, "t")
+        several = {name for name, size, _ in axes if size > 1}
+        return [name if name in several else "0" for name in (of, "channel", "row", "col")]
 
     def _read(self, position: list[str]) -> None:
         w, spec, width = self.w, self.spec, self.s.width
@@ -151,16 +175,13 @@ class _Renderer:
         array = f"[{width}]" if width > 1 else ""
         w.line(f"float patch{array}[{side}][{side}];")
         with w.unrolled(*(f"for (int {name} = 0; {name} < {side}; ++{name})" for name in "ij")):
-            inside = "inside" if len(conditions) > 1 else "".join(conditions)
-            if len(conditions) > 1:
-                w.line(f"const bool inside = {' && '.join(conditions)};")
+            inside = w.inside(*conditions)
             offset = linear([("base", 1), ("i", strides[4]), ("j", strides[5])])
             if width == 1:
-                value = f"{self.source}[{offset}]"
-                w.line(f"patch[i][j] = {f'{inside} ? {value} : 0.0f' if inside else value};")
+                w.line(f"patch[i][j] = {where(inside, f'{self.source}[{offset}]', '0.0f')};")
             else:
-                where = f"{self.source} + {offset}"
-                read = f"load_if<{width}>({inside}, {where})" if inside else f"load<{width}>({where})"
+                place = f"{self.source} + {offset}"
+                read = f"load_if<{width}>({inside}, {place})" if inside else f"load<{width}>({place})"
                 w.line(f"const Vector<float, {width}> part = {read};")
                 w.unrolled_line(f"for (int e = 0; e < {width}; ++e) patch[e][i][j] = part[e];")
 
@@ -175,9 +196,7 @@ class _Renderer:
             w.line(call)
 
     def _write(self, position: list[str]) -> None:
-        """Writes the program on every element of the result; on several neighbours at once where this makes an access
-        wide.
-        """
+        """Writes the program on every element of the result, on several neighbours where this makes an access wide."""
         w, spec, width = self.w, self.spec, self.s.width
         side = spec.sides[1]
         w.line()
@@ -185,16 +204,13 @@ class _Renderer:
         beyond = {}
         if spec.results:
             for name, tile, size in zip("ij", position[2:], spec.results):
-                if size % spec.tile:
-                    beyond[name] = f"{linear([(tile, spec.tile), (name, 1)])} >= {size}"
+                beyond[name] = Edge(size, spec.tile).outside(linear([(tile, spec.tile), (name, 1)]))
         looped, places = "ij", ["i", "j"]
         if run is None and any(self.epilogue.wide(op, side, 5) for op in spec.program.operands):
-            run = Run(side, 5, "j", (lambda _: beyond["j"]) if "j" in beyond else None)
+            run = Run(side, 5, "j", (lambda _: beyond["j"]) if beyond.get("j") else None)
             looped, places = "i", ["i", "0"]
         with w.scope():
             for name in looped:
-                w.line("#pragma unroll")
-                w.open(f"for (int {name} = 0; {name} < {side}; ++{name})")
-                if name in beyond:
-                    w.line(f"if ({beyond[name]}) continue;")
+                w.each(name, side)
+                w.leave(beyond.get(name, ""))
             self.epilogue.results([*position, *places], [f"result{self.subscript}[i][j]"], run)

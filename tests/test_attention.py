@@ -15,9 +15,9 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.spec import AttentionSpec, Bound
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.families import FORMS as CODE_FORMS
-from codegen.spec import AttentionSpec, Bound
 from codegen.target import PORTABLE, target
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, check_on_gpu
+from graphs import check_all, check_on_gpu, compile_for
 
 import fusegraph as fg
 from codegen.target import target
@@ -137,6 +137,16 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("arch", ["sm_90a"])
 def test_forms(arch: str) -> None:
     check_all([made(**how) for how in QUICK], arch=arch)
+
+
+def test_values_without_elements() -> None:
+    """NVRTC refuses arrays of no elements, which the compiler for a CPU takes."""
+    graphs = [
+        made(name=f"none{n}", rows=5, keys=6, depth=16, width=0, dtype=dtype, forward=forward, results=3)
+        for n, (dtype, forward) in enumerate([("bfloat16", False), ("float32", True)])
+    ]
+    compile_for("sm_80", graphs)
+    check_all(graphs, arch="sm_80")
 
 
 @pytest.mark.slow

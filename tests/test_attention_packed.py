@@ -14,10 +14,10 @@ from test_attention import BOTTOM, CAUSAL, FORMS, HOPPER, made
 
 import fusegraph as fg
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.declined import Declined
 from codegen.families import FORMS as CODE_FORMS
-from codegen.spec import AttentionSpec
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.lowering import cudnn_attention

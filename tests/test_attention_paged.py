@@ -11,9 +11,10 @@ from graphs import check_all, check_on_gpu
 from test_attention import BOTTOM, FORMS
 
 import fusegraph as fg
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.families import FORMS as CODE_FORMS
-from codegen.spec import AttentionSpec, KernelSource
+from codegen.spec import KernelSource
 from fusegraph.engines.reference import evaluate
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.attention_paged import TABLES

@@ -15,9 +15,9 @@ from test_attention_paged import inputs as paged_inputs
 
 import fusegraph as fg
 from codegen.attention import wgmma_schedule
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.families import FORMS as CODE_FORMS
-from codegen.spec import AttentionSpec
 from codegen.target import target
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs

@@ -15,9 +15,9 @@ from test_attention import written_out
 
 import fusegraph as fg
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.families import FORMS
-from codegen.spec import AttentionSpec
 from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs, run
 

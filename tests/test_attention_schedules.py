@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from test_attention import CAUSAL, HOPPER, QUICK, VARIANTS, made
 
 import codegen
+import fusegraph as fg
+from codegen.attention import backward_mma, backward_simt, mma, simt
 from codegen.attention import wgmma_schedule as attention_wgmma_schedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.target import target
@@ -47,3 +51,30 @@ def test_tiles_of_keys_below_a_diagonal(rows: int, keys: int, causal: bool) -> N
     (kernel,) = plan(graph, choose=by_cost_model(HOPPER)).kernels
     assert isinstance(kernel.choice.schedule, AttentionWgmmaSchedule)
     assert kernel.choice.schedule.keys == keys
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_places_far_apart(pages: bool) -> None:
+    """Where places need 64 bits, none is a product of 32 bits, however few a position's and a stride's own are."""
+    g, far = fg.Graph("far", io_dtype="bfloat16"), (1 << 40, 1 << 30, 1, 1 << 27)
+    q, k, v, loss = (g.tensor(name, (1, heads, 20, 32), strides=far) for name, heads in zip("qkvl", (4, 1, 1, 4)))
+    if pages:
+        k, v = (g.tensor(name, (3, 1, 10, 32), strides=(1 << 29, *far[1:])) for name in ("K", "V"))
+        tables = {f"page_table_{x}": g.tensor(f"table_{x}", (1, 2), "int32") for x in "kv"}
+        g.output(g.sdpa(q, k, v, **tables), name="o")
+    else:
+        o, stats = g.sdpa(q, k, v, generate_stats=True)
+        for name, result in zip(("o", "dQ", "dK", "dV"), (o, *g.sdpa_backward(q, k, v, o, loss, stats))):
+            g.output(result, name=name)
+    forms = {"attention": (mma, simt), "attention_backward": (backward_mma, backward_simt)}
+    found = 0
+    for kernel in plan(g).kernels:
+        for form in forms.get(kernel.group.family, ()):
+            spec = kernel.group.lowered.spec
+            code = form.render(spec, form.schedules(spec, target("sm_80"))[0]).code
+            ints = {x for text in re.findall(r"\bint (\w+ = [^;]*);", code) for x in re.findall(r"(\w+) =", text)}
+            factors = re.findall(r"(\S+) \* \d{9,}", code)
+            assert factors, form.__name__
+            assert not ints & {x.strip("[(") for x in factors}, form.__name__
+            found += 1
+    assert found == (2 if pages else 6)

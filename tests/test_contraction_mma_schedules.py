@@ -17,7 +17,7 @@ import codegen
 import fusegraph as fg
 from codegen import contraction
 from codegen.contraction import mma as contraction_mma
-from codegen.contraction.mma_schedule import MmaSchedule, schedules, shared_bytes
+from codegen.contraction.mma_schedule import MmaSchedule, schedules, staged_bytes
 from codegen.declined import Declined
 from codegen.target import target as named
 from codegen.tile_path import tile_paths
@@ -70,7 +70,7 @@ def test_schedules_fit_the_architecture(arch):
         found = schedules(spec, target)
         assert len(set(found)) == len(found)
         for s in found:
-            assert shared_bytes(tile_paths(spec, s.widen), s) <= target.arch.shared_bytes_per_block
+            assert staged_bytes(tile_paths(spec, s.widen), s) <= target.arch.shared_bytes_per_block
             assert codegen.schedule_from_data(codegen.schedule_data(s)) == s
     large = schedules(spec_of(matmul((4096, 4096), (4096, 4096), "bfloat16").graph), target)[0]
     assert large.tile_m * large.tile_n >= 64 * 64

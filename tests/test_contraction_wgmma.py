@@ -15,10 +15,11 @@ from test_contraction import convolution, matmul, plain, transposed
 import fusegraph as fg
 from codegen import render, schedules, target
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
-from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.contraction.wgmma_layout import Layout, WgmmaSchedule
 from codegen.declined import Declined
 from codegen.tiles import gathered, operand_tiles
 from fusegraph.lowering.base import Options
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
 
 HOPPER = target("sm_90a")
@@ -144,6 +145,22 @@ def test_blocks_go_through_several_tiles():
         )
     )
     passes(cases)
+
+
+def test_sums_of_a_cluster_fit_its_ring():
+    """They would else lie where results of the blocks that are done with theirs are."""
+
+    def three(graph: fg.Graph, y: fg.Tensor) -> None:
+        for n in range(3):
+            graph.output(y * float(n + 2), name=f"y{n}")
+
+    made = plan(matmul((256, 8192), (8192, 256), "bfloat16", epilogue=three).graph, choose=by_cost_model(HOPPER))
+    spec = next(k for k in made.kernels if k.group.family == "contraction").group.lowered.spec
+    shared = [s for s in contraction_wgmma_schedule.schedules(spec, HOPPER) if s.split_k > 1]
+    assert shared
+    for s in shared:
+        ring = Layout(spec, s.operand_tiles(spec), s).ring
+        assert s.tile_m * s.tile_n * spec.products * 4 <= s.stages * ring.stage_bytes
 
 
 @pytest.mark.slow

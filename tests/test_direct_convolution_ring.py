@@ -17,11 +17,10 @@ from codegen import PORTABLE, best_schedule, render, schedules, target
 from codegen.direct_convolution.ring_schedule import (
     MAX_SUMS,
     RingSchedule,
-    ring_bytes,
+    ring_buffer,
     ring_copy,
     ring_cycles,
     ring_schedules,
-    ring_shape,
 )
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.spec import KernelSource
@@ -155,7 +154,7 @@ def test_schedules_fit_and_cover_the_machine(dtype):
             assert costs == sorted(costs)
             assert costs[0] < float("inf")
             for s in found:
-                assert ring_bytes(spec, s) <= HOPPER.arch.shared_bytes_per_block
+                assert ring_buffer(spec, s).bytes <= HOPPER.arch.shared_bytes_per_block
                 assert s.threads <= 1024
                 assert s.channels % s.copy == 0 == s.threads % (s.channels // s.copy)
                 assert s.rows * s.cols * s.vector <= MAX_SUMS
@@ -207,4 +206,4 @@ def test_candidates_compile_without_spills(dtype):
         sources = [render(spec, s) for s in tried]
         for s, kernel in zip(tried, nvrtc.compile_kernels(sources, "sm_90a", cache=default_cache())):
             assert kernel.spill_bytes == 0, s
-            assert ring_shape(spec, s)[0] > s.rows
+            assert ring_buffer(spec, s).stages > s.rows

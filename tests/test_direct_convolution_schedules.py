@@ -20,8 +20,8 @@ from codegen.direct_convolution.schedule import (
     ChannelsSchedule,
     PlanesSchedule,
     best_tiled_schedule,
+    buffers,
     fits,
-    shared_bytes,
     tile_sizes,
 )
 from codegen.direct_convolution.spec import DirectConvolutionSpec
@@ -80,12 +80,12 @@ def test_the_best_schedule_fits(layout, dtype):
         s = best_tiled_schedule(spec)
         assert isinstance(s, ChannelsSchedule if layout == "channels_last" else PlanesSchedule)
         assert fits(spec) is None
-        assert shared_bytes(spec, s) <= SHARED_LIMIT
+        assert buffers(spec, s).bytes <= SHARED_LIMIT
         assert 64 <= s.threads <= 256
         # What shared memory a kernel declares is what the schedule says.
         arrays = re.findall(r"__shared__ (?:__align__\(16\) )?(\w+) \w+((?:\[\d+\])+);", rendered(spec, s).code)
         declared = [_size(ctype) * prod(map(int, re.findall(r"\d+", sizes))) for ctype, sizes in arrays]
-        assert sum(declared) == shared_bytes(spec, s)
+        assert sum(declared) == buffers(spec, s).bytes
 
 
 def _size(ctype: str) -> int:

@@ -69,7 +69,7 @@ def test_names_are_chosen_when_the_kernel_is_written() -> None:
     w.line(comment("a user's ʘrowǀǀ0ʘ"))
     w.line(f"// {x} lies here")
     w.line(f"{vector} = at_{x}[row] + shared.row_2 + {again}; // row_3")
-    assert w.text() == (
+    assert names.chosen(w.lines) == (
         "const int row = threadIdx.x, row_2_at = row;\n"
         "// a user's ?row??0?\n"
         "// row_2 lies here\n"
@@ -80,4 +80,5 @@ def test_names_are_chosen_when_the_kernel_is_written() -> None:
 def test_a_name_made_of_another_resembles_it() -> None:
     names, w = Names(), Writer()
     w.line(f"{(x := names.unique('my tensor'))} = {names.unique(x, '_map')};")
-    assert w.text() == "my_tensor = my_tensor_map;\n"
+    w.line(f"{names.unique('aʘb')} = {names.unique(f'{x} parts')};")
+    assert names.chosen(w.lines) == "my_tensor = my_tensor_map;\na_b = my_tensor_2;\n"

@@ -12,8 +12,9 @@ from graphs import check_all
 import fusegraph as fg
 from codegen import best_schedule
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.spec import AttentionSpec
 from codegen.declined import Declined
-from codegen.spec import AttentionSpec, ContractionSpec
+from codegen.spec import ContractionSpec
 from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.lowering.attention_prologue import prologues_of

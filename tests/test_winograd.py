@@ -13,8 +13,7 @@ from kernel_cases import Case, check_cases, rendered
 
 import codegen
 import fusegraph as fg
-from codegen.direct_convolution.spec import WinogradSpec
-from codegen.winograd import WinogradSchedule
+from codegen.winograd import WinogradSchedule, WinogradSpec
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.errors import AttributeValueError, WorkspaceError
 from fusegraph.lowering.base import Options

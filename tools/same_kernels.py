@@ -6,7 +6,8 @@ python tools/same_kernels.py BASE HEAD --arch sm_90a --only '^conv'
 Every workload of the benchmarks, the torch models and the examples is planned and rendered at both, for sm_80, sm_90a
 and sm_120.  Kernels are compared in the order in which they run: launch, source and headers; if these differ, also
 the cubins, with the kernel renamed to one name.  "identical" means the same text, "renamed" another text but the same
-cubin, "changed" another cubin or launch.  Needs no GPU.  Exits with 1 if a kernel changed, is missing or is new.
+cubin, "with less shared memory" the same cubin launched with fewer bytes of it, "changed" another cubin or launch.
+Needs no GPU.  Exits with 1 if a kernel changed, is missing or is new.
 """
 
 from __future__ import annotations
@@ -190,12 +191,22 @@ def _compare(before: Mapping[tuple[str, str], Any], after: Mapping[tuple[str, st
     with ProcessPoolExecutor(jobs) as pool:
         cubins = pool.map(_both, [(key[1], x, y) for key, x, y in unequal])
         for (key, x, y), same in zip(unequal, cubins):
-            counts["renamed" if same and x["launch"] == y["launch"] else "changed"] += 1
-            if not same or x["launch"] != y["launch"]:
+            what = _compared(x, y) if same else "changed"
+            counts[what] += 1
+            if what == "changed":
                 print(f"{_called(key)}: {x['name']} changed")
                 print("\n".join(f"    {line}" for line in list(_difference(x, y))[:24]))
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())) or "no kernels")
     return int(bool(counts["changed"] or counts["workloads with other kernels"]))
+
+
+def _compared(x: Kernel, y: Kernel) -> str:
+    """Returns what a kernel of the same cubin is called, by its launch."""
+    if x["launch"] == y["launch"]:
+        return "renamed"
+    before, after = (int(one["launch"]["dynamic_shared_bytes"]) for one in (x, y))
+    alike = {**x["launch"], "dynamic_shared_bytes": str(after)} == y["launch"]
+    return "with less shared memory" if alike and after < before else "changed"
 
 
 def _called(key: tuple[str, str]) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from codegen.attention import mma, simt, wgmma, wgmma_schedule
 from codegen.attention.mma import AttentionMmaSchedule
 from codegen.attention.simt import AttentionSimtSchedule
+from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.family import Family, Form
-from codegen.spec import AttentionSpec
 
 
 def _coarse_wgmma(spec: AttentionSpec, schedule: AttentionWgmmaSchedule) -> int | None:

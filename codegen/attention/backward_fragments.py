@@ -8,16 +8,19 @@ row_dot, numbers of the thread's rows if those are queries.
 
 from __future__ import annotations
 
-from math import e, log2
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from codegen.attention.backward_scores import BackwardScores
 from codegen.attention.backward_spec import AttentionBackwardSpec
+from codegen.attention.fragments import SCORE
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import guard, stored
+from codegen.attention.spec import AttentionSpec
+from codegen.buffers import Edge
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
-from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec
+from codegen.kernel import Kernel
+from codegen.naming import Names
 
 #: Bits of a word; registers for the keys of Philox's ten rounds, which are computed before the loop over tiles.
 BITS, KEYS = 32, 20
@@ -34,42 +37,23 @@ class BackwardFragments(BackwardScores):
     """Tiles of ``height`` rows, of which ``group`` from ``top`` on are looked at together, and ``width`` columns."""
 
     def __init__(
-        self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int, top: str, group: int
+        self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int, top: str, group: int
     ) -> None:
         super().__init__(w, spec, names, height, width)
         self.top, self.group, self.element_type = top, group, spec.attention.q.dtype.ctype
         #: the random numbers of the weight, which probabilities and products with the loss share
-        self.random: RandomWords | None = None
-        if self.weight is not None:
-            self.random = random_words(self.weight.program)
+        self.random = None if self.weight is None else random_words(self.weight.program)
         if self.weight is not None and self.random is not None:
             bit = f"kept[(j + f * 2 + e) / {BITS}] >> (j + f * 2 + e) % {BITS} & 1"
             self.weight.known[Result(self.random.compared)] = bit
 
-    def unit(self) -> None:
-        self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
-
-    def lse_of(self, name: str, query: str, exists: str) -> str:
-        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
-        exist.
-        """
-        op = self.whole.lse
-        text = f"{literal(log2(e), 'float')} * {_as_float(op, f'{name}[{self.offset(op, query)}]')}"
-        text = f"attention::lse({text})" if self.whole.guarded else text
-        return f"{exists} ? {text} : infinity<float>()" if exists else text
-
-    def row_dot_of(self, name: str, query: str, exists: str) -> str:
-        op = self.whole.row_dot
-        text = _as_float(op, f"{name}[{self.offset(op, query)}]")
-        return f"{exists} ? {text} : 0.0f" if exists else text
-
     def row_numbers(self, lse: str, row_dot: str) -> None:
         """Writes lse and row_dot of the thread's rows, which are queries."""
-        w, spec = self.w, self.whole
+        w = self.w
         w.line("float lse[2], row_dot[2];")
         with w.unrolled("for (int f = 0; f < 2; ++f)"):
             w.line(f"const {self.t} m = r0 + row + f * 8;")
-            exists = f"m < {spec.rows}" if spec.rows % self.height else ""
+            exists = self.row_tiles.inside("m")
             w.line(f"lse[f] = {self.lse_of(lse, 'm', exists)};")
             w.line(f"row_dot[f] = {self.row_dot_of(row_dot, 'm', exists)};")
 
@@ -94,15 +78,11 @@ class BackwardFragments(BackwardScores):
             self.by_tile(lambda: self.unbroken(self.top, self.group), self._tile)
 
     def _tile(self, inside: bool) -> None:
-        w = self.w
-        with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
-            w.line(f"const {self.t} m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;")
-            self.element("m", "n", "s[j + f * 2 + e]", inside=inside, count=2)
-            for k in range(2):
-                w.line(f"s[j + f * 2{f' + {k}' if k else ''}] = score[{k}];")
+        with self.neighbours("m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2"):
+            self.score("m", "n", SCORE, inside=inside)
+            self.keep("s", "score")
             if self.whole.sloped:
-                for k in range(2):
-                    w.line(f"slope[j + f * 2{f' + {k}' if k else ''}] = slope_of[{k}];")
+                self.keep("slope", "slope_of")
 
     def random_state(self) -> None:
         """Writes the bits that say which elements of a tile are kept."""
@@ -151,78 +131,68 @@ class BackwardFragments(BackwardScores):
                         w.line(f"bits |= uint32({value}) << (j + f * 2 + e);")
             w.line("kept[word] = bits;")
 
-    def _weigh(self, tile: str, values: str, *results: str) -> None:
-        """Writes the weight of a tile's ``values``, two neighbours at a time, and then ``results``.
-
-        These are statements that use the vector ``weighted``.
+    @contextmanager
+    def _weighted(self, tile: str, values: str) -> Iterator[None]:
+        """Writes the weight of a tile's ``values``, two neighbours at a time, around what uses the vector
+        ``weighted``.
         """
-        w = self.w
         assert self.weight is not None
         program = self.weight.program
         drawn = None if self.random is None else self.random.compared
         others = [v for k, i in enumerate(program.instructions) if k != drawn for v in i.args]
-        with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
-            if any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others):
-                w.line(f"const {self.t} m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2;")
-            self.weigh("m", "n", f"{values}[j + f * 2 + e]", count=2)
-            for line in results:
-                w.line(line)
+        placed = any(any(op.strides) for op in program.loads) or any(isinstance(v, Index) for v in others)
+        place = f"m = r0 + row + f * 8, n = {tile} * {self.width} + j * 2 + lane % 4 * 2"
+        with self.neighbours(place if placed else ""):
+            self.weigh("m", "n", f"{values}[j + f * 2 + e]")
+            yield
+
+    def _by_query(self, numbers: str, pointer: str, statement: Callable[[str, str], str]) -> None:
+        """Writes a statement for each of a thread's elements, given its index and the number of its query.
+
+        That is one of ``numbers``, those of rows; or, where columns are queries, of those that ``pointer`` points to.
+        """
+        w, count = self.w, self.width // 2
+        if self.whole.queries:
+            w.unrolled_line(f"for (int i = 0; i < {count}; ++i) {statement('i', f'{numbers}[i / 2 % 2]')}")
+            return
+        with w.unrolled(f"for (int j = 0; j < {count}; j += 4)"):
+            w.line(f"const auto x = load_shared<2>({pointer} + j * 2 + lane % 4 * 2);")
+            w.unrolled_line(f"for (int i = 0; i < 4; ++i) {statement('j + i', 'x[i % 2]')}")
 
     def probabilities(self, tile: str, lse: str) -> None:
         """Writes the probabilities of a tile's products; where columns are queries, ``lse`` points to the tile's
         numbers.
         """
-        w = self.w
+        w, element = self.w, self.element_type
         if not self.trivial:
             w.line(f"scores({tile});")
-        if self.whole.queries:
-            line = "s[i] = math::fast_exp2(unit * s[i] - lse[i / 2 % 2]);"
-            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) {line}")
-        else:
-            with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
-                w.line(f"const auto x = load_shared<2>({lse} + j * 2 + lane % 4 * 2);")
-                w.unrolled_line("for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);")
+        self._by_query("lse", lse, lambda i, x: f"s[{i}] = math::fast_exp2(unit * s[{i}] - {x});")
         if self.whole.second is None:
             return
         if self.weight is None:
-            w.line(f"attention::round_to_fragments<{self.element_type}>(s, factor);")
-        else:
-            pair = f"attention::pair<{self.element_type}>(weighted[0], weighted[1])"
-            self._weigh(tile, "s", f"factor[j / 8][j / 2 % 4 + f] = {pair};")
+            w.line(f"attention::round_to_fragments<{element}>(s, factor);")
+            return
+        with self._weighted(tile, "s"):
+            w.line(f"factor[j / 8][j / 2 % 4 + f] = attention::pair<{element}>(weighted[0], weighted[1]);")
 
-    def gradients(self, tile: str, row_dot: str, by_scores: str, factor: str, ready: str = "") -> None:
-        """Writes the gradients of the products with the loss, then operands A, once the statement ``ready``
-        has waited.
-        """
+    def gradients(
+        self, tile: str, row_dot: str, by_scores: str, factor: str, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """Writes the gradients of the products with the loss, then, behind what ``ready`` writes, operands A."""
         w, spec = self.w, self.whole
         if self.weight is not None:
-            self._weigh(tile, "d", "d[j + f * 2] = weighted[0];", "d[j + f * 2 + 1] = weighted[1];")
-        if spec.queries:
-            w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] = s[i] * (d[i] - row_dot[i / 2 % 2]);")
-        else:
-            with w.unrolled(f"for (int j = 0; j < {self.width // 2}; j += 4)"):
-                w.line(f"const auto x = load_shared<2>({row_dot} + j * 2 + lane % 4 * 2);")
-                w.unrolled_line("for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);")
+            with self._weighted(tile, "d"):
+                self.keep("d", "weighted")
+        self._by_query("row_dot", row_dot, lambda i, x: f"d[{i}] = s[{i}] * (d[{i}] - {x});")
         if spec.by_scores is not None:
-            op, a = spec.by_scores, self.spec
-            with w.unrolled(f"for (int i = 0; i < {self.width // 2}; ++i)"):
-                n = f"{tile} * {self.width} + i / 4 * 8 + lane % 4 * 2 + i % 2"
-                w.line(f"const {self.t} m = r0 + row + i / 2 % 2 * 8, n = {n};")
-                condition = guard((a.rows, a.keys), (self.height, self.width))
-                w.line(f"{condition}{by_scores}[{self.offset(op, 'm', 'n')}] = {stored(op, 'd[i]', 'float')};")
+            self.store_sums(by_scores, spec.by_scores, "r0", self.key_tiles, lambda i: f"d[{i}]", tile)
         if spec.sloped:
             w.unrolled_line(f"for (int i = 0; i < {self.width // 2}; ++i) d[i] *= slope[i];")
         if spec.first is not None:
-            if ready:
-                w.line(ready)
+            ready()
             w.line(f"attention::round_to_fragments<{self.element_type}>(d, {factor});")
 
     def store(self, sums: str, op: Operand, name: str, elements: int, width: int, factor: float) -> None:
         """Writes the store of sums from registers."""
         times = "" if factor == 1 else f"{literal(factor, 'float')} * "
-        extents, tile = (self.whole.rows, elements), (self.height, width)
-        self.store_sums(name, op, "r0", extents, tile, lambda i: f"{times}{sums}[{i}]")
-
-
-def _as_float(op: Operand, text: str) -> str:
-    return text if op.dtype.ctype == "float" else f"convert<float>({text})"
+        self.store_sums(name, op, "r0", Edge(elements, width), lambda i: f"{times}{sums}[{i}]")

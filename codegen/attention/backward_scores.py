@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import e, log2
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
-from codegen.epilogue import Epilogue, Run
-from codegen.expr import Operand, Program, Store
-from codegen.iteration import extent, index_type, linear, negated
-from codegen.naming import Names, Writer
-from codegen.spec import Bound
+from codegen.attention.spec import Bound
+from codegen.buffers import Edge, every
+from codegen.expr import Operand, literal
+from codegen.iteration import extent
+from codegen.kernel import Kernel, converted
+from codegen.naming import Names
 
 #: C variables of what ranges say of a tile's rows: see `BackwardScores`.
 INTERVALS = ("low", "high", "begin", "end")
@@ -28,22 +30,39 @@ def own_ranges(spec: AttentionBackwardSpec) -> tuple[Bound, ...]:
 
 
 def without_places(spec: AttentionBackwardSpec) -> AttentionBackwardSpec:
-    """Returns the same spec with programs whose stores are registers, and with its own ranges alone.
-
-    If it has no other ranges, ``inside`` is where none of them is broken.
-    """
+    """Returns the same spec with its own ranges alone; if it has no others, ``inside`` is where none is broken."""
     a, own = spec.attention, own_ranges(spec)
     if len(own) == len(a.ranges):
         a = replace(a, inside=a.within, inside_loads=a.within_loads)
-    nowhere = (0,) * (len(a.batch) + 2)
+    return replace(spec, attention=replace(a, ranges=own))
 
-    def moved(program: Program) -> Program:
-        stores = tuple(Store(replace(s.operand, strides=nowhere), s.value) for s in program.stores)
-        return replace(program, stores=stores)
 
-    weight = None if a.weight is None else moved(a.weight)
-    a = replace(a, program=moved(a.program), inside=moved(a.inside), within=moved(a.within))
-    return replace(spec, attention=replace(a, weight=weight, ranges=own))
+@dataclass(frozen=True)
+class Sums:
+    """What is added up for a result, whose rows have so many elements: products of gradients or of probabilities.
+
+    name     the C variable of the sums.
+    factors  what is multiplied with a tile, of those that are brought the one of this number.
+    written  the C name of the result, which is the sums times a number.
+    """
+
+    name: str
+    factors: str
+    tile: int
+    operand: Operand
+    written: str
+    elements: int
+    times: float
+
+
+def sums(spec: AttentionBackwardSpec, written: Sequence[str]) -> list[Sums]:
+    """Returns the sums of a spec's results that have elements, given the C names of what is written."""
+    a, names, found = spec.attention, iter(written), []
+    if spec.first is not None:
+        found.append(Sums("by_s", "d", 0, spec.first, next(names), a.depth, spec.factor))
+    if spec.second is not None:
+        found.append(Sums("by_p", "s", 1, spec.second, next(names), a.width, 1.0))
+    return [x for x in found if x.elements]
 
 
 class BackwardScores(Scores):
@@ -54,35 +73,32 @@ class BackwardScores(Scores):
     on, and every column from begin to end - 1.
     """
 
-    def __init__(self, w: Writer, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
-        self.whole, self.height, self.width = spec, height, width
+    whole: AttentionBackwardSpec
+
+    def __init__(self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
+        self.height, self.width = height, width
         #: whether keys that do not exist count, too, when it is asked which tiles meet
         self.whole_tiles = False
         super().__init__(w, spec.attention, names, width if spec.queries else height)
-        if not spec.queries:
+        self.whole = spec
+        self.turned, self.row_tiles = not spec.queries, Edge(spec.attention.rows, height if spec.queries else width)
+        if self.turned:
             self.ragged = False  # what becomes of keys that do not exist is not stored
         self.ranged = bool(spec.attention.ranges)
         #: whether ranges that give intervals are all there are, so that begin and end matter
         self.settled = self.ranged and spec.attention.inside == spec.attention.within
         self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
-        for epilogue in (self.edge, self.inner):
-            epilogue.pointers.stores = ["score", "slope_of"][: 1 + spec.sloped]
-        if self.weight is not None:
-            self.weight.pointers.stores = ["weighted"]
+        self.starts |= {"slope_of": ""} if spec.sloped else {}
 
-    def _reach(self) -> bool:
+    def _places(self) -> list[int]:
         a, spec = self.spec, self.whole
-        sizes = {"q": (a.rows, a.depth), "k": (a.keys, a.depth), "v": (a.keys, a.width), "out": (a.rows, a.width)}
-        places = [extent((*a.batch, *size), getattr(a, key).strides) for key, size in sizes.items()]
-        own: list[tuple[Operand | None, tuple[int, int]]] = [
-            (spec.first, (spec.rows, a.depth)),
-            (spec.second, (spec.rows, a.width)),
-            (spec.by_scores, (a.rows, a.keys)),
-        ]
-        places += [extent((*a.batch, *size), op.strides) for op, size in own if op is not None]
-        places += [extent((*a.batch, a.rows), op.strides) for op in (spec.lse, spec.row_dot)]
-        places += [extent(a.space, op.strides) for op in a.loads]
-        return index_type(*(2 * n for n in places)) == "uint32"
+        of_queries, of_keys = ((*a.batch, n) for n in (a.rows, a.keys))
+        own = of_queries if spec.queries else of_keys
+        spaces = [((*of_queries, a.depth), a.q), ((*of_keys, a.depth), a.k), ((*of_keys, a.width), a.v)]
+        spaces += [((*of_queries, a.width), a.out), (of_queries, spec.lse), (of_queries, spec.row_dot)]
+        results = ((*own, a.depth), spec.first), ((*own, a.width), spec.second), (a.space, spec.by_scores)
+        spaces += [(space, op) for space, op in results if op is not None]
+        return [extent(space, op.strides) for space, op in (*spaces, *((a.space, op) for op in a.loads))]
 
     @property
     def plain(self) -> bool:
@@ -95,18 +111,14 @@ class BackwardScores(Scores):
             return
         w, a, spec = self.w, self.spec, self.whole
         queries, total = spec.queries, spec.cols
-        ranges = Ranges(w, a, self.batch, self.edge.pointers.loads)
+        ranges = self.ranges()
         w.line(f"int {', '.join(f'{x} = {n}' for x, n in zip(INTERVALS, (0, total, 0, total)))};")
         with w.block(""):
             ranges.tile("r0", self.height, of_keys=not queries)
             for n, bound in enumerate(a.ranges):
-                most, least = (ranges.sum(n, most=x, rows=queries, keys=not queries) for x in (True, False))
-                if (bound.key if queries else bound.row) > 0:  # column + sum >= 0
-                    for name, text in (("low", most), ("begin", least)):
-                        w.line(f"{name} = max({name}, int(min(max({negated(text)}, int64(0)), int64({total}))));")
-                else:
-                    for name, text in (("high", most), ("end", least)):
-                        w.line(f"{name} = min({name}, int(min(max({text} + 1, int64(0)), int64({total}))));")
+                for most, names in ((True, INTERVALS[:2]), (False, INTERVALS[2:])):
+                    rest = ranges.sum(n, most=most, rows=queries, keys=not queries)
+                    self._limit(bound.key if queries else bound.row, rest, *names, total)
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
         if self.ranged:
@@ -119,104 +131,28 @@ class BackwardScores(Scores):
         if spec.queries:
             self.keys_met("r0", self.height)
             return
-        a, w = self.spec, self.w
-        tiles = -(-a.rows // self.width)
-        ragged = a.keys % self.height and not self.whole_tiles
-        ends = f"min(r0 + {self.height - 1}, {a.keys - 1})" if ragged else f"r0 + {self.height - 1}"
-
-        def most(number: int, sign: int = 1) -> str:
-            """Returns the largest key * j + start of the keys; with ``sign`` -1, its negative."""
-            bound = a.bounds[number]
-            terms, constant = self._start(number, bound)
-            if bound.key:
-                terms = [(f"({ends})" if bound.key > 0 else "r0", bound.key), *terms]
-            return linear([(text, sign * step) for text, step in terms], sign * constant)
-
-        starts: list[str] = []
-        stops: list[str] = []
-        rest = []
-        for n, bound in enumerate(a.bounds):
-            if bound.row > 0:
-                starts.append(f"max(0, {most(n, -1)}) / {self.width}")
-            elif bound.row < 0:
-                stops.append(f"max(0, {most(n)} + {self.width}) / {self.width}")
-            else:
-                rest.append(f"{most(n)} < 0")
-        self.of_ranges(self.height, starts, stops)
-        first, last = "0", str(tiles)
-        for text in starts:
-            first = f"max({first}, {text})" if first != "0" else text
-        for text in stops:
-            last = f"min({last}, {text})"
-        if rest:
-            last = f"{' || '.join(rest)} ? 0 : {last}"
-        w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
+        first, last = self._range("r0", self.key_tiles, self.row_tiles, keys=True, whole=self.whole_tiles)
+        self.w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
 
     def unbroken(self, top: str, group: int) -> str:
         """Returns the C condition that ``group`` rows from ``top`` on and a tile of columns break no bound and no
         range.
         """
-        if self.whole.queries:
-            bounds = self.inside(top, group, "c0")
-        else:
-            self.keys = group
-            bounds = self.inside("c0", self.width, top)
-        ranges = [f"c0 >= begin && c0 + {self.width} <= end"] if self.settled else []
-        return " && ".join([bounds] * bool(bounds) + ranges)
+        rows, columns = (top, group), ("c0", self.width)
+        bounds = self.inside(*columns, *rows) if self.turned else self.inside(*rows, *columns)
+        return every(bounds, f"c0 >= begin && c0 + {self.width} <= end" if self.settled else "")
 
-    def element(self, row: str, col: str, product: str, *, inside: bool, count: int) -> None:
-        """Writes ``score``, and ``slope_of`` if it is not 1, of ``count`` columns from ``col`` on; ``product`` is C
-        text.
+    def lse_of(self, name: str, query: str, exists: str) -> str:
+        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
+        exist.
         """
-        starts = {"score": f"-infinity<{self.spec.program.real}>()", **({"slope_of": ""} if self.whole.sloped else {})}
-        guarded = not inside and self.ragged
-        self._evaluate(self.inner if inside else self.edge, starts, row, col, product, guarded=guarded, count=count)
+        op, real = self.whole.lse, self.spec.program.real
+        text = f"{literal(log2(e), real)} * {converted(op, f'{name}[{self.offset(op, query)}]', real)}"
+        text = f"attention::lse({text})" if self.whole.guarded else text
+        return f"{exists} ? {text} : infinity<{real}>()" if exists else text
 
-    def weigh(self, row: str, col: str, value: str, *, count: int) -> None:
-        """Writes ``weighted``, what becomes of probabilities or of products with the loss: see `element`."""
-        assert self.weight is not None
-        guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
-        self._evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
-
-    def _evaluate(
-        self,
-        epilogue: Epilogue,
-        starts: Mapping[str, str],
-        row: str,
-        col: str,
-        value: str,
-        *,
-        guarded: bool,
-        count: int,
-    ) -> None:
-        """Writes a program on ``count`` values.
-
-        ``starts`` are the C variables of its results, and, if keys may not exist (``guarded``), their values for such
-        keys.
-        """
-        w, a, spec, real = self.w, self.spec, self.whole, self.spec.program.real
-        of_rows, of_keys = (any(op.strides[axis] for op in epilogue.program.loads) for axis in (-2, -1))
-        m, n = (row, col) if spec.queries else (col, row)
-        if spec.queries:
-            if spec.rows % self.height and of_rows:
-                m = f"min({m}, {self.t}({a.rows - 1}))"
-        elif spec.rows % self.height and of_keys:
-            n = f"min({n}, {self.t}({a.keys - 1}))"
-        if count == 1:
-            every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
-            w.line(f"{real} {', '.join(every)};")
-            with w.block(f"if ({n} < {a.keys})", when=guarded):
-                if not spec.queries and a.rows % self.width and of_rows:
-                    m = f"min({m}, {self.t}({a.rows - 1}))"
-                epilogue.results([*self.batch, m, n], [value])
-            return
-        for name, start in starts.items():
-            begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
-            w.line(f"Vector<{real}, {count}> {name}{begin if guarded else ''};")
-        along = len(a.batch) + int(spec.queries)
-        missing = (lambda e: f"{n} + {e} >= {a.keys}") if guarded else None
-        clamped = None
-        if not spec.queries and a.rows % self.width and of_rows:
-            missing, clamped = (lambda e: f"{m} + {e} >= {a.rows}"), f"min({m} + e, {self.t}({a.rows - 1}))"
-        run = Run(count, along, "e", missing, clamped)
-        epilogue.results([*self.batch, m, n], [value], run, staged=list(starts))
+    def row_dot_of(self, name: str, query: str, exists: str) -> str:
+        """Returns the C expression of the row_dot of a query; 0 if it does not exist."""
+        op, real = self.whole.row_dot, self.spec.program.real
+        text = converted(op, f"{name}[{self.offset(op, query)}]", real)
+        return f"{exists} ? {text} : {literal(0.0, real)}" if exists else text

@@ -7,20 +7,22 @@ elements of the results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import e, log2, prod
+from math import prod
 
-from codegen.attention.backward_scores import BackwardScores, without_places
+from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.scores import guard, kernel_details, stored
-from codegen.buffers import Buffer, Buffers
+from codegen.attention.scores import stored
+from codegen.attention.simt import LANES, WARPS, add_products, columns_of_lane, multiply, rows_of_warp
+from codegen.attention.tiles import Tiles, backward_sources
+from codegen.buffers import Buffer, Buffers, Edge, guard
 from codegen.declined import Declined
-from codegen.expr import Operand, literal
+from codegen.expr import literal
 from codegen.family import Schedule
-from codegen.kernel import Kernel, converted, parameter
+from codegen.kernel import Kernel
 from codegen.spec import KernelSource
 from codegen.target import Target
 
-WARPS, LANES = 4, 32
+THREADS = WARPS * LANES
 #: Most bytes of shared memory of a block, and most elements of results of a thread.
 MOST_SHARED, MOST_ELEMENTS = 96 << 10, 64
 
@@ -38,13 +40,13 @@ class AttentionBackwardSimtSchedule(Schedule):
 
 def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardSimtSchedule) -> Buffers:
     """Returns what a block has in shared memory."""
-    real, deep, wide = spec.program.real, spec.attention.depth, spec.attention.width
+    real, a = spec.program.real, spec.attention
+    held, brought = (("queries", "losses"), ("keys", "values"))[:: 1 if spec.queries else -1]
+    sizes, note = (a.depth, a.width), "a column is spread over all banks"
     return Buffers(
         (
-            Buffer("held_first", real, (s.height, deep)),
-            Buffer("held_second", real, (s.height, wide)),
-            Buffer("other_first", real, (LANES, deep), pad=1, note="a column is spread over all banks"),
-            Buffer("other_second", real, (LANES, wide), pad=1),
+            *(Buffer(name, real, (s.height, n)) for name, n in zip(held, sizes)),
+            *(Buffer(name, real, (LANES, n), pad=1, note=note) for name, n in zip(brought, sizes)),
         )
     )
 
@@ -69,87 +71,56 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule)
 
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardSimtSchedule) -> None:
-        self.spec, self.s, self.a = spec, schedule, spec.attention
+        self.spec, self.s, self.a, self.real = spec, schedule, spec.attention, spec.program.real
         self.w = Kernel(spec.name)
-        self.names = self.w.names
-        q, k, v, loss, self.lse, self.row_dot = (self.names.unique(op.name) for op in spec.arguments)
-        self.held, self.brought = ((q, loss), (k, v)) if spec.queries else ((k, v), (q, loss))
-        self.scores = BackwardScores(self.w, spec, self.names, schedule.height, LANES)
-        self.written = [self.names.unique(op.name) for op in spec.written]
-        self.arguments = [q, k, v, loss, self.lse, self.row_dot]
-        self.real = spec.program.real
-        self.deep, self.wide = (-(-n // LANES) for n in (self.a.depth, self.a.width))
+        self.arguments = [self.w.names.unique(op.name) for op in spec.arguments]
+        self.scores = BackwardScores(self.w, spec, self.w.names, schedule.height, LANES)
+        self.written = [self.w.names.unique(op.name) for op in spec.written]
+        self.sums = sums(spec, self.written)
+        self.held, self.brought = backward_sources(spec, self.arguments)
+        self.tiles = Tiles(self.w, self.scores, self.real)
 
     def render(self) -> KernelSource:
-        w, s, spec, a, real = self.w, self.s, self.spec, self.a, self.real
-        program = a.program
-        details = [
-            *kernel_details(a),
-            f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others",
-        ]
-        w.parameters += [parameter(op, name) for op, name in zip(spec.arguments, self.arguments)]
-        w.parameters += self.scores.parameters()
-        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
         w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
-        w.line(f"const {real} unit = {literal(a.scale * log2(e), real)};  // of a score, to base 2")
-        tiles = -(-spec.rows // s.height)
+        scores.unit()
+        tiles = Edge(spec.rows, s.height).tiles
         w.line(f"const int r0 = blockIdx.x % {tiles} * {s.height};")
-        self.scores.coordinates(f"(blockIdx.x / {tiles})", spec.batch)
-        self.scores.scalars()
-        self._fill("held_first", spec.held[0], self.held[0], "r0", s.height, spec.rows, a.depth)
-        self._fill("held_second", spec.held[1], self.held[1], "r0", s.height, spec.rows, a.width)
-        for name, there, each in (("by_s", spec.first, self.deep), ("by_p", spec.second, self.wide)):
-            if there is not None:
-                w.line(f"{real} {name}[{s.rows}][{each}] = {{}};")
+        scores.coordinates(f"(blockIdx.x / {tiles})", spec.batch)
+        scores.scalars()
+        for source in self.held:
+            self.tiles.fill(source, "r0", THREADS)
+        for x in self.sums:
+            w.line(f"{real} {x.name}[{s.rows}][{-(-x.elements // LANES)}] = {{}};")
         if spec.queries:
             w.line(f"{real} lse[{s.rows}], row_dot[{s.rows}];")
             with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
                 self._numbers("lse[r]", "row_dot[r]", "r0 + row + r")
-        self.scores.intervals()
+        scores.intervals()
         head = f"b{len(a.batch) - 1}"
-        with w.block(f"for (int {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
-            self.scores.bound_numbers()
-            self.scores.met()
+        with w.block(f"for ({scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            scores.bound_numbers()
+            scores.met()
             with w.block("for (int tile = first; tile < last; ++tile)"):
                 w.line(f"const int c0 = tile * {LANES};")
                 w.line("__syncthreads();  // the tile before has been used")
-                self._fill("other_first", spec.brought[0], self.brought[0], "c0", LANES, spec.cols, a.depth)
-                self._fill("other_second", spec.brought[1], self.brought[1], "c0", LANES, spec.cols, a.width)
+                for source in self.brought:
+                    self.tiles.fill(source, "c0", THREADS)
                 w.line("__syncthreads();")
                 self._tile()
         self._results()
-        return w.source(
-            program,
-            details,
-            blocks=tiles * prod(spec.batch),
-            threads=WARPS * LANES,
-            barriers=True,
-            arguments=range(len(w.parameters)),
-        )
+        detail = f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others"
+        blocks = tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=THREADS)
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""
-        w, spec, real = self.w, self.spec, self.real
-        w.line(f"const {self.scores.t} x = {query};")
-        unit = literal(log2(e), real)
-        one = converted(spec.lse, f"{self.lse}[{self.scores.offset(spec.lse, 'x')}]", real)
-        other = converted(spec.row_dot, f"{self.row_dot}[{self.scores.offset(spec.row_dot, 'x')}]", real)
-        one = f"attention::lse({unit} * {one})" if spec.guarded else f"{unit} * {one}"
-        if self.a.rows % (self.s.height if spec.queries else LANES):
-            one = f"x < {self.a.rows} ? {one} : infinity<{real}>()"
-            other = f"x < {self.a.rows} ? {other} : {real}(0)"
-        w.line(f"{lse} = {one};")
-        w.line(f"{row_dot} = {other};")
-
-    def _fill(self, what: str, op: Operand, name: str, first: str, size: int, total: int, elements: int) -> None:
-        w = self.w
-        with w.block(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})"):
-            w.line(f"const {self.scores.t} x = {first} + i / {elements}, y = i % {elements};")
-            place = self.scores.offset(op, "x", "y")
-            value = converted(op, f"{name}[{place}]", self.real)
-            value = value if total % size == 0 else f"x < {total} ? {value} : {self.real}(0)"
-            w.line(f"shared.{what}[i / {elements}][y] = {value};")
+        w, scores, names = self.w, self.scores, self.arguments[4:]
+        exists = Edge(self.a.rows, self.s.height if self.spec.queries else LANES).inside("x")
+        w.line(f"const {scores.t} x = {query};")
+        w.line(f"{lse} = {scores.lse_of(names[0], 'x', exists)};")
+        w.line(f"{row_dot} = {scores.row_dot_of(names[1], 'x', exists)};")
 
     def _tile(self) -> None:
         w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
@@ -157,14 +128,11 @@ class _Renderer:
             w.line(f"{real} lse, row_dot;")
             with w.block(""):
                 self._numbers("lse", "row_dot", "c0 + lane")
-        for name, part, elements in (("s", "first", a.depth), ("d", "second", a.width)):
-            w.line(f"{real} {name}[{s.rows}] = {{}};")
-            with w.block(f"for (int i = 0; i < {elements}; ++i)"):
-                held, other = f"shared.held_{part}[row + r][i]", f"shared.other_{part}[lane][i]"
-                w.unrolled_line(f"for (int r = 0; r < {s.rows}; ++r) {name}[r] += {held} * {other};")
+        for name, held, other in zip("sd", self.held, self.brought):
+            multiply(w, real, name, s.rows, held.tile, other.tile)
         with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
             w.line(f"const {scores.t} m = r0 + row + r, n = c0 + lane;")
-            scores.element("m", "n", "s[r]", inside=False, count=1)
+            scores.score("m", "n", "s[r]", inside=False, count=1)
             lse, row_dot = ("lse[r]", "row_dot[r]") if spec.queries else ("lse", "row_dot")
             w.line(f"s[r] = math::exp2(unit * score[0] - {lse});")
             if a.weight is not None:
@@ -175,43 +143,21 @@ class _Renderer:
             if spec.by_scores is not None:
                 op = spec.by_scores
                 place = f"{self.written[-1]}[{scores.offset(op, 'm', 'n')}]"
-                w.line(f"{guard((a.rows, a.keys), (s.height, LANES))}{place} = {stored(op, 'd[r]', real)};")
+                w.line(f"{guard(scores.existing(scores.key_tiles))}{place} = {stored(op, 'd[r]', real)};")
             if spec.sloped:
                 w.line("d[r] *= slope_of[0];")
             if a.weight is not None and spec.second is not None:
                 with w.block(""):
                     scores.weigh("m", "n", "s[r]", count=1)
                     w.line("s[r] = weighted[0];")
-        with w.block(f"for (int j = 0; j < {LANES}; ++j)"), w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
-            for name, of, part, there, elements, each in (
-                ("by_s", "d", "first", spec.first, a.depth, self.deep),
-                ("by_p", "s", "second", spec.second, a.width, self.wide),
-            ):
-                if there is None:
-                    continue
-                w.line(f"const {real} {of}_j = __shfl_sync(0xffffffffu, {of}[r], j);")
-                test = f"if (c * {LANES} + lane < {elements}) " if elements % LANES else ""
-                other = f"shared.other_{part}[j][c * {LANES} + lane]"
-                w.unrolled_line(f"for (int c = 0; c < {each}; ++c) {test}{name}[r][c] += {of}_j * {other};")
+        add_products(w, real, s.rows, *((x.name, x.factors, self.brought[x.tile].tile) for x in self.sums))
 
     def _results(self) -> None:
-        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
-        with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
-            w.line(f"const {scores.t} m = r0 + row + r;")
-            if spec.rows % s.height:
-                w.line(f"if (m >= {spec.rows}) break;")
-            names = iter(self.written)
-            for name, op, elements, each in (
-                ("by_s", spec.first, self.a.depth, self.deep),
-                ("by_p", spec.second, self.a.width, self.wide),
-            ):
-                if op is None:
-                    continue
-                value = f"{name}[r][c]"
-                if name == "by_s" and spec.factor != 1:
-                    value = f"{literal(spec.factor, real)} * {value}"
-                with w.unrolled(f"for (int c = 0; c < {each}; ++c)"):
-                    w.line(f"const {scores.t} n = c * {LANES} + lane;")
-                    place = scores.offset(op, "m", "n")
-                    test = f"if (n < {elements}) " if elements % LANES else ""
-                    w.line(f"{test}{next(names)}[{place}] = {stored(op, value, real)};")
+        """Writes the stores of the results."""
+        w, spec, real, scores = self.w, self.spec, self.real, self.scores
+        with rows_of_warp(w, scores, "r0", self.s.rows, Edge(spec.rows, self.s.height)):
+            for x in self.sums:
+                value = f"{x.name}[r][c]" if x.times == 1 else f"{literal(x.times, real)} * {x.name}[r][c]"
+                with columns_of_lane(w, scores, Edge(x.elements, LANES)) as exists:
+                    place = scores.offset(x.operand, "m", "n")
+                    w.line(f"{guard(exists)}{x.written}[{place}] = {stored(x.operand, value, real)};")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.attention.spec import AttentionSpec
 from codegen.expr import Operand, Program
-from codegen.spec import AttentionSpec, KernelSpec
+from codegen.spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class AttentionBackwardSpec(KernelSpec):
     @property
     def sloped(self) -> bool:
         return len(self.program.stores) > 1
+
+    @property
+    def with_loss(self) -> bool:
+        """Whether products with the loss are needed: second alone is of probabilities."""
+        return self.first is not None or self.by_scores is not None
 
     @property
     def rows(self) -> int:

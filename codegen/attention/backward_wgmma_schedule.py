@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from codegen.attention.backward_fragments import random_registers
-from codegen.attention.backward_scores import own_ranges
+from codegen.attention.backward_scores import INTERVALS, own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
+from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
+from codegen.pipeline import barriers
 from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
@@ -54,11 +57,30 @@ class AttentionBackwardWgmmaSchedule(Schedule):
         return self.groups * ROWS
 
 
-def shared_bytes(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> int:
-    row = 2 * PANEL * (panels(spec.attention.depth) + panels(spec.attention.width))
-    numbers = 0 if spec.queries else 16 * s.groups * s.cols
-    met = 16 * s.ahead if own_ranges(spec) else 0
-    return row * (s.ahead * s.height + s.stages * s.cols) + numbers + met + 16 * (s.stages + s.ahead) + 128
+def tiles(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> list[Buffer]:
+    """Returns the two tiles of rows that a block holds, and the two rings of tiles of columns: of the scores and of the
+    products with the loss.
+    """
+    a, queries, keys = spec.attention, ("queries", "losses"), ("keys", "values")
+    rows = s.ahead, s.height, "panels of 128 bytes, swizzled", queries if spec.queries else keys
+    cols = s.stages, s.cols, "", keys if spec.queries else queries
+    return [
+        Buffer(name, a.q.dtype.ctype, (panels(elements), height, PANEL), stages, align=SWIZZLED, note=note)
+        for stages, height, note, names in (rows, cols)
+        for name, elements in zip(names, (a.depth, a.width))
+    ]
+
+
+def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule, *more: Buffer) -> Buffers:
+    """Returns what a block has in shared memory; ``more`` is what it has beside the tiles."""
+    found = [*tiles(spec, s), *more]
+    if not spec.queries:
+        shape = (2, 1 + spec.with_loss, s.cols)
+        what = f"{'lse and row_dot' if spec.with_loss else 'lse'} of a tile's queries, and of the next one's"
+        found.append(Buffer("numbers", "float", shape if spec.fused else (s.groups, *shape), align=VECTORS, note=what))
+    if own_ranges(spec):
+        found.append(Buffer("met", "int", (len(INTERVALS),), s.ahead, note=f"{', '.join(INTERVALS)} of the rows"))
+    return Buffers((*found, *barriers("held", s.ahead), *barriers("", s.stages)))
 
 
 def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> int:
@@ -101,28 +123,22 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     check(spec, target)
     a = spec.attention
     tall = max(a.depth, a.width)
-    if spec.queries:
-        preferred = [(2, 128), (2, 96), (2, 112), (2, 80), (2, 64), (2, 48), (2, 32)]
-        if tall > 64:
-            preferred = preferred[1:]
-    else:
-        preferred = [(2, 64), (2, 80), (2, 96), (2, 48), (2, 32)]
-    if spec.rows <= ROWS:
-        preferred = [(1, cols) for _, cols in preferred] + preferred
+    widths = [128, 96, 112, 80, 64, 48, 32] if spec.queries else [64, 80, 96, 48, 32]
+    if spec.queries and tall > 64:
+        widths.remove(128)
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
     found = []
-    for groups, cols in preferred:
-        cols = min(cols, max(16, -(-spec.cols // 16) * 16))
+    for groups, width in product((1, 2) if spec.rows <= ROWS else (2,), widths):
+        cols = min(width, max(16, -(-spec.cols // 16) * 16))
+        # The threads that bring tiles look at ranges, too, which takes more registers.
+        most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
+        if registers_held(spec, cols, apart=False) > most:
+            continue
         for stages in (3, 2) if tall <= 64 else (2,):
             s = AttentionBackwardWgmmaSchedule(groups, cols, stages, heads)
-            # The threads that bring tiles look at ranges, too, which takes more registers.
-            most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
-            if (
-                registers_held(spec, cols, apart=s.apart) <= most
-                and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
-            ):
+            if buffers(spec, s).bytes <= target.arch.shared_bytes_per_block:
                 found.append(s)
                 break
     if not found:

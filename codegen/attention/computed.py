@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
+from codegen.attention.spec import ComputedRows
 from codegen.expr import Index, Operand, Pointer, TableRead
-from codegen.iteration import coordinate, linear, packed
+from codegen.iteration import coordinate, linear, long_enough, packed
 from codegen.naming import Names, Writer
 from codegen.pointwise.body import Elements, kept_type, packs, plus
 from codegen.pointwise.schedule import aligned
 from codegen.pointwise.tables import ahead
-from codegen.spec import ComputedRows
 
 #: Most bytes of a vector of results, and vectors that a thread has in flight.
 MOST_BYTES, IN_FLIGHT = 16, 4
@@ -183,7 +183,8 @@ class RowsPrologue(Elements):
             inner.append(text)
 
         def at(strides: Sequence[int]) -> str:
-            return linear(list(zip((*outer, *inner), strides)))
+            elements = (long_enough(x, size, step) for x, size, step in zip(inner, sizes, strides[len(outer) :]))
+            return linear(list(zip((*outer, *elements), strides)))
 
         def each(strides: Sequence[int]) -> str:
             return "" if count == 1 else self._along(strides)
@@ -217,9 +218,12 @@ class RowsPrologue(Elements):
         """Returns how far the e-th element of a vector lies behind the first; "" if all lie at one place."""
         last = self._sizes[-1]
         if self.vector <= last or strides[-2] == strides[-1] * last:
-            text = linear([("e", strides[-1])])
+            text = linear([(long_enough("e", self.vector, strides[-1]), strides[-1])])
         else:
-            text = linear([(f"(e / {last})", strides[-2]), (f"e % {last}", strides[-1])])
+            rows, rest = (
+                long_enough(x, self.vector, n) for x, n in zip((f"(e / {last})", f"e % {last}"), strides[-2:])
+            )
+            text = linear([(rows, strides[-2]), (rest, strides[-1])])
         return "" if text == "0" else text
 
     def _wide(self, op: Operand) -> bool:

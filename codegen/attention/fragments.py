@@ -6,17 +6,19 @@ first of them in the block's tile of queries, which begins at ``m0``, ``lane``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import e, log, log2
 
 from codegen.attention.random import RandomWords, random_words
-from codegen.attention.scores import Scores, existing, sink_value, stored
+from codegen.attention.scores import Scores, stored
+from codegen.attention.spec import AttentionSpec
+from codegen.buffers import Edge
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
-from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec
+from codegen.kernel import Kernel
+from codegen.naming import Names
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
@@ -57,27 +59,18 @@ def factored(program: Program) -> int | None:
 
 
 class ScoreFragments(Scores):
-    """Writes scores and results of a block's ``block_rows`` queries.
+    """Writes scores and results of a block's queries, so many ``rows``.
 
-    When a tile of ``keys`` is masked, the ``group_rows`` queries from ``top`` on (a C expression) are looked at
-    together.
+    When a tile of ``keys`` is masked, the ``group`` of queries from ``top`` on (a C expression) is looked at together.
+    What is ``known`` of ranges is told as to `Scores`.
     """
 
     def __init__(
-        self,
-        w: Writer,
-        spec: AttentionSpec,
-        names: Names,
-        keys: int,
-        top: str,
-        group_rows: int,
-        block_rows: int,
-        *,
-        listed: bool = False,
-        spanned: bool = False,
+        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, top: str, group: int, rows: int, **known: bool
     ) -> None:
-        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
-        self.top, self.group_rows, self.block_rows = top, group_rows, block_rows
+        super().__init__(w, spec, names, keys, **known)
+        self.top, self.group_rows, self.block_rows = top, group, rows
+        self.row_tiles = Edge(spec.rows, rows)
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded
         self.lift = 0
@@ -124,7 +117,7 @@ class ScoreFragments(Scores):
 
     def unit(self) -> None:
         if self.factor is None:
-            self.w.line(f"const float unit = {literal(self.spec.scale * log2(e), 'float')};  // of a score, to base 2")
+            super().unit()
 
     def scalars(self) -> None:
         super().scalars()
@@ -141,8 +134,8 @@ class ScoreFragments(Scores):
         w.line(f"float o[{width // 2}] = {{}};")
         w.line("attention::Rows rows;")
         if spec.sink is not None:
-            sunk = sink_value(w, spec, sink, self.batch, "float")
-            w.line(f"rows.largest[0] = rows.largest[1] = {sunk};")
+            self.sunk(sink)
+            w.line("rows.largest[0] = rows.largest[1] = sunk;")
             own = "lane % 4 == 0" if not self.lift else f"lane % 4 == 0 ? {2**self.lift}.0f : 0.0f"
             w.line(f"rows.total[0] = rows.total[1] = {own};  // one of the lanes that share a row has it")
 
@@ -169,7 +162,9 @@ class ScoreFragments(Scores):
                 self.w.line(f"const int n0 = {self.first_key};")
                 random = random_words(self.weight.program)
                 if random is None or self.quads or not random.together:
-                    self._each("weighted", lambda exists: self.weighted("m", "n", SCORE, count=2, row_exists=exists))
+                    with self._elements():
+                        self.weigh("m", "n", SCORE)
+                        self.keep("s", "weighted")
                 else:
                     self._weighted_at_random(self.weight, random)
 
@@ -184,20 +179,16 @@ class ScoreFragments(Scores):
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
         """Writes the weight of a tile's exponentials, sixteen keys of a row at a time."""
-        w = self.w
         above, seed, offset = random.numbers(weight.program, weight.constant, (*self.batch, "", ""))
         weight.known[Result(random.compared)] = random.enough("words[h * 2 + e]")
-        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 8)", "for (int f = 0; f < 2; ++f)"):
-            w.line(f"const {self.t} m = m0 + row + f * 8;")
+        with self.neighbours("m = m0 + row + f * 8", 8):
             first = linear([*zip((*self.batch, "m"), random.steps), ("(n0 + j * 2)", 1)])
-            w.line("uint32 words[4];")
-            w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
-            with w.unrolled("for (int h = 0; h < 2; ++h)"):
-                w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
-                exists = self.spec.rows % self.block_rows == 0
-                self.weighted("m", "n", "s[j + h * 4 + f * 2 + e]", count=2, row_exists=exists)
-                w.line("s[j + h * 4 + f * 2] = weighted[0];")
-                w.line("s[j + h * 4 + f * 2 + 1] = weighted[1];")
+            self.w.line("uint32 words[4];")
+            self.w.line(f"attention::random_words(uint32({first}), {above}, lane, {seed}, {offset}, words);")
+            with self.w.unrolled("for (int h = 0; h < 2; ++h)"):
+                self.w.line(f"const {self.t} n = n0 + j * 2 + h * 8 + lane % 4 * 2;")
+                self.weigh("m", "n", "s[j + h * 4 + f * 2 + e]")
+                self.keep("s", "weighted", "j + h * 4 + f * 2")
 
     def make(self, tile: str) -> None:
         """Writes the call that turns a tile's products into scores."""
@@ -240,7 +231,7 @@ class ScoreFragments(Scores):
     def _unbroken(self) -> str:
         """Returns the C condition under which neither a bound nor a range is broken in a tile."""
         if not self.spanned:
-            return self.inside(self.top, self.group_rows, "n0")
+            return self.inside(self.top, self.group_rows, "n0", self.keys)
         meets = f"max(begin[0], begin[1]) <= n0 && n0 + {self.keys} <= min(end[0], end[1])"
         self.w.line(f"const bool meets = {meets};")
         return "__all_sync(0xffffffffu, meets)"
@@ -271,20 +262,14 @@ class ScoreFragments(Scores):
 
     def _tile(self, inside: bool) -> None:
         self._positions(self.inner if inside or self.spanned else self.edge)
-        self._each("score", lambda exists: self.score("m", "n", SCORE, inside=inside, count=2, row_exists=exists))
+        with self._elements():
+            self.score("m", "n", SCORE, inside=inside)
+            self.keep("s", "score")
 
-    def _each(self, name: str, write: Callable[[bool], None]) -> None:
-        """Writes a loop over all scores of a tile, two neighbours at a time.
-
-        ``write`` is told whether all rows exist, and writes the vector ``name`` of the two results.
-        """
-        w = self.w
-        with w.unrolled(f"for (int j = 0; j < {self.keys // 2}; j += 4)", "for (int f = 0; f < 2; ++f)"):
-            lane, step = self._key()
-            w.line(f"const {self.t} m = m0 + row + f * 8, n = n0 + {step} + {lane};")
-            write(self.spec.rows % self.block_rows == 0)
-            w.line(f"s[j + f * 2] = {name}[0];")
-            w.line(f"s[j + f * 2 + 1] = {name}[1];")
+    def _elements(self) -> AbstractContextManager[None]:
+        """Writes a loop over all scores of a tile, two neighbours at a time."""
+        lane, step = self._key()
+        return self.neighbours(f"m = m0 + row + f * 8, n = n0 + {step} + {lane}")
 
     def finish(self, stats: str) -> None:
         """Writes ``inverse``, by which the results are multiplied, and stores the logarithms of the sums."""
@@ -308,15 +293,14 @@ class ScoreFragments(Scores):
                 w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{self.offset(spec.stats, 'm')}] = {text};")
 
     def store(self, out: str, width: int) -> None:
-        """Writes the store of the results, or of what the epilogue makes of them, from registers."""
-        w, spec = self.w, self.spec
-        extents, tile = (spec.rows, spec.width), (self.block_rows, width)
+        """Stores the results, or what the epilogue makes of them, from registers."""
+        w, spec, columns = self.w, self.spec, Edge(self.spec.width, width)
         if self.epilogue is None:
-            self.store_sums(out, spec.out, "m0", extents, tile, lambda i: f"o[{i}] * inverse[i / 2 % 2]")
+            self.store_sums(out, spec.out, "m0", columns, lambda i: f"o[{i}] * inverse[i / 2 % 2]")
             return
         with w.unrolled(f"for (int i = 0; i < {width // 2}; i += 2)"):
             w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
-            exists = existing(extents, tile)
+            exists = self.existing(columns)
             with w.block(f"if ({exists})", when=bool(exists)):
                 missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
                 run = Run(2, len(spec.batch) + 1, "e", missing)

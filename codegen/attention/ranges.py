@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.attention.spec import AttentionSpec, Bound
 from codegen.expr import Operand
-from codegen.iteration import linear, negated
+from codegen.iteration import linear, long_enough, negated
 from codegen.naming import Writer
-from codegen.spec import AttentionSpec, Bound
 
 LANES = 32
 #: Neighbours that a lane reads at once, where it can, and how many such reads are in flight together.
@@ -85,8 +85,9 @@ class Ranges:
         return self.spec.program.loads[number]
 
     def _place(self, load: int, position: str, axis: int) -> str:
-        op = self._load(load)
-        return linear([*zip(self.batch, op.strides), (position, op.strides[axis])])
+        op, most = self._load(load), self.spec.rows if axis == -2 else self.spec.keys
+        step = op.strides[axis]
+        return linear([*zip(self.batch, op.strides), (long_enough(position, most, step), step)])
 
     def _at(self, load: int, position: str = "0", axis: int = -1) -> str:
         return f"{self.pointers[load]}[{self._place(load, position, axis)}]"

@@ -2,78 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from math import prod
+from functools import cached_property
+from math import e, log2, prod
+from typing import Any
 
+from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import RowsPrologue
-from codegen.attention.ranges import Ranges
+from codegen.attention.masks import Masks
+from codegen.attention.spec import AttentionSpec, ComputedRows, Pages
+from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, Run
-from codegen.expr import Anchor, Operand, Program, Store, literal
-from codegen.iteration import bounds, collapse, coordinates, extent, far, index_type, linear, long, negated, restrided
-from codegen.kernel import converted, parameter
-from codegen.naming import Names, Writer
-from codegen.spec import AttentionSpec, Bound, KernelSource, Pages
-
-#: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
-#: is added to them still fits an int.
-FAR = 1 << 30
-#: More neighbours than any program reads at once.
-VECTOR = 16
-
-
-def all_arguments(spec: AttentionSpec, source: KernelSource) -> KernelSource:
-    """Returns a kernel without the parameter for the order in which blocks count, which it does not use."""
-    if spec.order is None:
-        return source
-    return replace(source, parameters=tuple(range(len(spec.read) + len(spec.loads) + len(spec.written))))
+from codegen.expr import Operand, Program, Store, literal
+from codegen.iteration import (
+    bounds,
+    collapse,
+    coordinates,
+    extent,
+    far,
+    long,
+    signed_index_type,
+)
+from codegen.kernel import Kernel, converted, parameter
+from codegen.naming import Names
+from codegen.spec import KernelSource
 
 
 def merged(spec: AttentionSpec) -> AttentionSpec:
     """Returns the same spec with neighbouring batch dimensions merged where every tensor steps over them alike."""
-    rank = len(spec.batch)
+    rank, lead = len(spec.batch), int(spec.parts > 1)  # parts stay the first dimension
     prologues = [c.program for c in spec.computed if c is not None]
     others = [p for p in (spec.weight, spec.epilogue) if p is not None]
     programs = (*prologues, spec.program, spec.inside, spec.within, *others)
     every = [op.strides for op in (*spec.arguments, *spec.written)]
     every += [x for p in programs for x in (*(op.strides for op in p.loads), *p.indices)]
-    lead = int(spec.parts > 1)  # parts stay the first dimension
     batch, over = collapse(spec.batch[lead:], [x[lead:rank] for x in every], range(rank - lead))
-    batch, over = (*spec.batch[:lead], *batch), [x[:lead] + b for x, b in zip(every, over)]
-    new = iter([b + x[rank:] for b, x in zip(over, every)])
-    nowhere = (0,) * (len(batch) + 2)
+    batch = (*spec.batch[:lead], *batch)
+    new = {x: (*x[:lead], *b, *x[rank:]) for x, b in zip(every, over)}
 
-    def moved(op: Operand) -> Operand:
-        return replace(op, strides=next(new))
+    def moved(x: Any) -> Any:
+        """Returns operands, and programs that store nothing in memory, with the strides over the new batch."""
+        if isinstance(x, Operand):
+            return replace(x, strides=new[x.strides])
+        if isinstance(x, Program):
+            loads = tuple(replace(op, strides=new[op.strides]) for op in x.loads)
+            return replace(x, loads=loads, indices=tuple(new[y] for y in x.indices))
+        if isinstance(x, Pages):
+            return replace(x, table=moved(x.table))
+        if isinstance(x, ComputedRows):
+            return replace(x, program=moved(x.program))
+        return tuple(moved(y) for y in x) if isinstance(x, tuple) else x
 
-    def moved_program(p: Program) -> Program:
-        loads = [next(new) for _ in p.loads]
-        return restrided(p, [*loads, *(nowhere for _ in p.stores), *(next(new) for _ in p.indices)])
-
-    q, k, v = (moved(op) for op in (spec.q, spec.k, spec.v))
-    pages = spec.pages
-    if pages is not None:
-        k_table, v_table = (moved(p.table) for p in pages)
-        pages = replace(pages[0], table=k_table), replace(pages[1], table=v_table)
-    sink = None if spec.sink is None else moved(spec.sink)
-    results = [moved(op) for op in spec.results]
-    stats = None if spec.stats is None else moved(spec.stats)
-    q_rows, k_rows, v_rows = (
-        None if c is None else replace(c, program=moved_program(c.program)) for c in spec.computed
-    )
-    program, inside, within = (moved_program(p) for p in (spec.program, spec.inside, spec.within))
-    weight = None if spec.weight is None else moved_program(spec.weight)
-    epilogue = None
-    if spec.epilogue is not None:
-        epilogue = moved_program(spec.epilogue)
-        epilogue = replace(epilogue, stores=tuple(Store(op, s.value) for op, s in zip(results, epilogue.stores)))
-    spec = replace(spec, batch=batch, q=q, k=k, v=v, sink=sink, out=results[0], stats=stats, pages=pages)
-    spec = replace(spec, program=program, inside=inside, within=within, weight=weight, epilogue=epilogue)
-    return replace(spec, computed=(q_rows, k_rows, v_rows))
+    epilogue = spec.epilogue
+    if epilogue is not None:
+        stores = tuple(replace(store, operand=moved(store.operand)) for store in epilogue.stores)
+        epilogue = replace(moved(epilogue), stores=stores)
+    names = "q", "k", "v", "sink", "stats", "pages", "program", "inside", "within", "weight", "computed"
+    values = {name: moved(getattr(spec, name)) for name in names}
+    return replace(spec, batch=batch, out=moved(spec.results[0]), epilogue=epilogue, **values)
 
 
-class Scores:
+class Scores(Masks):
     """Writes what depends on the spec alone; ``keys`` is the number of keys of a tile.
 
     listed   the producer lists the tiles that are met, and tells of each whether no range is broken in it (``whole``).
@@ -83,60 +74,47 @@ class Scores:
     """
 
     def __init__(
-        self, w: Writer, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
+        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
     ) -> None:
-        self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
-        self.t = "int32" if self._reach() else "int64"
-        self.ragged = spec.keys % keys != 0 or spanned
-        self.edge = Epilogue(w, spec.program, names, spec.space, spec.program.real, spec.program.real)
-        known = listed or spanned
-        inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
-        self.inner = Epilogue(w, inner, names, spec.space, spec.program.real, spec.program.real)
-        self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
+        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
+        #: what the kernel is for
+        self.whole: AttentionSpec | AttentionBackwardSpec = spec
         self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
-        self.weight: Epilogue | None = None
-        if spec.weight is not None:
-            self.weight = Epilogue(w, spec.weight, names, spec.space, spec.program.real, spec.program.real)
-        self.epilogue: Epilogue | None = None
-        if spec.epilogue is not None:
-            real = spec.program.real
-            self.epilogue = Epilogue(w, spec.epilogue, names, (*spec.batch, spec.rows, spec.width), real, real)
-        #: what a span's first key is a multiple of: pages and parts hold whole tiles, and programs read aligned vectors
-        self.step = 1
-        if spec.pages is not None or spec.parts > 1:
-            self.step = keys
-        elif (
-            any(op.strides and op.strides[-1] for op in spec.loads)
-            or spec.weight is not None
-            or spec.q.dtype.itemsize == 1
-        ):
-            self.step = VECTOR
-        #: whether tiles differ: some may break bounds or ranges, or reach past the end
-        self.differ = bool(spec.bounds) or self.ragged or known
-        self.batch = [f"b{d}" if size > 1 else "0" for d, size in enumerate(spec.batch)]
+        self.weight, self.epilogue = (
+            None if p is None else Epilogue(w, p, names, space, self.real, self.real)
+            for p, space in ((spec.weight, spec.space), (spec.epilogue, (*spec.batch, spec.rows, spec.width)))
+        )
+        #: whether rows of tiles are keys, and columns queries
+        self.turned = False
+        #: what a score's program writes: C variables, and their values for keys that do not exist
+        self.starts = {"score": f"-infinity<{self.real}>()"}
 
-    def _reach(self) -> bool:
+    @cached_property
+    def t(self) -> str:
+        """The C type of places."""
+        return signed_index_type(*self._places())
+
+    def _places(self) -> list[int]:
+        """Returns how far the places of what the kernel reads and writes reach."""
         spec = self.spec
-        operands = [*spec.loads, *spec.written]
         after = () if spec.epilogue is None else spec.epilogue.loads
         scored = (*spec.program.loads, *(() if spec.weight is None else spec.weight.loads))
-        places = [extent((*spec.batch, spec.rows, spec.width), op.strides) for op in (*spec.results, *after)]
-        places += [extent(spec.space, op.strides) for op in scored]
+        queries, keys, values = (
+            (*spec.batch, *size) for size in ((spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width))
+        )
+        out = (*spec.batch, spec.rows, spec.width)
+        spaces = [(queries, spec.q), (keys, spec.k), (values, spec.v), *((out, op) for op in (*spec.results, *after))]
+        places = [extent(space, op.strides) for space, op in (*spaces, *((spec.space, op) for op in scored))]
         for rows, computed in zip((spec.rows, spec.keys, spec.keys), spec.computed):
             if computed is not None:
                 space = (*spec.batch, rows, *computed.elements)
                 places += [*bounds(computed.program.loads, space), *far(computed.program)]
-        tiles = [extent((*spec.batch, size, spec.depth), op.strides) for op, size in ((spec.q, spec.rows),)]
-        tiles += [
-            extent((*spec.batch, spec.keys, n), op.strides) for op, n in ((spec.k, spec.depth), (spec.v, spec.width))
-        ]
-        tiles += [p.blocks * p.step for p in spec.pages or ()]
-        return bool(operands) and index_type(*(2 * n for n in (*places, *tiles))) == "uint32"
+        return [*places, *(p.blocks * p.step for p in spec.pages or ())]
 
     @property
-    def plain(self) -> bool:
-        """Whether the score where no bound is broken is the product itself."""
-        return self.inner.program.stores[0].value == Anchor(0)
+    def sides(self) -> tuple[Edge, Edge]:
+        """The tiles of rows and those of columns."""
+        return (self.key_tiles, self.row_tiles) if self.turned else (self.row_tiles, self.key_tiles)
 
     def page(self, pages: Pages, table: str, number: str) -> str:
         """Returns the C expression of the block that holds a page, given by its number (a C expression of one that
@@ -145,23 +123,18 @@ class Scores:
         place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
 
-    def offset(self, op: Operand, *place: str) -> str:
-        """Returns the C expression of the offset of an element of this batch; ``place`` is its position behind the
-        batch.
-        """
-        return linear(list(zip((*self.batch, *place), op.strides)))
-
-    def row_terms(self, op: Operand, pages: Pages | None, table: str, row: str, total: int) -> list[tuple[str, int]]:
+    def row_terms(self, op: Operand, pages: tuple[Pages, str] | None, row: str, total: int) -> list[tuple[str, int]]:
         """Returns the terms of a row's offset.
 
-        With pages, writes which one the row is in; rows beyond the last count as the last.
+        With pages, and the C name of their table, writes which one the row is in; rows beyond the last count as it.
         """
         terms = list(zip(self.batch, op.strides))
         if pages is None:
             return [*terms, (row, op.strides[-2])]
+        size = pages[0].size
         self.w.line(f"const {self.t} known = min({row}, {self.t}({total - 1}));")
-        self.w.line(f"const {self.t} page = {self.page(pages, table, f'known / {pages.size}')};")
-        return [*terms, (f"(known % {pages.size})", op.strides[-2]), ("page", pages.step)]
+        self.w.line(f"const {self.t} page = {self.page(*pages, f'known / {size}')};")
+        return [*terms, (f"(known % {size})", op.strides[-2]), ("page", pages[0].step)]
 
     def parameters(self) -> list[str]:
         """Returns the parameters for the tensors that the programs read."""
@@ -174,6 +147,34 @@ class Scores:
         """Returns the C names of what is written."""
         results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
+
+    def complete(
+        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, blocks: int, threads: int
+    ) -> KernelSource:
+        """Returns the kernel, whose body is written, given the C names of its arguments and of what it writes.
+
+        Names of computed arguments are empty; the order in which blocks count is no parameter.
+        """
+        k, spec = self.w, self.whole
+        k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
+        k.parameters += self.parameters()
+        k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
+        program = approximated(spec) if isinstance(spec, AttentionSpec) else spec.program
+        details, numbers = [*kernel_details(self.spec), detail], range(len(k.parameters))
+        return k.source(program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers)
+
+    def sunk(self, name: str) -> None:
+        """Writes the score of the sink, which is called ``name``, in the unit of the other scores: ``sunk``."""
+        sink, real = self.spec.sink, self.real
+        assert sink is not None
+        value = converted(sink, f"{name}[{self.offset(sink)}]", real)
+        inverse = "" if self.spec.scale == 1 else f" * {literal(1 / self.spec.scale, real)}"
+        self.w.line(f"const {real} sunk = {value}{inverse};")
+
+    def unit(self) -> None:
+        """Writes what scores are multiplied by for exponentials to base 2."""
+        value = literal(self.spec.scale * log2(e), self.real)
+        self.w.line(f"const {self.real} unit = {value};  // of a score, to base 2")
 
     def scalars(self) -> None:
         """Writes the reads of operands with one value: once, outside of all loops."""
@@ -189,174 +190,41 @@ class Scores:
         sizes = self.spec.batch if batch is None else batch
         coordinates(self.w, self.t, "b", number, sizes, long(sizes))
 
-    def bound_numbers(self) -> None:
-        """Writes the parts of bounds that are read from tensors of the batch."""
-        spec = self.spec
-        for n, bound in enumerate(spec.bounds):
-            if bound.loads:
-                terms = []
-                for load, coefficient in bound.loads:
-                    operand = spec.program.loads[load]
-                    place = f"{self.edge.pointers.loads[load]}[{self.offset(operand)}]"
-                    terms.append((f"int64({place})", coefficient))
-                far = f"int64({FAR})"
-                self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
+    def existing(self, columns: Edge) -> str:
+        """Returns the C condition that the element (m, n) of a tile's rows exists, empty if all do."""
+        return every(self.sides[0].inside("m"), columns.inside("n"))
 
-    def _start(self, number: int, bound: Bound) -> tuple[list[tuple[str, int]], int]:
-        """Returns the part of a bound that depends on neither query nor key: terms and a constant."""
-        return ([(f"bound{number}", 1)], 0) if bound.loads else ([], min(max(bound.start, -FAR), FAR))
+    @contextmanager
+    def neighbours(self, place: str, step: int = 4) -> Iterator[None]:
+        """Writes a loop over a thread's elements of a tile, two neighbours at a time, with a place unless it is ""."""
+        count = self.sides[1].size // 2
+        with self.w.unrolled(f"for (int j = 0; j < {count}; j += {step})", "for (int f = 0; f < 2; ++f)"):
+            if place:
+                self.w.line(f"const {self.t} {place};")
+            yield
 
-    def keys_met(self, m0: str, rows: int, *, some: bool = False) -> None:
-        """Writes ``first`` and ``last``: queries m0 to m0 + rows - 1 may meet the tiles of keys from first to last - 1.
-
-        With ``some`` there is at least one tile, if need be one in which no query meets a key.
-        """
-        first, last = self.keys_range(m0, rows)
-        if some and self.spec.bounds:
-            # A bound that rules out all tiles together also rules out each one.
-            first = f"min({first}, {-(-self.spec.keys // self.keys) - 1})" if first != "0" else first
-            last = f"max(first + 1, {last})"
-        self.w.line(f"const int first = {first}, last = {last};  // tiles of keys that the queries may meet")
-
-    def keys_range(self, m0: str, rows: int, *, whole: bool = False) -> tuple[str, str]:
-        """Returns C expressions of the first tile of keys that these queries may meet, and of the one behind the last.
-
-        With ``whole``, queries that do not exist count, too.
-        """
-        spec = self.spec
-        tiles = -(-spec.keys // self.keys)
-        lower = [x for x in enumerate(spec.bounds) if x[1].key > 0]
-        upper = [x for x in enumerate(spec.bounds) if x[1].key < 0]
-        rest = [x for x in enumerate(spec.bounds) if x[1].key == 0]
-        ends = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows and not whole else f"{m0} + {rows - 1}"
-        if rows == 1:
-            ends = m0
-
-        most = partial(self._most, m0, ends)
-        starts = [f"max(0, -({most(n, b)})) / {self.keys}" for n, b in lower]
-        stops = [f"max(0, {most(n, b)} + {self.keys}) / {self.keys}" for n, b in upper]
-        if not self.listed:
-            self.of_ranges(rows, starts, stops)
-        first, last = "0", str(tiles)
-        for text in starts:
-            first = f"max({first}, {text})" if first != "0" else text
-        for text in stops:
-            last = f"min({last}, {text})"
-        if spec.parts > 1:
-            each = -(-tiles // spec.parts)
-            part = "b0" if self.t == "int32" else "int(b0)"
-            first = f"{part} * {each}" if first == "0" else f"max({first}, {part} * {each})"
-            last = f"min({last}, {part} * {each} + {each})"
-        if rest:
-            none = " || ".join(f"{most(n, b)} < 0" for n, b in rest)
-            last = f"{none} ? 0 : {last}"
-        return first, last
-
-    def _most(self, m0: str, last: str, number: int, bound: Bound) -> str:
-        """Returns the C expression of the largest row * i + start of the queries m0 to last."""
-        terms, constant = self._start(number, bound)
-        if bound.row:
-            terms = [(f"({last})" if bound.row > 0 and last != m0 else m0, bound.row), *terms]
-        return linear(terms, constant)
-
-    def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
-        """Adds to ``starts`` the first tiles of keys that ranges let queries meet, and to ``stops`` those behind the
-        last ones.
-        """
-        intervals = Ranges.intervals(self.spec)
-        ranges = Ranges(self.w, self.spec, self.batch, self.edge.pointers.loads, intervals)
-        if intervals:
-            ranges.tile("m0", rows)
-        for n in intervals:
-            (starts if self.spec.ranges[n].key > 0 else stops).append(ranges.end(n, self.keys))
-
-    def span(self, m0: str, rows: int, *, some: bool) -> None:
-        """Writes ``base`` and ``tiles``, which say what keys the queries m0 to m0 + rows - 1 may meet.
-
-        ``base`` is the first such key, or one before it; ``tiles`` counts the tiles of keys from there on, with
-        ``some`` at least one.
-        """
-        w, spec, keys = self.w, self.spec, self.keys
-        ranges = Ranges(w, spec, self.batch, self.edge.pointers.loads)
-        ranges.tile(m0, rows)
-        w.line(f"int low = 0, high = {spec.keys};  // keys that some of the queries may meet")
-        last = f"min({m0} + {rows - 1}, {spec.rows - 1})" if spec.rows % rows else f"{m0} + {rows - 1}"
-        for n, bound in enumerate(spec.bounds):
-            self._limit(bound.key, f"int64({self._most(m0, last, n, bound)})", "low", "high")
-        for n, bound in enumerate(spec.ranges):
-            self._limit(bound.key, ranges.sum(n, keys=False), "low", "high")
-        if spec.parts > 1:
-            each = -(-spec.keys // (keys * spec.parts)) * keys
-            part = "b0" if self.t == "int32" else "int(b0)"
-            w.line(f"low = max(low, {part} * {each});")
-            w.line(f"high = min(high, {part} * {each} + {each});")
-        base = f"low / {self.step} * {self.step}" if self.step > 1 else "low"
-        w.line(f"const int base = {base}, tiles = max({'1' if some else '0'}, (high - base + {keys - 1}) / {keys});")
-
-    def interval(self, row: str) -> None:
-        """Writes ``begin[f]`` and ``end[f]``: bounds and ranges let this query meet the keys from begin to end - 1."""
-        w, spec = self.w, self.spec
-        every = Ranges(w, spec, self.batch, self.edge.pointers.loads)
-        w.line("begin[f] = 0;")
-        w.line(f"end[f] = {spec.keys};")
-        for n, bound in enumerate(spec.bounds):
-            terms, constant = self._start(n, bound)
-            self._limit(bound.key, f"int64({linear([(row, bound.row), *terms], constant)})", "begin[f]", "end[f]")
-        for n, bound in enumerate(spec.ranges):
-            self._limit(bound.key, every.of_row(n, row), "begin[f]", "end[f]")
-
-    def _limit(self, key: int, rest: str, low: str, high: str) -> None:
-        """Writes the narrowing of an interval of keys to those n for which key * n + rest, a C expression, is not
-        negative.
-        """
-        if not key:
-            self.w.line(f"if ({rest} < 0) {high} = 0;")
-            return
-        limit = negated(rest) if key > 0 else f"{rest} + 1".removesuffix(" - 1 + 1")
-        name, which = (low, "max") if key > 0 else (high, "min")
-        self.w.line(f"{name} = {which}({name}, int(min(max({limit}, int64(0)), int64({self.spec.keys}))));")
-
-    def by_tile(self, unbroken: Callable[[], str], write: Callable[[bool], None]) -> None:
-        """Writes the code that computes the scores of a tile, apart for tiles in which no bound and no range is broken.
-
-        ``unbroken`` returns the C condition for this, and ``write`` is told whether it holds.
-        """
-        w = self.w
-        if not self.differ:
-            write(True)
-            return
-        w.open(f"if ({unbroken()})")
-        if self.plain:
-            w.line("return;  // the products are the scores")
-            w.close()
-            write(False)
-            return
-        write(True)
-        w.otherwise()
-        write(False)
-        w.close()
+    def keep(self, array: str, vector: str, first: str = "j + f * 2") -> None:
+        """Writes a vector of two to an array, the first of them at an index."""
+        self.w.line(f"{array}[{first}] = {vector}[0];")
+        self.w.line(f"{array}[{first} + 1] = {vector}[1];")
 
     def store_sums(
-        self,
-        name: str,
-        op: Operand,
-        first: str,
-        extents: tuple[int, int],
-        tile: tuple[int, int],
-        value: Callable[[str], str],
+        self, name: str, op: Operand, first: str, columns: Edge, value: Callable[[str], str], tile: str = ""
     ) -> None:
         """Stores a tile from fragments whose rows begin at the C variable ``first``, two neighbours at a time where
         they are one access.
 
-        ``value`` returns the C expression of a thread's i-th element.
+        ``value`` returns the C expression of a thread's i-th element; ``tile`` is the number of the tile of columns, if
+        it is not the only one.
         """
         w = self.w
-        pairs = op.strides[-1] == 1 and extents[1] % 2 == 0 and op.alignment % (2 * op.dtype.itemsize) == 0
-        pairs = pairs and not any(x % 2 for x in op.strides[:-1])
-        with w.unrolled(f"for (int i = 0; i < {tile[1] // 2}; i += {1 + pairs})"):
+        start = f"{tile} * {columns.size} + " if tile else ""
+        pairs = not tile and op.strides[-1] == 1 and op.alignment % (2 * op.dtype.itemsize) == 0
+        pairs = pairs and not any(x % 2 for x in (columns.total, *op.strides[:-1]))
+        with w.unrolled(f"for (int i = 0; i < {columns.size // 2}; i += {1 + pairs})"):
             last = "" if pairs else " + i % 2"
-            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2{last};")
-            place, condition = self.offset(op, "m", "n"), guard(extents, tile)
+            w.line(f"const {self.t} m = {first} + row + i / 2 % 2 * 8, n = {start}i / 4 * 8 + lane % 4 * 2{last};")
+            place, condition = self.offset(op, "m", "n"), guard(self.existing(columns))
             if pairs:
                 w.line(f"Vector<{op.dtype.ctype}, 2> v;")
                 w.line(f"v[0] = {stored(op, value('i'), 'float')};")
@@ -365,70 +233,71 @@ class Scores:
             else:
                 w.line(f"{condition}{name}[{place}] = {stored(op, value('i'), 'float')};")
 
-    def inside(self, m0: str, rows: int, n0: str) -> str:
-        """Returns the C condition that no bound is broken by the queries from m0 on and the tile of keys from n0 on."""
-        conditions = ["whole"] if self.listed else []
-        m0, n0 = (text if text.isidentifier() else f"({text})" for text in (m0, n0))
-        if self.ragged:
-            conditions.append(f"{n0} + {self.keys} <= {self.spec.keys}")
-        for n, bound in enumerate(self.spec.bounds):
-            terms, constant = self._start(n, bound)
-            if bound.row > 0:
-                terms = [(m0, bound.row), *terms]
-            elif bound.row < 0:
-                terms = [(m0, bound.row), *terms]
-                constant += bound.row * (rows - 1)
-            if bound.key:
-                terms = [*terms, (n0, bound.key)]
-                constant += min(0, bound.key) * (self.keys - 1)
-            conditions.append(f"{linear(terms, constant)} >= 0")
-        return " && ".join(conditions)
+    def score(self, row: str, col: str, product: str, *, inside: bool, count: int = 2) -> None:
+        """Writes the score, and its slope if it has one, of ``count`` neighbours in a tile's row, from (row, col) on.
 
-    def score(self, m: str, n: str, sums: str, *, inside: bool, count: int, row_exists: bool) -> None:
-        """Writes ``score``, a vector of ``count`` scores of neighbouring keys from (m, n) on.
-
-        ``sums`` is the C expression of the e-th product.  Keys that do not exist have minus infinity.
+        ``product`` is the C expression of the e-th product.  Keys that do not exist have minus infinity.
         """
-        w = self.w
         epilogue = self.inner if inside or self.spanned else self.edge
         guarded = not inside and self.ragged
         if self.spanned:  # keys that do not exist are behind the last that a query meets
             guarded &= any(op.strides[-1] for op in epilogue.program.loads)
-        start = f" = {{{{{', '.join(['-infinity<float>()'] * count)}}}}}" if guarded else ""
-        w.line(f"Vector<float, {count}> score{start};")
-        self._run(epilogue, "score", m, n, sums, guarded=guarded, count=count, row_exists=row_exists)
+        self.evaluate(epilogue, self.starts, row, col, product, guarded=guarded, count=count)
         if self.spanned and not inside:
-            with w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
-                w.line(f"score[e] = begin[f] <= {n} + e && {n} + e < end[f] ? score[e] : -infinity<float>();")
+            with self.w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+                self.w.line(f"score[e] = begin[f] <= {col} + e && {col} + e < end[f] ? score[e] : -infinity<float>();")
 
-    def _run(
-        self, epilogue: Epilogue, to: str, m: str, n: str, values: str, *, guarded: bool, count: int, row_exists: bool
-    ) -> None:
-        """Writes a program on ``count`` values; ``guarded``: not on those of keys that do not exist."""
-        uses_rows = not row_exists and any(op.strides[-2] for op in epilogue.program.loads)
-        place = f"min({m}, {self.t}({self.spec.rows - 1}))" if uses_rows else m
-        missing = (lambda e: f"{n} + {e} >= {self.spec.keys}") if guarded else None
-        run = Run(count, len(self.spec.batch) + 1, "e", missing)
-        epilogue.results([*self.batch, place, n], [values], run, staged=[to])
-
-    def weighted(self, m: str, n: str, values: str, *, count: int, row_exists: bool) -> None:
-        """Writes ``weighted``, what is multiplied with the values instead of ``count`` exponentials: see `score`."""
+    def weigh(self, row: str, col: str, value: str, *, count: int = 2) -> None:
+        """Writes ``weighted``, what becomes of exponentials, probabilities or products with the loss: see `score`."""
         assert self.weight is not None
         # Exponentials of keys that do not exist are 0, and so is what is linear in them.
         guarded = self.ragged and any(op.strides[-1] for op in self.weight.program.loads)
-        self.w.line(f"Vector<float, {count}> weighted{' = {}' if guarded else ''};")
-        self._run(self.weight, "weighted", m, n, values, guarded=guarded, count=count, row_exists=row_exists)
+        self.evaluate(self.weight, {"weighted": ""}, row, col, value, guarded=guarded, count=count)
 
+    def _held(self, position: str, edge: Edge) -> str:
+        """Returns the C expression of a position, or of the last one, if it does not exist."""
+        return f"min({position}, {self.t}({edge.total - 1}))"
 
-def existing(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """Returns the C condition that the element (m, n) of a matrix exists, empty if it does in all its tiles."""
-    return " && ".join(f"{x} < {size}" for x, size, each in zip("mn", extents, tile) if size % each)
+    def evaluate(
+        self,
+        epilogue: Epilogue,
+        starts: Mapping[str, str],
+        row: str,
+        col: str,
+        value: str,
+        *,
+        guarded: bool,
+        count: int,
+    ) -> None:
+        """Writes a program on ``count`` neighbours in a tile's row, which are queries if rows are keys.
 
-
-def guard(extents: tuple[int, int], tile: tuple[int, int]) -> str:
-    """Returns the C text in front of a statement that is for elements that exist: see `existing`."""
-    condition = existing(extents, tile)
-    return f"if ({condition}) " if condition else ""
+        ``starts`` are the C variables of its results, and their values for keys that do not exist, if those are
+        ``guarded``.
+        """
+        w, rows, keys = self.w, self.row_tiles, self.key_tiles
+        of_rows, of_keys = (
+            edge.ragged and any(op.strides[axis] for op in epilogue.program.loads)
+            for axis, edge in ((-2, rows), (-1, keys))
+        )
+        m, n = (col, row) if self.turned else (row, col)
+        missing = (lambda e: f"{n} + {e} >= {keys.total}") if guarded else None
+        clamped, place = None, [m, n]
+        if self.turned and of_keys:
+            place[1] = self._held(n, keys)
+        if self.turned and of_rows and count > 1:
+            missing, clamped = (lambda e: f"{m} + {e} >= {rows.total}"), self._held(f"{m} + e", rows)
+        elif of_rows:
+            place[0] = self._held(m, rows)
+        if count == 1:
+            every = (f"{name}[1] = {{{start if guarded else ''}}}" for name, start in starts.items())
+            w.line(f"{self.real} {', '.join(every)};")
+        else:
+            for name, start in starts.items():
+                begin = f" = {{{{{', '.join([start] * count)}}}}}" if start else " = {}"
+                w.line(f"Vector<{self.real}, {count}> {name}{begin if guarded else ''};")
+        run = Run(count, len(self.batch) + (not self.turned), "e", missing, clamped)
+        with w.block(f"if ({n} < {keys.total})", when=guarded and count == 1):
+            epilogue.results([*self.batch, *place], [value], run, staged=list(starts))
 
 
 def stored(op: Operand, text: str, real: str) -> str:
@@ -439,20 +308,6 @@ def stored(op: Operand, text: str, real: str) -> str:
 def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     """Returns the C names of a spec's arguments, "" for those that are computed."""
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
-
-
-def argument_parameters(spec: AttentionSpec, arguments: Sequence[str]) -> list[str]:
-    """Returns the parameters of the arguments that have a name."""
-    return [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
-
-
-def sink_value(w: Writer, spec: AttentionSpec, name: str, batch: Sequence[str], real: str) -> str:
-    """Writes the score of the sink, in the unit of the other scores; returns its C name."""
-    assert spec.sink is not None
-    value = converted(spec.sink, f"{name}[{linear(list(zip(batch, spec.sink.strides)))}]", real)
-    inverse = literal(1 / spec.scale, real)
-    w.line(f"const {real} sunk = {value}{'' if spec.scale == 1 else f' * {inverse}'};")
-    return "sunk"
 
 
 def kernel_details(spec: AttentionSpec) -> list[str]:

@@ -5,28 +5,20 @@ A warp has some queries, of which each lane computes the scores of one key of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import e, log2, prod
+from math import prod
 
-from codegen.attention.computed import Rows, RowsPrologue
-from codegen.attention.scores import (
-    Scores,
-    all_arguments,
-    approximated,
-    argument_names,
-    argument_parameters,
-    kernel_details,
-    merged,
-    sink_value,
-    stored,
-)
-from codegen.buffers import Buffer, Buffers
+from codegen.attention.scores import Scores, argument_names, merged, stored
+from codegen.attention.spec import AttentionSpec
+from codegen.attention.tiles import Tiles, forward_sources
+from codegen.buffers import Buffer, Buffers, Edge, guard
 from codegen.declined import Declined
-from codegen.expr import Operand, literal
+from codegen.expr import literal
 from codegen.family import Schedule
-from codegen.iteration import linear
-from codegen.kernel import Kernel, converted, parameter
-from codegen.spec import AttentionSpec, KernelSource, Pages
+from codegen.kernel import Kernel
+from codegen.spec import KernelSource
 from codegen.target import Target
 
 WARPS, LANES = 4, 32
@@ -68,126 +60,67 @@ def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[Attent
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    return all_arguments(spec, _Renderer(merged(spec), schedule).render())
+    return _Renderer(merged(spec), schedule).render()
 
 
 class _Renderer:
     def __init__(self, spec: AttentionSpec, schedule: AttentionSimtSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
-        self.names = self.w.names
-        self.arguments = argument_names(spec, self.names)
-        self.scores = Scores(self.w, spec, self.names, LANES)
-        for epilogue in (self.scores.edge, self.scores.inner):
-            epilogue.pointers.stores = ["score"]
-        if self.scores.weight is not None:
-            self.scores.weight.pointers.stores = ["weighted"]
-        self.written = self.scores.written(self.names)
+        self.arguments = argument_names(spec, self.w.names)
+        self.scores = Scores(self.w, spec, self.w.names, LANES)
+        self.written = self.scores.written(self.w.names)
         self.real = spec.program.real
-        self.each = -(-spec.width // LANES)
+        self.tiles = Tiles(self.w, self.scores, self.real)
+        self.width = Edge(spec.width, LANES)
 
     def render(self) -> KernelSource:
-        w, s, spec, real = self.w, self.s, self.spec, self.real
-        program = approximated(spec)
-        details = [*kernel_details(spec), f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"]
-        w.parameters += argument_parameters(spec, self.arguments)
-        w.parameters += self.scores.parameters()
-        w.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, self.written)]
+        w, s, spec, scores = self.w, self.s, self.spec, self.scores
         w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.queries};")
-        w.line(f"const {real} unit = {literal(spec.scale * log2(e), real)};  // of a score, to base 2")
-        tiles = -(-spec.rows // s.rows)
+        scores.unit()
+        tiles, threads = Edge(spec.rows, s.rows).tiles, WARPS * LANES
         w.line(f"const int m0 = blockIdx.x % {tiles} * {s.rows};")
-        self.scores.coordinates(f"(blockIdx.x / {tiles})")
-        self.scores.bound_numbers()
-        self.scores.scalars()
-        self.scores.keys_met("m0", s.rows)
-        self._fill("queries", spec.q, 0, "m0", s.rows, spec.rows, spec.depth)
+        scores.coordinates(f"(blockIdx.x / {tiles})")
+        scores.bound_numbers()
+        scores.scalars()
+        scores.keys_met("m0", s.rows)
+        queries, *brought = forward_sources(scores, self.arguments)
+        self.tiles.fill(queries, "m0", threads)
         self._state()
         with w.block("for (int tile = first; tile < last; ++tile)"):
             w.line(f"const int n0 = tile * {LANES};")
             w.line("__syncthreads();  // the tile before has been used")
-            pages = spec.pages or (None, None)
-            self._fill("keys", spec.k, 1, "n0", LANES, spec.keys, spec.depth, pages[0])
-            self._fill("values", spec.v, 2, "n0", LANES, spec.keys, spec.width, pages[1])
+            for source in brought:
+                self.tiles.fill(source, "n0", threads)
             w.line("__syncthreads();")
             self._tile()
         self._results()
-        return w.source(
-            program,
-            details,
-            blocks=tiles * prod(spec.batch),
-            threads=WARPS * LANES,
-            barriers=True,
-            arguments=range(len(w.parameters)),
-        )
-
-    def _fill(
-        self,
-        what: str,
-        op: Operand,
-        number: int,
-        first: str,
-        size: int,
-        total: int,
-        elements: int,
-        pages: Pages | None = None,
-    ) -> None:
-        w, name = self.w, self.arguments[number]
-        computed = self.scores.computed[number]
-        if computed is not None:
-            self._compute(computed, what, first, size, total)
-            return
-        with w.block(f"for (int i = t; i < {size * elements}; i += {WARPS * LANES})"):
-            w.line(f"const {self.scores.t} r = {first} + i / {elements}, d = i % {elements};")
-            table = self.arguments[number + 2] if pages is not None else ""
-            place = linear([*self.scores.row_terms(op, pages, table, "r", total), ("d", op.strides[-1])])
-            value = converted(op, f"{name}[{place}]", self.real)
-            value = value if total % size == 0 else f"r < {total} ? {value} : {self.real}(0)"
-            w.line(f"shared.{what}[i / {elements}][d] = {value};")
-
-    def _compute(self, computed: RowsPrologue, what: str, first: str, size: int, total: int) -> None:
-        """Writes a tile of rows that are computed; values that do not exist become 0."""
-        w, count = self.w, computed.vector
-
-        def store(name: str) -> None:
-            value = f"{name}[e]"
-            if what == "values" and total % size:
-                value = f"{first} + r < {total} ? {value} : {self.real}(0)"
-            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) shared.{what}[r][d + e] = {value};")
-
-        elements = self.spec.width if what == "values" else self.spec.depth
-        scores = self.scores
-        last = total - 1 if total % size else None
-        tile = Rows(first, last, size, elements, "t", WARPS * LANES, scores.batch, scores.t, self.real)
-        computed.fill(tile, store)
+        detail = f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"
+        blocks = tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=threads)
 
     def _state(self) -> None:
-        w, s, real, spec = self.w, self.s, self.real, self.spec
-        w.line(f"{real} o[{s.queries}][{self.each}] = {{}}, largest[{s.queries}], total[{s.queries}];")
+        """Writes what a thread keeps of the rows of its warp."""
+        w, n, real, spec = self.w, self.s.queries, self.real, self.spec
+        o = f"o[{n}][{self.width.tiles}] = {{}}, " if spec.width else ""
+        w.line(f"{real} {o}largest[{n}], total[{n}];")
         start, have = f"-infinity<{real}>()", "0"
         if spec.sink is not None:
-            start = sink_value(w, spec, self.arguments[-1], self.scores.batch, real)
-            have = "lane == 0"
-        with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
+            self.scores.sunk(self.arguments[-1])
+            start, have = "sunk", "lane == 0"
+        with w.unrolled(f"for (int r = 0; r < {n}; ++r)"):
             w.line(f"largest[r] = {start};")
             w.line(f"total[r] = {have};  // the lane's share")
 
     def _tile(self) -> None:
+        """Writes what becomes of a tile of keys and values."""
         w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
-        w.line(f"{real} s[{s.queries}] = {{}};")
-        with w.block(f"for (int d = 0; d < {spec.depth}; ++d)"):
-            w.unrolled_line(
-                f"for (int r = 0; r < {s.queries}; ++r) s[r] += shared.queries[row + r][d] * shared.keys[lane][d];"
-            )
+        multiply(w, real, "s", s.queries, "queries", "keys")
         with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
-            m = "m0 + row + r"
-            if spec.rows % s.rows:
-                m = f"min({m}, {spec.rows - 1})"
+            m = Edge(spec.rows, s.rows).held("m0 + row + r")
             w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
-            w.line(f"{real} score[1] = {{-infinity<{real}>()}};")
-            with w.block(f"if (n < {spec.keys})", when=scores.ragged):
-                scores.edge.results([*scores.batch, "m", "n"], ["s[r]"])
+            scores.score("m", "n", "s[r]", inside=False, count=1)
             w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
             w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
             w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
@@ -195,47 +128,74 @@ class _Renderer:
             w.line("s[r] = math::exp2(unit * score[0] - shift);")
             w.line("total[r] = total[r] * rescale + s[r];")
             if scores.weight is not None:
-                w.line(f"{real} weighted[1] = {{}};")
-                with w.block(f"if (n < {spec.keys})", when=scores.ragged):
-                    scores.weight.results([*scores.batch, "m", "n"], ["s[r]"])
+                scores.evaluate(scores.weight, {"weighted": ""}, "m", "n", "s[r]", guarded=scores.ragged, count=1)
                 w.line("s[r] = weighted[0];")
-            w.unrolled_line(f"for (int c = 0; c < {self.each}; ++c) o[r][c] *= rescale;")
-        with w.block(f"for (int j = 0; j < {LANES}; ++j)"), w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
-            w.line(f"const {real} weight = __shfl_sync(0xffffffffu, s[r], j);")
-            with w.unrolled(f"for (int c = 0; c < {self.each}; ++c)"):
-                test = f"if (c * {LANES} + lane < {spec.width}) " if spec.width % LANES else ""
-                w.line(f"{test}o[r][c] += weight * shared.values[j][c * {LANES} + lane];")
+            if spec.width:
+                w.unrolled_line(f"for (int c = 0; c < {self.width.tiles}; ++c) o[r][c] *= rescale;")
+        if spec.width:
+            add_products(w, real, s.queries, ("o", "s", "values"))
 
     def _store(self) -> None:
-        """Writes the store of an element of a result, if it exists."""
-        w, spec, scores = self.w, self.spec, self.scores
-        test = f"if (n < {spec.width}) " if spec.width % LANES else ""
-        if scores.epilogue is None:
-            op = spec.out
-            place = scores.offset(op, "m", "n")
-            w.line(f"{test}{self.written[0]}[{place}] = {stored(op, 'o[r][c] * inverse', self.real)};")
-            return
-        with w.block(test.rstrip(), when=bool(test)):
-            scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
+        """Writes the stores of a row of the results."""
+        w, spec, real, scores = self.w, self.spec, self.real, self.scores
+        none = f"sum == 0 ? {real}(0) : " if spec.zero else ""
+        w.line(f"const {real} inverse = {none}1 / sum;")
+        with columns_of_lane(w, scores, self.width) as exists:
+            if spec.zero:
+                w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
+            if scores.epilogue is None:
+                value = stored(spec.out, "o[r][c] * inverse", real)
+                w.line(f"{guard(exists)}{self.written[0]}[{scores.offset(spec.out, 'm', 'n')}] = {value};")
+                return
+            with w.block(f"if ({exists})", when=bool(exists)):
+                scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
 
     def _results(self) -> None:
-        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
-        with w.unrolled(f"for (int r = 0; r < {s.queries}; ++r)"):
-            w.line(f"const {scores.t} m = m0 + row + r;")
-            if spec.rows % s.rows:
-                w.line(f"if (m >= {spec.rows}) break;")
+        """Writes the stores of the results and of the logarithms of the sums."""
+        w, spec, real, scores = self.w, self.spec, self.real, self.scores
+        with rows_of_warp(w, scores, "m0", self.s.queries, Edge(spec.rows, self.s.rows)):
             w.line(f"const {real} sum = reduce::lanes<reduce::Add, {LANES}>(total[r]);")
-            if spec.zero:
-                w.line(f"const {real} inverse = sum == 0 ? {real}(0) : 1 / sum;")
-            else:
-                w.line(f"const {real} inverse = 1 / sum;")
-            with w.unrolled(f"for (int c = 0; c < {self.each}; ++c)"):
-                w.line(f"const {scores.t} n = c * {LANES} + lane;")
-                if spec.zero:
-                    w.line("if (sum == 0) o[r][c] = 0;  // no key is met, whatever the values are")
+            if spec.width:
                 self._store()
             if spec.stats is not None:
                 place = scores.offset(spec.stats, "m")
                 value = f"{literal(spec.scale, real)} * largest[r] + math::log(sum)"
                 text = f"(sum == 0 ? -infinity<{real}>() : {value})"
                 w.line(f"if (lane == 0) {self.written[-1]}[{place}] = {stored(spec.stats, text, real)};")
+
+
+def multiply(k: Kernel, real: str, sums: str, rows: int, a: str, b: str) -> None:
+    """Writes the products of a warp's rows of the buffer ``a`` with the lane's row of the buffer ``b``."""
+    k.line(f"{real} {sums}[{rows}] = {{}};")
+    if depth := k.buffers[a].shape[-1]:
+        with k.block(f"for (int i = 0; i < {depth}; ++i)"):
+            product = f"shared.{a}[row + r][i] * shared.{b}[lane][i]"
+            k.unrolled_line(f"for (int r = 0; r < {rows}; ++r) {sums}[r] += {product};")
+
+
+def add_products(k: Kernel, real: str, rows: int, *products: tuple[str, str, str]) -> None:
+    """Writes products (sums, A, buffer B) of a warp's rows, of which a lane has a column, with tiles."""
+    with k.block(f"for (int j = 0; j < {LANES}; ++j)"), k.unrolled(f"for (int r = 0; r < {rows}; ++r)"):
+        for sums, a, b in products:
+            column, columns = f"c * {LANES} + lane", Edge(k.buffers[b].shape[-1], LANES)
+            k.line(f"const {real} {a}_j = __shfl_sync(0xffffffffu, {a}[r], j);")
+            add = f"{guard(columns.inside(column))}{sums}[r][c] += {a}_j * shared.{b}[j][{column}];"
+            k.unrolled_line(f"for (int c = 0; c < {columns.tiles}; ++c) {add}")
+
+
+@contextmanager
+def rows_of_warp(k: Kernel, scores: Scores, first: str, rows: int, edge: Edge) -> Iterator[None]:
+    """Writes a loop over a warp's rows that exist, called ``m``, in the tile that begins at ``first``."""
+    with k.unrolled(f"for (int r = 0; r < {rows}; ++r)"):
+        k.line(f"const {scores.t} m = {first} + row + r;")
+        if edge.ragged:
+            k.line(f"if (m >= {edge.total}) break;")
+        yield
+
+
+@contextmanager
+def columns_of_lane(k: Kernel, scores: Scores, columns: Edge) -> Iterator[str]:
+    """Writes a loop over a lane's columns, called ``n``; yields the C condition that there is one."""
+    with k.unrolled(f"for (int c = 0; c < {columns.tiles}; ++c)"):
+        k.line(f"const {scores.t} n = c * {LANES} + lane;")
+        yield columns.inside("n")

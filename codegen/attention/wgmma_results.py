@@ -1,83 +1,107 @@
-"""Attention on Hopper: the results of a tile of queries, which are stored from where these queries lay in shared
-memory.
-"""
+"""Attention on Hopper: queries that consumers compute, and results, which may leave from where queries lay."""
 
 from __future__ import annotations
 
-from codegen.attention.wgmma_producer import Producer
+from codegen.attention.computed import Rows, RowsPrologue
+from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, coordinates, panels
-from codegen.iteration import linear
-from codegen.spec import TensorMap
+from codegen.attention.wgmma_walk import Intervals
+from codegen.pipeline import Pipeline
 
 
-class AttentionResults(Producer):
-    """Writes how results leave, and when the place of queries is free again; the rest is `codegen.attention.wgmma`'s.
+def await_queries(b: Block, query: str, work: str) -> None:
+    """Writes what waits for a tile of queries, or computes the consumer's rows of it; ``work`` is its number."""
+    if b.queries:
+        b.queries.wait(query)
+    else:
+        b.w.line(f"compute_queries({work}, {query}.index);")
 
-    out_map   the tensor map by which TMA stores them, if it does; out its C name.
-    written   C names of the results that threads store.
-    stats     C name of the log-sum-exp; or empty.
-    """
 
-    out_map: TensorMap | None
-    out: str
-    written: list[str]
-    stats: str
+def prefetch_queries(b: Block, work: str) -> None:
+    """Writes the prefetch of what the next tile of queries, if there is one, is computed from."""
+    if not b.queries and b.work > b.s.blocks:
+        b.w.line(f"prefetch_queries({work});")
 
-    @property
-    def _number(self) -> str:
-        """The number of the tile of queries."""
-        return "span.work" if self.scores.spanned else "work"
 
-    def _free_queries(self) -> None:
-        """Writes how the producer may bring queries again to where the results before were stored from."""
-        w = self.w
-        with w.block(f"if (t == 0 && {self._number} != blockIdx.x)"):
-            w.line("tma_wait_read<0>();")
-            w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
+def define_queries(b: Block, prologue: RowsPrologue) -> None:
+    """Writes the functions that compute a consumer's rows of a tile of queries, and prefetch what this reads."""
+    w, spec, part, panel = b.w, b.spec, b.part, b.panel
+    last = spec.rows - 1 if spec.rows % b.s.rows else None
+    padded = -(-spec.depth // b.step) * b.step
+    rows = Rows(b.top, last, ROWS, padded, "t", GROUP, b.scores.batch, b.scores.t, b.element)
 
-    def _meet(self) -> None:
-        """Writes a barrier of a consumer's warps, before one thread releases what all of them waited for.
+    def store(name: str) -> None:
+        w.line(f"store_row<{panel}>(&shared.queries[index][d / {panel}][{part}][0], r, d % {panel}, {name});")
 
-        Warps multiply in step.  Where nothing is multiplied, one may be so late that its data have been overwritten.
-        """
-        self.w.line(f"named_barrier_sync({self.s.groups + 1} + group, {GROUP});  // all warps have been here")
-
-    def _results(self) -> None:
-        self.scores.finish(self.stats)
-        if self.out_map is not None:
-            self._store_tiles()
+    with w.block("const auto compute_queries = [&](int work, int index)", "};"):
+        b.tile_at("work")
+        b.scores.begin("at.row", "at.col")
+        held = prologue.hold(rows)
+        if b.out_map:
+            # The results stored last may lie in the other place.
+            w.line(f"if (t == 0) tma_wait_read<{0 if b.joined else b.s.ahead - 1}>();  // what lay there has left")
+        b.warps.sync("group", note="and has been multiplied by all warps")
+        if held is None:
+            prologue.fill(rows, store)
         else:
-            if self.prologue is None:
-                if self.spec.some_meet_none and not (self.joined or self.listing):
-                    self._meet()
-                self.w.line("if (t == 0) barrier_arrive(shared.queries_empty[query.index]);")
-            self.scores.store(self.written[0], self.width)
-
-    def _store_tiles(self) -> None:
-        w, s, spec = self.w, self.s, self.spec
-        out = spec.out.dtype.ctype
-        part = f"group * {ROWS}" if s.groups > 1 else "0"
-        w.line("// The results take the place of the queries, of which nothing is left to multiply.")
-        with w.unrolled(f"for (int j = 0; j < {self.width}; j += 16)"):
-            w.line(f"Vector<{out}, 2> v[4];")
-            with w.unrolled("for (int i = 0; i < 8; ++i)"):
-                w.line(f"v[i / 2][i % 2] = convert<{out}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
-            pointer = f"&shared.queries[query.index][j / {PANEL}][{part}][0]"
-            if out != self.element:
-                pointer = f"reinterpret_cast<{out}*>({pointer})"
-            w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+            prologue.put(rows, held, store)
         w.line("fence_async_shared();")
-        w.line(f"named_barrier_sync({s.groups + 1} + group, {GROUP});")
-        with w.block("if (t == 0)"):
-            if s.ahead > 1 and not self.joined and self.prologue is None:
-                with w.block(f"if ({self._number} != blockIdx.x)"):
-                    w.line("tma_wait_read<0>();  // the results before have left, where there are queries to come")
-                    w.line("barrier_arrive(shared.queries_empty[query.index ^ 1]);")
-            with w.unrolled(f"for (int i = 0; i < {panels(spec.width)}; ++i)"):
-                first = linear([("m0", 1), ("group", ROWS if s.groups > 1 else 0)])
-                at = f"i * {PANEL}, {coordinates(spec, spec.out, first)}"
-                w.line(f"tma_store({self.out}, shared.queries[query.index][i][{part}], {at});")
-            w.line("tma_commit();")
-            if s.ahead == 1 and self.prologue is None:
-                w.line("tma_wait_read<0>();")
-                w.line("barrier_arrive(shared.queries_empty[query.index]);")
+        b.warps.sync("group", note="the consumer's rows are there")
+    if b.work > b.s.blocks:
+        with w.block("const auto prefetch_queries = [&](int work)", "};"):
+            w.line(f"if (work >= {b.work}) return;")
+            b.tile_at("work")
+            b.scores.begin("at.row", "at.col")
+            prologue.prefetch(rows)
+
+
+def store_results(b: Block, walk: Intervals) -> None:
+    """Writes what becomes of the results of a tile of queries."""
+    b.w.reads("o")
+    b.scores.finish(b.stats)
+    if b.out_map:
+        _store_by_tma(b, walk)
+    else:
+        if b.queries and walk.skips:
+            # Without products, which warps run together, a warp might come so late that it finds the next queries.
+            b.warps.sync("group", note="all warps have been here")
+        if b.queries:
+            b.queries.release("query")
+        b.scores.store(b.written[0], b.width)
+
+
+def _store_by_tma(b: Block, walk: Intervals) -> None:
+    w, out = b.w, b.spec.out
+    w.line("// The results take the place of the queries, of which nothing is left to multiply.")
+    with w.unrolled(f"for (int j = 0; j < {b.width}; j += 16)"):
+        w.line(f"Vector<{out.dtype.ctype}, 2> v[4];")
+        with w.unrolled("for (int i = 0; i < 8; ++i)"):
+            w.line(f"v[i / 2][i % 2] = convert<{out.dtype.ctype}>(o[j / 2 + i] * inverse[i / 2 % 2]);")
+        pointer = f"&shared.queries[query.index][j / {PANEL}][{b.part}][0]"
+        if out.dtype.ctype != b.element:
+            pointer = f"reinterpret_cast<{out.dtype.ctype}*>({pointer})"
+        w.line(f"store_fragments<{PANEL}>({pointer}, t / 32 * 16, j % {PANEL}, v);")
+    w.line("fence_async_shared();")
+    b.warps.sync("group")
+    with w.block("if (t == 0)"):
+        if b.queries and b.s.ahead > 1 and not b.joined:
+            _free_other(b, b.queries, walk, note="  // the results before have left, where there are queries to come")
+        with w.unrolled(f"for (int i = 0; i < {panels(b.spec.width)}; ++i)"):
+            at = f"i * {PANEL}, {coordinates(b.spec, out, b.top)}"
+            w.line(f"tma_store({b.out}, shared.queries[query.index][i][{b.part}], {at});")
+        w.line("tma_commit();")
+        if b.queries and b.s.ahead == 1:
+            w.line("tma_wait_read<0>();")
+            b.queries.release("query", condition="")
+
+
+def free_results(b: Block, walk: Intervals) -> None:
+    """Writes, in the first tile of keys, that queries may be brought to where the results before were stored from."""
+    if b.out_map and b.queries and b.joined:
+        _free_other(b, b.queries, walk, thread="t == 0 && ")
+
+
+def _free_other(b: Block, queries: Pipeline, walk: Intervals, *, thread: str = "", note: str = "") -> None:
+    with b.w.block(f"if ({thread}{walk.number} != blockIdx.x)"):
+        b.w.line(f"tma_wait_read<0>();{note}")
+        queries.release("other", condition="", at="query.index ^ 1")

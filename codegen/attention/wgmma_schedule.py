@@ -9,10 +9,13 @@ from math import prod
 from codegen.attention.fragments import check_types
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
+from codegen.attention.spec import AttentionSpec, Pages
+from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
-from codegen.spec import AttentionSpec, Pages, TensorMap
+from codegen.pipeline import barriers
+from codegen.spec import TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
 
@@ -73,11 +76,10 @@ class AttentionWgmmaSchedule(Schedule):
     chains: int = 2
     alternate: bool = False
 
-    def registers(self, *, listing: bool, spanned: bool = False) -> tuple[int, int]:
-        """Returns how many registers a thread of the producer and one of a consumer have."""
-        if spanned:
-            return SPANNED_REGISTERS[self.groups]
-        return (LISTING_REGISTERS if listing else REGISTERS)[self.groups]
+    def registers(self, spec: AttentionSpec) -> tuple[int, int]:
+        """Returns registers of a thread of the producer and of a consumer."""
+        every = LISTING_REGISTERS if listed(spec) else SPANNED_REGISTERS if spanned(spec) else REGISTERS
+        return every[self.groups]
 
     def joined(self, spec: AttentionSpec) -> bool:
         """Tells whether the first product of a tile of queries begins while the tile before ends.
@@ -111,21 +113,13 @@ def spanned(spec: AttentionSpec) -> bool:
     return bool(spec.ranges) and not listed(spec)
 
 
-def dynamic(spec: AttentionSpec) -> bool:
-    """Tells whether blocks take tiles of queries as they come to them: a block with short tiles takes more."""
-    return spec.order is not None and spanned(spec)
-
-
 def panels(elements: int, size: int = 2) -> int:
     """Returns how many rows of 128 bytes hold ``elements`` elements of ``size`` bytes."""
     return -(-elements * size // (2 * PANEL))
 
 
 def narrow(spec: AttentionSpec) -> bool:
-    """Tells whether 8-bit floats are multiplied.
-
-    Their values lie along the keys, and the sums of 128 products each are added up in float32.
-    """
+    """Tells whether 8-bit floats are multiplied: values lie along the keys, tiles are added up in float32."""
     return spec.q.dtype.itemsize == 1
 
 
@@ -134,13 +128,26 @@ def columns(width: int) -> int:
     return -(-width // 16) * 16
 
 
-def shared_bytes(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> int:
-    row, deep = 2 * PANEL, panels(spec.depth, spec.q.dtype.itemsize)
-    queries = s.rows * row * max(deep, panels(spec.width))
-    values = columns(spec.width) if narrow(spec) else s.keys * panels(spec.width)
-    ring = s.stages * row * (s.keys * deep + values)
-    spans = 32 * s.ahead if spanned(spec) else 0
-    return s.ahead * queries + ring + 16 * (2 * s.stages + s.ahead) + 4 * s.stages + spans + 128
+def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
+    """Returns what a block has in shared memory."""
+    t, size = spec.q.dtype.ctype, spec.q.dtype.itemsize
+    deep, wide, panel = panels(spec.depth, size), panels(spec.width), 2 * PANEL // size
+    of_values = (1, columns(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
+    found = [
+        Buffer("queries", t, (max(deep, wide), s.rows, panel), s.ahead, 0, SWIZZLED, "panels of 128 bytes, swizzled"),
+        Buffer("keys", t, (deep, s.keys, panel), s.stages, 0, SWIZZLED),
+        Buffer("values", t, of_values, s.stages, 0, SWIZZLED, "along the keys" if narrow(spec) else ""),
+        *(() if spec.computed[0] is not None else barriers("queries", s.ahead)),
+        *barriers("keys", s.stages),
+        *barriers("values", s.stages),
+    ]
+    if spanned(spec):
+        note = "of queries to come, and the end; who reads one says so"
+        found += [*barriers("spans", s.ahead), Buffer("spans", "attention::Span", (), s.ahead, note=note)]
+    if listed(spec):
+        note = "of keys: twice the number, and whether no range is broken; -1 is the end"
+        found.append(Buffer("tiles", "int", (), s.stages, note=note))
+    return Buffers(found)
 
 
 def registers_held(spec: AttentionSpec, keys: int) -> int:
@@ -151,10 +158,7 @@ def registers_held(spec: AttentionSpec, keys: int) -> int:
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
-    """Returns the coordinates of a box of a map of `box`'s, except that along the elements.
-
-    They are ``first``, its row, and those of its batch.
-    """
+    """Returns the coordinates of a box behind that along the elements: ``first``, its row, and those of its batch."""
     batch = [f"b{d}" for d, (size, step) in enumerate(zip(spec.batch, op.strides)) if size > 1 and step]
     return ", ".join([first, *batch])
 
@@ -162,28 +166,21 @@ def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
 def box(
     spec: AttentionSpec, op: Operand, argument: int, rows: int, elements: int, height: int, pages: Pages | None = None
 ) -> TensorMap:
-    """Returns the map of queries, keys, values or results, whose box has 128 bytes of each of ``height`` rows.
-
-    Raises Declined if TMA cannot bring them.
-    """
+    """Returns a map whose box has 128 bytes of each of ``height`` rows.  Raises Declined if TMA cannot bring them."""
     size = op.dtype.itemsize
     *batch, row, element = op.strides
     if elements > 1 and element != 1:
         raise Declined(f"the elements of {op.name} are not neighbours in memory")
     if op.alignment % 16:
         raise Declined(f"the address of {op.name} is not known to be a multiple of 16 bytes")
-    sizes, strides = [elements, rows], [row * size if rows > 1 else max(16, -(-elements * size // 16) * 16)]
-    for n, step in zip(spec.batch, batch):
-        if n > 1 and step:
-            sizes.append(n)
-            strides.append(step * size)
-    if pages is not None:
-        sizes.append(pages.blocks)
-        strides.append(pages.step * size)
+    outer = [(n, step) for n, step in zip(spec.batch, batch) if n > 1 and step]
+    outer += [(pages.blocks, pages.step)] if pages is not None else []
+    sizes = (elements, rows, *(n for n, _ in outer))
     if len(sizes) > MOST_RANK:
         raise Declined(f"{op.name} has more than {MOST_RANK} dimensions in memory")
-    boxed = (2 * PANEL // size, height, *(1 for _ in sizes[2:]))
-    made = TensorMap(argument, op.dtype.ctype, tuple(sizes), tuple(strides), boxed, (1,) * len(sizes), 128)
+    strides = (row * size if rows > 1 else max(16, -(-elements * size // 16) * 16), *(step * size for _, step in outer))
+    boxed = (2 * PANEL // size, height, *(1 for _ in outer))
+    made = TensorMap(argument, op.dtype.ctype, sizes, strides, boxed, (1,) * len(sizes), 128)
     reason = refusal(made)
     if reason is None and not all(strides):
         reason = "its rows lie in one place"
@@ -207,47 +204,53 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
     if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
-    if spec.computed[0] is None:
-        box(spec, spec.q, 0, spec.rows, spec.depth, 64)
-    if narrow(spec):
-        if spec.pages is not None:
-            raise Declined("8-bit floats in pages do not lie along the keys")
-        box(spec, spec.k, 1, spec.keys, spec.depth, 64)
-        values_box(spec)
-        return spec
-    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
-        pages = None if spec.pages is None else spec.pages[n]
-        if pages is not None and pages.size % 8:
+    if narrow(spec) and spec.pages is not None:
+        raise Declined("8-bit floats in pages do not lie along the keys")
+    for pages in spec.pages or ():
+        if pages.size % 8:
             raise Declined(f"pages of {pages.size} keys are not made of groups of 8, as swizzled tiles are")
-        box(spec, op, n + 1, spec.keys if pages is None else pages.size, elements, 8, pages)
+    maps(spec, ROWS, 8)
     return spec
 
 
-def values_box(spec: AttentionSpec) -> TensorMap:
+def maps(spec: AttentionSpec, rows: int, keys: int) -> dict[int, TensorMap]:
+    """Returns the maps of queries (operand 0, unless they are computed), keys (1) and values (2), for tiles of so many.
+
+    A box of keys or values is a tile, or what of it lies in one page.
+    """
+    made = {0: box(spec, spec.q, 0, spec.rows, spec.depth, rows)} if spec.computed[0] is None else {}
+    first = len(made)
+    if narrow(spec):
+        return made | {1: _narrow_keys(spec, first), 2: _narrow_values(spec, first + 1)}
+    for n, (op, elements) in enumerate(((spec.k, spec.depth), (spec.v, spec.width))):
+        pages = None if spec.pages is None else spec.pages[n]
+        total, height = (spec.keys, keys) if pages is None else (pages.size, min(keys, pages.size))
+        made[n + 1] = box(spec, op, first + n, total, elements, height, pages)
+    return made
+
+
+def _narrow_keys(spec: AttentionSpec, argument: int) -> TensorMap:
+    """Returns the map of 8-bit keys: a box has the first two of each four keys, or the last two; else all of a tile."""
+    plain = box(spec, spec.k, argument, spec.keys, spec.depth, 2 * PANEL)
+    if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
+        return plain
+    (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
+    return replace(
+        plain,
+        sizes=(elements, 4, keys // 4, *sizes),
+        strides=(step, 4 * step, *strides),
+        box=(plain.box[0], 2, PANEL // 2, *plain.box[2:]),
+        steps=(1, *plain.steps),
+    )
+
+
+def _narrow_values(spec: AttentionSpec, argument: int) -> TensorMap:
     """Returns the map of 8-bit values: a box has 128 keys of all elements."""
     *batch, key, element = spec.v.strides
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
-    return box(spec, turned, 2, spec.width, spec.keys, columns(spec.width))
-
-
-def quads_box(spec: AttentionSpec) -> TensorMap | None:
-    """Returns the map of 8-bit keys whose box has the first two of each four keys, or the last two; None if there is
-    none.
-    """
-    plain = box(spec, spec.k, 1, spec.keys, spec.depth, 2 * PANEL)
-    if spec.keys % 4 or len(plain.sizes) == MOST_RANK:
-        return None
-    (elements, keys, *sizes), (step, *strides) = plain.sizes, plain.strides
-    boxed = (plain.box[0], 2, PANEL // 2, *plain.box[2:])
-    return replace(
-        plain,
-        sizes=(elements, 4, keys // 4, *sizes),
-        strides=(step, 4 * step, *strides),
-        box=boxed,
-        steps=(1,) * len(boxed),
-    )
+    return box(spec, turned, argument, spec.width, spec.keys, columns(spec.width))
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
@@ -261,52 +264,55 @@ def tile_keys(spec: AttentionSpec, most: int) -> int:
     return max((n for n in range(16, most + 1, 16) if all(n % s == 0 or s % n == 0 for s in sizes)), default=0)
 
 
-def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
-    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
-    spec = check(spec, target)
+def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
+    """Returns consumers and keys of the tiles worth trying, best guess first."""
     sides = {b.key for b in spec.bounds if b.key}
-    reads = any(op.strides[-1] for op in spec.program.loads)
+    reads, programmed = any(op.strides[-1] for op in spec.program.loads), bool(spec.inside.instructions)
     tall = max(spec.depth, spec.width)
-    if tall <= 64:
+    if narrow(spec):
+        preferred = [(2, 2 * PANEL)]
+    elif tall <= 64:
         preferred = [(2, 128), (2, 160), (2, 192), (2, 64)]
         # Two tiles, the last not whole: the loop is unrolled, and there are no registers for three consumers.
-        if not sides and not 128 < spec.keys < 256:
+        if not (sides or 128 < spec.keys < 256 or reads or programmed):
             preferred = [(3, 128), *preferred]
     elif tall <= 128:
         preferred = [(2, 176), (2, 160), (2, 128), (2, 96)]
-        if sides:
-            preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
-        if len(sides) > 1 or spec.inside.instructions:
-            preferred = [(2, 128), (2, 176), (2, 96)]
-            if spanned(spec):
-                preferred = [(2, 128), (2, 96), *([] if spec.within.instructions else [(2, 160)])]
         if reads:
             preferred = [(2, 128), (2, 96), (2, 112)] if spec.ranges else [(2, 96), (2, 80), (2, 112)]
+        elif spanned(spec) and (len(sides) > 1 or programmed):
+            preferred = [(2, 128), (2, 96), *([] if spec.within.instructions else [(2, 160)])]
+        elif len(sides) > 1 or programmed:
+            preferred = [(2, 128), (2, 176), (2, 96)]
+        elif sides:
+            preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
     elif tall <= 192:
         preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
+    elif reads or programmed:
+        preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     else:
         preferred = [(2, 80), (2, 64), (2, 48)]
-        if reads or spec.inside.instructions:
-            preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
-    if reads or spec.inside.instructions:
-        preferred = [(groups, keys) for groups, keys in preferred if groups < 3]
-    if spec.weight is not None:  # what the weight computes, such as random numbers, needs registers of its own
+    if spec.weight is not None and not narrow(spec):
+        # What the weight computes, such as random numbers, needs registers of its own.
         most = 128 if tall <= 128 else 64 if tall <= 192 else 48
-        preferred = list(dict.fromkeys((2, min(keys, most)) for _, keys in preferred))
-    if narrow(spec):
-        preferred = [(2, 2 * PANEL)]
+        preferred = [(2, min(keys, most)) for _, keys in preferred]
     if spec.rows <= 64:
         preferred = [(1, min(keys, 128)) for _, keys in preferred] + preferred
     elif spec.rows <= 128:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
+    found = ((groups, tile_keys(spec, keys)) for groups, keys in preferred)
+    return list(dict.fromkeys(tile for tile in found if tile[1]))
+
+
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    spec = check(spec, target)
+    sides, tall = any(b.key for b in spec.bounds), max(spec.depth, spec.width)
     # Where tiles of queries take very different times, blocks of one tile each spread them better.
     blocks = MOST_BLOCKS if listed(spec) or (sides and tall > 192) else target.sms
     shared = target.l2_share(SHARED_IN_L2)
     found = []
-    for groups, keys in dict.fromkeys(preferred):
-        keys = tile_keys(spec, keys)
-        if not keys:
-            continue
+    for groups, keys in _tiles(spec, target):
         # Few queries: the bytes in flight count.  Short rows: so does what follows a tile of queries.
         deeper = ((3, 1),) if groups == 1 else ((3, 2),) if tall <= 64 else ()
         heads, alternate = _dealt(spec, blocks, groups * ROWS, keys, shared)
@@ -323,25 +329,21 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
             grid = -(-work // -(-work // blocks))
         for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
             s = AttentionWgmmaSchedule(groups, keys, stages, pingpong, heads, grid, ahead, chains, alternate=alternate)
-            if (
-                registers_held(spec, keys) <= HELD[groups]
-                and shared_bytes(spec, s) <= target.arch.shared_bytes_per_block
-            ):
+            fits = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block
+            if fits and registers_held(spec, keys) <= HELD[groups]:
                 found.append(s)
                 break
     if not found:
         raise Declined("no tile fits the shared memory and registers of a block")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Returns the time of a batch's queries, in columns of scores.
-
-    These are the columns of all tiles of keys that are met: wide tiles reach farther beyond a diagonal, narrow ones are
-    more numerous.
+    """Returns the time of a batch's queries, in columns of scores of all tiles of keys that are met: wide tiles reach
+    farther beyond a diagonal, narrow ones are more numerous.
     """
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
-    begun_early = shared_bytes(spec, s) <= target.arch.shared_bytes_per_block and s.joined(spec)
+    begun_early = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))
     each = (tiles_met(spec, first, s.rows, keys) - 1 for first in range(0, spec.rows, step))
     return sum(met * (keys + OF_KEYS) + (0 if begun_early else OF_QUERIES) for met in each)
@@ -374,11 +376,7 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) 
 
 
 def tiles_met(spec: AttentionSpec, m0: int, rows: int, keys: int) -> int:
-    """Returns one more than the number of tiles of keys that the queries from m0 on meet, as far as masks say without
-    data.
-
-    The one is for beginning.
-    """
+    """Returns how many tiles of keys queries from m0 on meet, as far as masks say without data, and one to begin."""
     low, high = 0, spec.keys - 1
     for b in spec.bounds:
         most = b.start + max(b.row * m0, b.row * min(m0 + rows - 1, spec.rows - 1))

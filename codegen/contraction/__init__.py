@@ -21,7 +21,7 @@ from codegen.tile_path import product_types
 
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
-    types = wgmma_schedule.operand_types(spec, bool(schedule.producer_warpgroups) or schedule.computes)
+    types = wgmma_schedule.operand_types(spec, schedule.converts)
     if wgmma_schedule.adds_up_stages(spec, types):
         return ROW_BYTES
     return 0 if types[0].startswith("float8") else None

@@ -9,11 +9,14 @@ their sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
-from codegen.contraction.mma_schedule import MmaSchedule, ring_bytes, shared_bytes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from codegen.contraction.mma_schedule import MmaSchedule, buffers, staged_bytes
 from codegen.declined import Declined
-from codegen.fragments import ResultFragments, Staging, space, staging
-from codegen.iteration import linear, signed_index_type
-from codegen.kernel import Kernel, shared_memory
+from codegen.fragments import ResultFragments, Sum, space, staging
+from codegen.iteration import coordinate, linear, signed_index_type
+from codegen.kernel import Kernel
 from codegen.partials import PartialNames, Partials, Sink
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
@@ -35,52 +38,44 @@ class _Renderer:
         parts = self.parts
         if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
             raise Declined(f"{s.threads} threads cannot fill tiles of {s.tile_m} rows and {s.tile_n} columns")
-        self.w, self.t = Kernel(spec.name), self._index_type()
+        self.w = Kernel(spec.name)
         self.names = self.w.names
+        #: C type of offsets in both operands, signed as gathers may start before the tensor
+        self.t = signed_index_type(parts.rows, parts.cols, parts.depth, parts.a.reach, parts.b.reach)
         common = (parts.depth, s.tile_k, s.threads)
         a = (parts.a, "a", Prologue(self.w, parts.a.gather, self.names, "a"))
         b = (parts.b, "b", Prologue(self.w, parts.b.gather, self.names, "b", spec.others))
         self.a = TileLoader(self.w, self.t, *a, s.tile_m, s.warp_rows, parts.rows, *common, "shared.a[stage]")
         self.b = TileLoader(self.w, self.t, *b, s.tile_n, s.warp_cols, parts.cols, *common, "shared.b[stage]")
-        self.sides = (self.a, self.b)
+        self.sides, self.edges = (self.a, self.b), (self.a.edge, self.b.edge)
         self.copied = any(side.way.copied for side in self.sides)
         self.stashed = not all(side.way.copied for side in self.sides)
         self.at = space(spec)
-        self.fragments = ResultFragments(self.w, self.at, self.names, spec)
+        self.fragments = ResultFragments(self.w, self.at, self.names, spec, self.edges)
         self.fragments_m, self.fragments_n = self.a.fragments, self.b.fragments
         #: blocks of 8 columns of a warp's sums, those of all operands B one after another
         self.columns = 2 * self.fragments_n * spec.products
-        self.tiles_m, self.tiles_n = -(-parts.rows // s.tile_m), -(-parts.cols // s.tile_n)
-        self.blocks = parts.batch * self.tiles_m * self.tiles_n
-        if self.blocks * s.split_k >= 2**31:
-            raise Declined(f"{self.blocks} tiles are more than a grid has blocks")
-        self.depth = parts.stages(s.tile_k)
+        #: fragments below each other of which a block has the results
+        self.own_m = self.fragments_m // s.split_k
+        self.blocks = s.tiles(parts) * s.split_k
+        if self.blocks >= 2**31:
+            raise Declined(f"{s.tiles(parts)} tiles are more than a grid has blocks")
+        self.depth, self.ahead = parts.stages(s.tile_k), s.stages - 1
         self.steps = s.tile_k * parts.a.itemsize // STEP
         batches = "batch" if parts.batch > 1 else "0"
         self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
         # Partial reductions need the sums where the main loop left them.
-        direct = self.fragments_m * self.fragments_n // s.split_k <= DIRECT or bool(self.partials)
-        self.staging: Staging | None = (
-            None if direct else staging(self.at, s.tile_m // s.split_k, s.tile_n, spec.products)
-        )
-
-    def _index_type(self) -> str:
-        """Returns the C type of offsets in both operands: int32 if all fit with room for padding, else int64.
-
-        Gathers may start before the tensor.
-        """
-        reach = [self.parts.rows, self.parts.cols, self.parts.depth, self.parts.a.reach, self.parts.b.reach]
-        return signed_index_type(*reach)
+        direct = self.own_m * self.fragments_n <= DIRECT or bool(self.partials)
+        self.staging = None if direct else staging(self.at, s.tile_m // s.split_k, s.tile_n, spec.products)
+        self.sums_in_ring = self.staging is not None or s.split_k > 1
 
     # ---- the whole
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.at.program
-        sizes = f"{self.parts.batch} x " if self.parts.batch > 1 else ""
         types = " and ".join(dict.fromkeys((self.a.way.product, self.b.way.product)))
-        sizes = f"{spec.products} times {sizes}" if spec.products > 1 else sizes
         details = [
-            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {self.parts.depth} products of {types}",
+            f"{spec.sums} of {types}",
             f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.stages} stages; "
             f"{s.warps_m} x {s.warps_n} warps, each {s.warp_rows} x {s.warp_cols}",
         ]
@@ -88,7 +83,7 @@ class _Renderer:
             details.append(f"the {s.split_k} blocks of a cluster share the reduction of a tile")
         w.parameters += [text for side in self.sides for text in side.prologue.parameters()]
         w.parameters += self.fragments.epilogue.pointers.parameters() + self.partials.parameters()
-        self._shared()
+        w.share(buffers(self.parts, s))
         self._place()
         for side in self.sides:
             side.prologue.scalars()
@@ -102,32 +97,26 @@ class _Renderer:
         return w.source(
             program,
             details,
-            blocks=self.blocks * s.split_k,
+            blocks=self.blocks,
             threads=s.threads,
             barriers=True,
             blocks_per_sm=1,
-            shared_bytes=(shared_bytes if self.staging or s.split_k > 1 else ring_bytes)(self.parts, s),
+            shared_bytes=staged_bytes(self.parts, s) if self.sums_in_ring else None,
             cluster=s.split_k,
         )
-
-    def _shared(self) -> None:
-        w = self.w
-        with shared_memory(w):
-            for side in self.sides:
-                w.line(side.member(self.s.stages))
 
     def _place(self) -> None:
         """Writes where the block's tile and the warp's part of it are."""
         w, s = self.w, self.s
         w.line("const int t = threadIdx.x, lane = t % 32;")
-        warp = "t / 32"
-        rows = f"{warp} / {s.warps_n}" if s.warps_n > 1 else warp
-        cols = f"{warp} % {s.warps_n}" if s.warps_m > 1 else warp
-        warp_row = f"{rows} * {s.warp_rows}" if s.warps_m > 1 else "0"
-        warp_col = f"{cols} * {s.warp_cols}" if s.warps_n > 1 else "0"
+        warps = (s.warps_m, s.warps_n)
+        warp_row, warp_col = (
+            f"{coordinate('t / 32', warps, d)} * {size}" if warps[d] > 1 else "0"
+            for d, size in enumerate((s.warp_rows, s.warp_cols))
+        )
         w.line(f"const int warp_row = {warp_row}, warp_col = {warp_col};  // of the warp's part of the tile")
         tile = f"blockIdx.x / {s.split_k}" if s.split_k > 1 else "blockIdx.x"
-        w.line(f"const Tile tile = tile_at<{self.tiles_m}, {self.tiles_n}, {s.raster_group}>({tile});")
+        w.line(f"const Tile tile = tile_at<{self.edges[0].tiles}, {self.edges[1].tiles}, {s.raster_group}>({tile});")
         w.line(f"const {self.t} m0 = {self.t}(tile.row) * {s.tile_m}, n0 = {self.t}(tile.col) * {s.tile_n};")
         if self.parts.batch > 1:
             t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
@@ -140,9 +129,7 @@ class _Renderer:
     # ---- global memory -> shared memory
 
     def _fetch(self) -> None:
-        """Writes the function that brings stage k: to shared memory by asynchronous copies, or to registers on the way
-        there.
-        """
+        """Writes the function that brings stage k to shared memory, or to registers on the way there."""
         w = self.w
         w.line()
         for side in self.sides:
@@ -171,69 +158,72 @@ class _Renderer:
                 side.parts()
 
     def _mainloop(self) -> None:
-        w, s = self.w, self.s
+        w, s, ahead = self.w, self.s, self.ahead
         first, last = ("first", "last") if s.split_k > 1 else ("0", str(self.depth))
-        ahead = s.stages - 1
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
         w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
-        number = "i" if ahead > 1 else "0"
-        where = linear([(first, 1), (number, 1)])
-        if ahead > 1:
-            # What goes through registers takes many instructions: one copy of them in front of the loop is enough.
-            w.line("#pragma unroll 1" if self.stashed else "#pragma unroll")
-        with w.block(f"for (int i = 0; i < {ahead}; ++i)", when=ahead > 1):
-            with w.block(f"if ({where} < {last})", when=s.split_k > 1 or self.depth < ahead):
-                w.line(f"fetch({where}, {number});")
-                if self.stashed:
-                    w.line(f"stash({number});")
-            if self.copied:
-                w.line("copy_async_commit();")
-        self._landed()
+        self._first_stages(first, last)
+        self._await()
         w.line("load_parts(0, 0);")
         w.line(f"int stage = 0, filling = {ahead};")
         with w.block(f"for ({self.t} k = {first}; k < {last}; ++k)"):
             w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
             with w.unrolled(f"for (int kk = 0; kk < {self.steps}; ++kk)"):
-                w.open(f"if (kk + 1 < {self.steps})")
-                w.line("load_parts(stage, kk + 1);")
-                w.otherwise(f"else if (k + 1 < {last})")
-                if self.stashed:
-                    w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
-                self._landed()
-                w.line("load_parts(next, 0);")
-                w.close()
+                with w.block(f"if (kk + 1 < {self.steps})"):
+                    w.line("load_parts(stage, kk + 1);")
+                    w.otherwise(f"else if (k + 1 < {last})")
+                    if self.stashed:
+                        w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
+                    self._await()
+                    w.line("load_parts(next, 0);")
                 with w.block("if (kk == 0)"):
                     w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
-                    if self.copied:
-                        w.line("copy_async_commit();")
-                for side in self.sides:
-                    side.round()
-                w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
-                w.depth += 1
-                w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
-                a, b = self.a.way.product, self.b.way.product
-                w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
-                w.depth -= 1
+                    self._commit()
+                self._multiply()
             w.line("filling = stage;")
             w.line("stage = next;")
-        if self.staging is not None or s.split_k > 1:
+        if self.sums_in_ring:
             w.line("__syncthreads();  // the ring is free for the sums")
 
-    def _landed(self) -> None:
-        """Writes the wait for the next stage: all threads of the block have brought it, and are done with the one
-        before.
-        """
+    def _first_stages(self, first: str, last: str) -> None:
+        """Writes the copies of the stages that are on the way before any is multiplied."""
+        w, ahead = self.w, self.ahead
+        with w.scope():
+            # What goes through registers takes many instructions: one copy of them in front of the loop is enough.
+            number = w.each("i", ahead, unroll=not self.stashed)
+            where = linear([(first, 1), (number, 1)])
+            with w.block(f"if ({where} < {last})", when=self.s.split_k > 1 or self.depth < ahead):
+                w.line(f"fetch({where}, {number});")
+                if self.stashed:
+                    w.line(f"stash({number});")
+            self._commit()
+
+    def _commit(self) -> None:
+        """Writes the end of a stage's copies: they are awaited together."""
+        if self.copied:
+            self.w.line("copy_async_commit();")
+
+    def _await(self) -> None:
+        """Writes the wait for the next stage: all have brought it, and are done with the one before."""
         if self.copied:
             self.w.line(f"copy_async_wait<{self.s.stages - 2}>();")
         self.w.line("__syncthreads();")
 
+    def _multiply(self) -> None:
+        """Writes the products of step ``kk``."""
+        w, a, b = self.w, self.a.way.product, self.b.way.product
+        for side in self.sides:
+            side.round()
+        w.unrolled_line(f"for (int i = 0; i < {self.fragments_m}; ++i)")
+        w.depth += 1
+        w.unrolled_line(f"for (int j = 0; j < {self.columns}; ++j)")
+        w.line(f"    mma<{a}, {b}>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);")
+        w.depth -= 1
+
     def _exchange(self) -> None:
-        """Writes how the blocks of a cluster add up their sums: each gets part of every warp's rows, in a
-        fixed order.
-        """
-        w, s, total = self.w, self.s, self.fragments.total
-        each, cols = self.fragments_m // s.split_k, self.columns
+        """Writes how the blocks of a cluster add up their sums, in a fixed order."""
+        w, s, total, each, cols = self.w, self.s, self.fragments.total, self.own_m, self.columns
         part = each * cols * 4
         w.line()
         w.line("// Every block adds up a part of each warp's rows.")
@@ -250,81 +240,64 @@ class _Renderer:
     # ---- results
 
     def _results(self) -> None:
-        w, s, fragments = self.w, self.s, self.fragments
-        sums = "total" if s.split_k > 1 else "sum"
-        each = self.fragments_m // s.split_k
-        exact_m, exact_n = not self.a.ragged, not self.b.ragged
-        rank = f" + rank * {each * 16}" if s.split_k > 1 else ""
+        w, s, fragments, staged = self.w, self.s, self.fragments, self.staging
+        rank = f" + rank * {self.own_m * 16}" if s.split_k > 1 else ""
         w.line()
         fragments.batch()
         fragments.epilogue.scalars()
-        staged = self.staging
-        if staged is not None:
-            w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
-            for number in range(1, staged.products):
-                w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next operand")
-        for part in self.partials.parts:
-            if part.partial.rows:
-                self.partials.begin(part, self.fragments_n, 4)
-            else:
-                self.partials.begin(part, 2 * each, s.warp_cols // part.partial.chunk)
-        i, j = ("i" if each > 1 else "0"), ("j" if self.fragments_n > 1 else "0")
-        row = linear([(i, 16)]) + " + " if i != "0" else ""
-        row = f"{row}lane / 4 + f % 2 * 8"
-        col = f"warp_col + {'j * 16 + ' if j != '0' else ''}lane % 4 * 2 + f / 2 * 8"
-
-        def total(e: str, product: int) -> str:
-            column = linear([(j, 2), ("f / 2", 1)], 2 * product * self.fragments_n)
-            return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
-
-        with (
-            w.unrolled(f"for (int i = 0; i < {each}; ++i)", when=each > 1),
-            w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)", when=self.fragments_n > 1),
-            w.unrolled("for (int f = 0; f < 4; ++f)"),
-        ):
-            if staged is None:
-                sinks = [Sink(x.reduction, x.own + self._own(x, i, j)) for x in self.partials.parts]
-                fragments.direct(f"m0 + warp_row{rank} + {row}", f"n0 + {col}", total, exact_m, exact_n, sinks)
-            else:
-                own = f"warp_row / {s.split_k}" if s.split_k > 1 else "warp_row"
-                fragments.put(staged, f"{own} + {row}", col, total)
         if staged is None:
-            self._finish_partials(each, f"m0 + warp_row{rank}")
+            self._direct(f"m0 + warp_row{rank}")
             return
+        w.line(f"auto& staged = *reinterpret_cast<{fragments.total} (*){staged.dims}>(memory);")
+        for number in range(1, staged.products):
+            w.line(f"auto& {staged.name(number)} = (&staged)[{number}];  // those of the next operand")
+        with self._pairs() as (row, col, total):
+            fragments.put(staged, f"warp_row{f' / {s.split_k}' if s.split_k > 1 else ''} + {row}", col, total)
         w.line("__syncthreads();")
-        m = "m0 + {r}"
-        if s.split_k > 1:
+        m = f"m0{rank} + {{r}}"
+        if s.split_k > 1 and s.warps_m > 1:
             mine = s.warp_rows // s.split_k
-            m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}" if s.warps_m > 1 else f"m0{rank} + {{r}}"
-        fragments.take(staged, s.threads, m, "n0 + {c}", exact_m, exact_n)
+            m = f"m0 + {{r}} / {mine} * {s.warp_rows}{rank} + {{r}} % {mine}"
+        fragments.take(staged, s.threads, m, "n0 + {c}")
 
-    def _own(self, part: PartialNames, i: str, j: str) -> str:
-        """Returns the subscripts of a thread's values of a partial reduction, for element ``e`` of pair ``f`` of a
-        fragment.
-        """
+    @contextmanager
+    def _pairs(self) -> Iterator[tuple[str, str, Sum]]:
+        """Writes the loops over a thread's pairs of sums; yields the row and column of pair ``f``, and its sums."""
+        w, n = self.w, self.fragments_n
+        sums = "total" if self.s.split_k > 1 else "sum"
+        with w.scope():
+            i, j = w.each("i", self.own_m), w.each("j", n)
+            w.each("f", 4)
+
+            def total(e: str, product: int) -> str:
+                column = linear([(j, 2), ("f / 2", 1)], 2 * product * n)
+                return f"{sums}[{i}][{column}][f % 2 * 2{f' + {e}' if e != '0' else ''}]"
+
+            row = linear([(i, 16), ("lane / 4", 1)])
+            yield f"{row} + f % 2 * 8", f"{linear([('warp_col', 1), (j, 16)])} + lane % 4 * 2 + f / 2 * 8", total
+
+    def _direct(self, m: str) -> None:
+        """Writes the program on the sums where they are; the warp's first row is ``m``."""
+        s, partials, rows = self.s, self.partials, 2 * self.own_m
+        for part in partials.parts:
+            chunks = s.warp_cols // part.partial.chunk
+            partials.begin(part, *((self.fragments_n, 4) if part.partial.rows else (rows, chunks)))
+        with self._pairs() as (row, col, total):
+            sinks = [Sink(x.reduction, x.own + self._own(x)) for x in partials.parts]
+            self.fragments.direct(f"{m} + {row}", f"n0 + {col}", total, sinks)
+        for part in partials.parts:
+            self.w.line()
+            if part.partial.rows:
+                partials.finish_rows(part, self.fragments_n, m, "n0 + warp_col", self.edges)
+                continue
+            sizes, chunks = (self.parts.rows, self.parts.cols), s.warp_cols // part.partial.chunk
+            partials.finish_cols(part, rows, chunks, f"{m} + lane / 4", "n0 + warp_col", sizes)
+
+    def _own(self, part: PartialNames) -> str:
+        """Returns the subscripts of a thread's values of a partial reduction, for element ``e`` of pair ``f``."""
+        i, j = "i" if self.own_m > 1 else "0", "j" if self.fragments_n > 1 else "0"
         if part.partial.rows:
             return f"[{j}][f / 2 * 2 + e]"
-        row = linear([(i, 2), ("f % 2", 1)])
         each = part.partial.chunk // 16
-        return f"[{row}][{'0' if self.s.warp_cols == part.partial.chunk else j if each == 1 else f'{j} / {each}'}]"
-
-    def _finish_partials(self, each: int, m: str) -> None:
-        """Writes how the lanes of a warp combine their values of the partial reductions, and store them."""
-        w, s, parts = self.w, self.s, self.parts
-        for part in self.partials.parts:
-            w.line()
-            if not part.partial.rows:
-                chunks = s.warp_cols // part.partial.chunk
-                self.partials.finish_cols(
-                    part, 2 * each, chunks, f"{m} + lane / 4", "n0 + warp_col", (parts.rows, parts.cols)
-                )
-                continue
-            with w.unrolled(f"for (int j = 0; j < {self.fragments_n}; ++j)"):
-                reduction = part.reduction
-                w.line(f"const {reduction.ctype} total = reduce::columns<{reduction.combiner.functor}>({part.own}[j]);")
-                w.line(f"const {self.fragments.t} col = n0 + warp_col + j * 16 + reduce::column_of_lane(lane);")
-                outside = ["lane % 8 >= 4", *([f"{m} >= {parts.rows}"] if self.a.ragged else [])]
-                outside += [f"col >= {parts.cols}"] if self.b.ragged else []
-                w.line(f"if ({' || '.join(outside)}) continue;")
-                w.line(f"const {self.fragments.t} place = ({m}) / {part.partial.chunk};")
-                self.partials.store(part, "place", "col", "total")
+        chunk = "0" if self.s.warp_cols == part.partial.chunk else j if each == 1 else f"{j} / {each}"
+        return f"[{linear([(i, 2), ('f % 2', 1)])}][{chunk}]"

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
+from codegen.fragments import MOST_PAD
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -55,6 +57,10 @@ class MmaSchedule(Schedule):
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
+
+    def tiles(self, parts: TilePaths) -> int:
+        """Returns the number of tiles that make up the results."""
+        return parts.batch * Edge(parts.rows, self.tile_m).tiles * Edge(parts.cols, self.tile_n).tiles
 
 
 # ---- schedules
@@ -110,9 +116,8 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    return _cost(
-        spec, tile_paths(spec, _widens(spec, target)), _ranked(spec, target)[0][1], target, between_loads=BETWEEN_LOADS
-    )
+    best, parts = _ranked(spec, target)[0][1], tile_paths(spec, _widens(spec, target))
+    return _cost(spec, parts, best, target, _resident(parts, best, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -120,52 +125,50 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
     parts = tile_paths(spec, _widens(spec, target))
-    found = [(_cost(spec, parts, s, target), s) for s in _candidates(spec, parts, target)]
+    found = [(_cost(spec, parts, s, target, blocks), s) for s, blocks in _candidates(spec, parts, target)]
     if not found:
         raise Declined("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
 
 
 def _widens(spec: ContractionSpec, target: Target) -> bool:
-    """Tells whether 8-bit floats are multiplied as float16, so that tensor cores add them up with the bits of
-    float32.
-    """
+    """Tells whether 8-bit floats are multiplied as float16: tensor cores add those up with the bits of float32."""
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[MmaSchedule]:
+def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[tuple[MmaSchedule, int]]:
+    """Yields what might be fast, and how many blocks of it a multiprocessor holds."""
     widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
             continue
         if not spec.partials and ((rows > 16 and rows >= 2 * parts.rows) or (cols > 16 and cols >= 2 * parts.cols)):
             continue
-        tiles = parts.batch * -(-parts.rows // rows) * -(-parts.cols // cols)
         for row_bytes in (128, 64):
             inner = row_bytes // parts.a.itemsize
             depth = parts.stages(inner)
             for stages in STAGES:
                 s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                if (stages > 2 and stages > depth) or not _possible(parts, s, target):
+                resident = _resident(parts, s, target) if stages <= max(2, depth) else 0
+                if not resident:
                     continue
-                yield s
+                yield s, resident
                 split_k = 2
                 while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and depth >= 4 * split_k:
-                    if tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
-                        yield replace(s, split_k=split_k)
+                    if s.tiles(parts) * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
+                        yield replace(s, split_k=split_k), resident
                     split_k *= 2
 
 
-def _possible(parts: TilePaths, s: MmaSchedule, target: Target) -> bool:
-    """Tells whether the block's threads can fill the tiles, its registers hold the sums, its shared memory the
-    stages.
-    """
+def _resident(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
+    """Returns how many blocks a multiprocessor holds; 0 if there can be none, or its threads cannot fill the tiles."""
     sides = ((parts.a, s.tile_m), (parts.b, s.tile_n))
     if not all(way.fills(size, s.tile_k, s.threads) for way, size in sides):
-        return False
-    return (
-        _registers(parts, s, target) <= MOST_REGISTERS and shared_bytes(parts, s) <= target.arch.shared_bytes_per_block
-    )
+        return 0
+    registers, needed = _registers(parts, s, target), staged_bytes(parts, s)
+    if registers > MOST_REGISTERS or needed > target.arch.shared_bytes_per_block:
+        return 0
+    return max(1, target.arch.blocks_per_sm(s.threads, registers, needed))
 
 
 def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
@@ -183,18 +186,19 @@ def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
     return sums + fragments + kept + OTHER_REGISTERS
 
 
-def ring_bytes(parts: TilePaths, s: MmaSchedule) -> int:
-    """Returns how many bytes of shared memory the stages take."""
-    return s.stages * s.tile_k * (s.tile_m * parts.a.itemsize + s.tile_n * parts.products * parts.b.itemsize)
+def buffers(parts: TilePaths, s: MmaSchedule) -> Buffers:
+    """Returns the stages of both operands in shared memory."""
+    a = parts.a.buffer("a", s.tile_m, s.tile_k, s.stages)
+    return Buffers((a, parts.b.buffer("b", s.tile_n, s.tile_k, s.stages, parts.products)))
 
 
-def shared_bytes(parts: TilePaths, s: MmaSchedule) -> int:
-    """Returns how many bytes of shared memory a block takes.
+def staged_bytes(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns how many bytes of shared memory a block takes whose sums take the place of the stages at the end.
 
-    First it holds the stages; the sums, with a pad for each row (or column), take their place.
+    They lie in rows or columns, whichever the outputs have (`codegen.fragments.Staging`): this is enough for both.
     """
-    sums = 4 * parts.products * max(s.tile_m * (s.tile_n + 8), s.tile_n * (s.tile_m + 8))
-    return max(ring_bytes(parts, s), sums)
+    sums = Buffer("staged", "float", (max(s.tile_m, s.tile_n), min(s.tile_m, s.tile_n)), parts.products, MOST_PAD)
+    return max(buffers(parts, s).bytes, sums.bytes)
 
 
 def _loads(parts: TilePaths, s: MmaSchedule) -> int:
@@ -204,15 +208,13 @@ def _loads(parts: TilePaths, s: MmaSchedule) -> int:
 
 
 def _cost(
-    spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, *, between_loads: float = 0.0
+    spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, resident: int, between_loads: float = 0.0
 ) -> float:
-    """Returns the estimated cycles: rounds of blocks, bound by the tensor cores, shared memory, the L2 cache or
-    latency.
-    """
+    """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
     itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
-    blocks = parts.batch * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n) * s.split_k
-    depth = -(-parts.stages(s.tile_k) // s.split_k)
+    blocks = s.tiles(parts) * s.split_k
+    depth = Edge(parts.stages(s.tile_k), s.split_k).tiles
     rate = target.mma * 2 / itemsize
     cols = s.tile_n * parts.products
     products = s.tile_m * cols * s.tile_k / rate
@@ -225,10 +227,8 @@ def _cost(
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / L2_RATE, instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
-    resident = max(
-        1, target.arch.blocks_per_sm(s.threads, min(255, _registers(parts, s, target)), shared_bytes(parts, s))
-    )
-    together = min(resident, -(-blocks // target.sms))
+    rounds = Edge(blocks, target.sms).tiles
+    together = min(resident, rounds)
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
     latency = LATENCY / ahead / together
@@ -242,5 +242,4 @@ def _cost(
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
     exchange = 3000.0 if s.split_k > 1 else 0.0
-    rounds = -(-blocks // target.sms)
     return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)

@@ -9,276 +9,233 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
+from codegen.buffers import Edge, where
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
-from codegen.epilogue import operand_value
-from codegen.iteration import coordinates, linear, packed, unsigned
+from codegen.epilogue import batches, operand_value
+from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
-from codegen.prologue import Prologue
-from codegen.spec import ContractionSpec, Gather, Limit
+from codegen.prologue import Prologue, Source
+from codegen.spec import ContractionSpec, Limit
 
 
 @dataclass(frozen=True)
 class SimtOperand:
-    """One operand, and how a thread fetches its part of a tile.
+    """Writes how one operand of a spec, which is merged, comes to shared memory.
 
-    pointers  C variables of the tensors: of all operands B, which are fetched from the same places of each.
-    outer     sizes of the rows' or columns' dimensions; ``axis`` "m" or "n"; ``origin`` C variable of the tile's first.
-    along_k   whether threads side by side fetch neighbours along the reduction (else along the outer dimension).
-    width     neighbours that are fetched as one vector: 1 or 4.
-    count     elements, or vectors, that a thread fetches of each tile, ``step`` apart along the other dimension.
-    exact     whether tiles never reach past the last row or column.
+    outer  sizes of its rows' (or columns') dimensions; ``axis`` "m" or "n"; ``tile`` rows or columns of a tile.
     """
 
-    gather: Gather
-    outer: tuple[int, ...]
+    w: Writer
+    spec: ContractionSpec
+    s: SimtSchedule
     prologue: Prologue
-    label: str  # "a" or "b"
+    outer: tuple[int, ...]
     axis: str
-    origin: str
     tile: int
-    along_k: bool
-    width: int
-    count: int
-    step: int
-    exact: bool
 
     @property
+    def label(self) -> str:
+        return self.prologue.label
+
+    @cached_property
+    def edge(self) -> Edge:
+        """The rows or columns in tiles."""
+        return Edge(prod(self.outer), self.tile)
+
+    @cached_property
+    def origin(self) -> str:
+        """C variable of the tile's first row or column."""
+        return "0" if self.edge.tiles <= 1 else "row0" if self.axis == "m" else "col0"
+
+    @property
+    def thread(self) -> str:
+        """C variable of where a thread's first chunk of sums lies."""
+        return "ty" if self.axis == "m" else "tx"
+
+    @cached_property
+    def mine(self) -> int:
+        """Rows or columns of a thread's sums, in chunks of four."""
+        return self.s.thread_rows if self.axis == "m" else self.s.thread_cols
+
+    @cached_property
+    def chunks(self) -> int:
+        return self.mine // CHUNK
+
+    @cached_property
+    def span(self) -> int:
+        """Rows or columns from one of these chunks to the next."""
+        return self.tile // self.mine * CHUNK
+
+    @cached_property
+    def along_k(self) -> bool:
+        """Whether threads side by side fetch neighbours along the reduction (else along the outer dimension)."""
+        return along_reduction(self.spec, self.prologue.gather)
+
+    @cached_property
+    def width(self) -> int:
+        """Neighbours that are fetched as one vector: 1 or 4."""
+        return width(self.spec, self.prologue.gather, self.outer, self.tile, self.s.tile)
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether the tile in shared memory has a row for each chunk of four terms: see `simt_schedule.buffers`."""
+        return self.along_k and self.width > 1
+
+    @cached_property
+    def lanes(self) -> int:
+        """Threads side by side."""
+        return (self.s.tile_k if self.along_k else self.tile) // self.width
+
+    @cached_property
+    def step(self) -> int:
+        """The distance of what a thread fetches of a tile along the other dimension."""
+        return self.s.threads // self.lanes
+
+    @cached_property
+    def count(self) -> int:
+        """Elements, or vectors, that a thread fetches of a tile."""
+        return self.tile * self.s.tile_k // (self.s.threads * self.width)
+
+    @cached_property
     def at(self) -> str:
         """The subscript of what a thread keeps for each of its rows or columns."""
         return "[i]" if self.along_k and self.count > 1 else ""
 
-    @property
-    def in_chunks(self) -> bool:
-        """Whether the tile in shared memory has a row for each chunk of four terms: see `SimtOperands.shared`."""
-        return self.along_k and self.width > 1
+    @cached_property
+    def terms(self) -> list[Limit]:
+        """Limits on the terms that change along the reduction."""
+        return [x for x in self.spec.terms if any(x.inner)]
+
+    @cached_property
+    def guarded(self) -> bool:
+        """Whether some elements of a computed operand are zero whatever the program says."""
+        some = self.prologue.gather.limits or self.terms or self.edge.ragged or prod(self.spec.k) % self.s.tile_k
+        return self.prologue.program is not None and bool(some)
 
     def of(self, number: int | str) -> str:
         """Returns the subscript of a product, where there are several."""
         return f"[{number}]" if self.prologue.products > 1 else ""
 
-    def base(self, place: int) -> str:
-        """Returns the C variable that holds where its rows or columns start in a place."""
-        return f"{self.label}_base{place or ''}" if place == 0 or self.prologue.places[place].moves else "0"
-
-
-class SimtOperands:
-    """Writes how both operands of a spec, which is merged, come to shared memory."""
-
-    def __init__(self, w: Writer, spec: ContractionSpec, schedule: SimtSchedule, a: Prologue, b: Prologue) -> None:
-        self.w, self.spec, self.s, self.t = w, spec, schedule, schedule.itype
-        self.batch, self.m, self.n = prod(spec.batch), prod(spec.m), prod(spec.n)
-        self.k = prod(spec.k)
-        self.tiles_m, self.tiles_n = -(-self.m // schedule.tile_m), -(-self.n // schedule.tile_n)
-        row0, col0 = "row0" if self.tiles_m > 1 else "0", "col0" if self.tiles_n > 1 else "0"
-        self.a = self._side(spec.a, spec.m, a, "a", "m", row0, schedule.tile_m)
-        self.b = self._side(spec.b, spec.n, b, "b", "n", col0, schedule.tile_n)
-
-    def _side(
-        self, gather: Gather, outer: tuple[int, ...], prologue: Prologue, label: str, axis: str, origin: str, tile: int
-    ) -> SimtOperand:
-        s = self.s
-        along_k, wide = along_reduction(self.spec, gather), width(self.spec, gather, outer, tile, s)
-        step = s.threads // ((s.tile_k if along_k else tile) // wide)
-        exact = prod(outer) % tile == 0
-        count = tile * s.tile_k // (s.threads * wide)
-        return SimtOperand(gather, outer, prologue, label, axis, origin, tile, along_k, wide, count, step, exact)
-
-    def batches(self) -> list[str]:
-        """Returns the C variables of the batch coordinates."""
-        if self.batch <= 1:
-            return ["0"] * len(self.spec.batch)
-        return ["batch"] if len(self.spec.batch) == 1 else [f"b{d}" for d in range(len(self.spec.batch))]
-
-    def within(self, x: Limit, outer: Sequence[str], inner: Sequence[str] = ()) -> str:
-        """Returns the C condition that a limit is kept."""
-        number = linear([*zip(self.batches(), x.batch), *zip(outer, x.outer), *zip(inner, x.inner)], x.start)
-        return f"{unsigned(self.t)}({number}) < {x.size}"
-
     # ---- global memory -> registers -> shared memory
 
-    def shared(self) -> None:
-        """Declares the tiles: a row for each term of the sum, or for each four terms, which then lie one behind the
-        other.
-        """
-        w, s, c = self.w, self.s, self.spec.accumulate
+    def prepare(self) -> None:
+        """Writes what stays the same over the reduction: which elements of a tile a thread fetches, and from where."""
+        w, t, p, axis, many = self.w, self.s.itype, self.label, self.axis, bool(self.at)
         w.line()
-        for side in (self.a, self.b):
-            # The pad keeps the rows of a tile 16-byte aligned and spreads the writes of one column over the banks.
-            # Where threads have a vector each, as many threads as fill 32 banks write the same terms of neighbouring
-            # rows.
-            dims = f"[{s.tile_k}][{side.tile + CHUNK}]"
-            if side.in_chunks:
-                dims = f"[{s.tile_k // CHUNK}][{CHUNK * side.tile + 32 * CHUNK // s.tile_k}]"
-            w.line(f"__shared__ __align__(16) {c} {side.label}_tile{side.of(side.prologue.products)}[2]{dims};")
+        fast, slow = (f"{p}_k", f"{p}_{axis}") if self.along_k else (f"{p}_{axis}", f"{p}_k")
+        part = f"// this thread's part of a tile of {self.prologue.name}"
+        each = f" * {self.width}" if self.width > 1 else ""
+        w.line(f"const int {fast} = t % {self.lanes}{each}, {slow} = t / {self.lanes};  {part}")
+        with w.scope():
+            if many:
+                w.line(f"{t} {', '.join(f'{name}[{self.count}]' for name, _ in self.prologue.starts)};")
+                if self.edge.ragged:
+                    w.line(f"bool {p}_inside[{self.count}];")
+            i = w.each("i", self.count if many else 1)
+            place = linear([(self.origin, 1), (f"{p}_{axis}", 1), (i, self.step)])
+            every = [*(x.outer for x in self.prologue.places), *(x.outer for x in self.prologue.gather.limits)]
+            if many or ("+" in place and (len(self.outer) > 1 or self.prologue.gather.limits or self.edge.ragged)):
+                name = axis if many else f"{p}_at"
+                w.line(f"const {t} {name} = {place};")
+                place = name
+            coords = split(w, t, axis if many else f"{p}_{axis}", place, self.outer, every)
+            self.prologue.begin(t, self.at, batches(self.spec.batch), coords)
+            if self.edge.ragged:
+                w.line(f"{'' if many else 'const bool '}{p}_inside{self.at} = {self.edge.inside(place)};")
 
-    def prepare(self, side: SimtOperand) -> None:
-        """Writes what stays the same over the reduction: which elements of a tile a thread fetches, and their outer
-        offsets.
-        """
-        w, gather, p, axis = self.w, side.gather, side.label, side.axis
-        w.line()
-        fast, slow = (f"{p}_k", f"{p}_{axis}") if side.along_k else (f"{p}_{axis}", f"{p}_k")
-        length = (self.s.tile_k if side.along_k else side.tile) // side.width
-        part = f"// this thread's part of a tile of {side.prologue.name}"
-        each = f" * {side.width}" if side.width > 1 else ""
-        w.line(f"const int {fast} = t % {length}{each}, {slow} = t / {length};  {part}")
-        many = bool(side.at)
-        position = linear([(side.origin, 1), (f"{p}_{axis}", 1), ("i" if many else "0", side.step)])
-        places = side.prologue.places
-        bases = [(n, place) for n, place in enumerate(places) if n == 0 or place.moves]
-        offsets = [side.base(n) for n, _ in bases] + [f"{p}_start{n}" for n in range(len(gather.limits))]
-        if many:
-            w.line(f"{self.t} {', '.join(f'{name}[{side.count}]' for name in offsets)};")
-            if not side.exact:
-                w.line(f"bool {p}_inside[{side.count}];")
-            w.line("#pragma unroll")
-            w.open(f"for (int i = 0; i < {side.count}; ++i)")
-            place, prefix = axis, axis
-            w.line(f"const {self.t} {place} = {position};")
-        else:
-            place, prefix = position, f"{p}_{axis}"
-            if "+" in position and (len(side.outer) > 1 or gather.limits or not side.exact):
-                place = f"{p}_at"
-                w.line(f"const {self.t} {place} = {position};")
-        coords = [place]
-        if len(side.outer) > 1:
-            every = [*(x.outer for x in places), *(x.outer for x in gather.limits)]
-            coords = coordinates(w, self.t, prefix, place, side.outer, used(every))
-        declared = "" if many else f"const {self.t} "
-        for number, at in bases:
-            terms = [*zip(self.batches(), at.batch), *zip(coords, at.outer)]
-            w.line(f"{declared}{side.base(number)}{side.at} = {linear(terms, at.start)};")
-        for number, x in enumerate(gather.limits):
-            start = linear([*zip(self.batches(), x.batch), *zip(coords, x.outer)], x.start)
-            w.line(f"{declared}{p}_start{number}{side.at} = {start};")
-        if not side.exact:
-            w.line(f"{'' if many else 'const bool '}{p}_inside{side.at} = {place} < {prod(side.outer)};")
-        if many:
-            w.close()
-
-    def fetch(self, side: SimtOperand) -> None:
+    def fetch(self) -> None:
         """Writes the reads of this thread's elements of the tile at k0 into registers, zero outside."""
-        w, gather, p = self.w, side.gather, side.label
-        w.open("")
-        terms = [x for x in self.spec.terms if any(x.inner)]
-
-        def reduction(position: str) -> list[str]:
-            coords = self._reduction(side, position)
-            if terms:
-                kept = [self.within(x, (), coords) for x in terms]
-                w.line(f"const bool term = {' && '.join(kept)};  // whether there is a product")
-            return coords
-
-        if side.along_k:
-            coords = reduction(f"k0 + {p}_k")
-        with w.unrolled(f"for (int i = 0; i < {side.count}; ++i)"):
-            if not side.along_k:
-                coords = reduction(f"k0 + {p}_k + i * {side.step}")
-            conditions = [] if self.k % self.s.tile_k == 0 else [f"k < {self.k}"]
-            if not side.exact:
-                conditions.append(f"{p}_inside{side.at}")
-            for number, x in enumerate(gather.limits):
-                place = linear([(f"{p}_start{number}{side.at}", 1), *zip(coords, x.inner)])
-                conditions.append(f"{unsigned(self.t)}({place}) < {x.size}")
-            if terms:
-                conditions.append("term")
-            if len(conditions) > 1:
-                w.line(f"const bool inside = {' && '.join(conditions)};")
-                conditions = ["inside"]
-            for source in side.prologue.sources:
-                at = side.prologue.place(source)
-                base = side.base(source.place)
-                text = linear([(base + side.at if base != "0" else base, 1), *zip(coords, at.inner)]).replace(
-                    " + -", " - "
+        w, p, terms = self.w, self.label, Edge(prod(self.spec.k), self.s.tile_k)
+        with w.block(""):
+            if self.along_k:
+                coords = self._reduction(f"k0 + {p}_k")
+            with w.unrolled(f"for (int i = 0; i < {self.count}; ++i)"):
+                if not self.along_k:
+                    coords = self._reduction(f"k0 + {p}_k + i * {self.step}")
+                inside = w.inside(
+                    terms.inside("k"),
+                    f"{p}_inside{self.at}" if self.edge.ragged else "",
+                    *self.prologue.kept(self.s.itype, self.at, coords),
+                    "term" if self.terms else "",
                 )
-                if not source.pointer:
-                    w.line(f"{source.name}_next[i] = int32({text});")
-                    continue
-                if gather.program is not None:
-                    value = f"{source.pointer}[{text}]"
-                    value = f"{conditions[0]} ? {value} : {source.ctype}{{}}" if conditions else value
-                    w.line(f"{source.name}_next[i] = {value};")
-                    continue
-                if side.width > 1:
-                    value = f"load<{side.width}>({side.prologue.pointers[0]} + {text})"
-                    value = (
-                        f"{conditions[0]} ? {value} : Vector<{source.ctype}, {side.width}>{{}}" if conditions else value
-                    )
-                    w.line(f"{p}_next[i] = {value};")
-                    continue
-                for number, pointer in enumerate(side.prologue.pointers):
-                    value = operand_value(gather.operand, f"{pointer}[{text}]", self.spec.accumulate)
-                    value = f"{conditions[0]} ? {value} : {self.spec.accumulate}(0)" if conditions else value
-                    w.line(f"{p}_next{side.of(number)}[i] = {value};")
-            if self._guarded(side):
-                w.line(f"{p}_kept[i] = {conditions[0]};")
-        w.close()
+                for source in self.prologue.sources:
+                    self._read(source, coords, inside)
+                if self.guarded:
+                    w.line(f"{p}_kept[i] = {inside};")
 
-    def _guarded(self, side: SimtOperand) -> bool:
-        """Tells whether some elements of a computed operand are zero whatever the program says."""
-        ragged = bool(self.k % self.s.tile_k) or not side.exact
-        terms = any(any(x.inner) for x in self.spec.terms)
-        return side.gather.program is not None and (ragged or terms or bool(side.gather.limits))
-
-    def _reduction(self, side: SimtOperand, position: str) -> list[str]:
-        """Writes a position of the reduction, and returns the C variables of its coordinates.
-
-        Where the operand needs only the last one, that is "k".
-        """
-        w, inner = self.w, self.spec.k
-        w.line(f"const {self.t} k = {position};")
-        limits = [x.inner for x in (*side.gather.limits, *self.spec.terms)]
-        steps = [at.inner for at in side.prologue.places]
-        if len(inner) == 1:
-            return ["k"]
+    def _reduction(self, position: str) -> list[str]:
+        """Writes a position of the reduction; returns its coordinates: "k" where only the last one matters."""
+        w, inner, t = self.w, self.spec.k, self.s.itype
+        w.line(f"const {t} k = {position};")
+        limits = [x.inner for x in (*self.prologue.gather.limits, *self.spec.terms)]
+        steps = [place.inner for place in self.prologue.places]
+        coords = ["k"]
         if all(x == tuple(s * x[-1] for s in packed(inner)) for x in steps) and not used(limits):
-            return [*("0" for _ in inner[1:]), "k"]
-        return coordinates(w, self.t, "r", "k", inner, used([*steps, *limits]))
+            coords = [*("0" for _ in inner[1:]), "k"]
+        elif len(inner) > 1:
+            coords = coordinates(w, t, "r", "k", inner, used([*steps, *limits]))
+        if self.terms:
+            kept = [within(self.spec, t, x, coords) for x in self.terms]
+            w.line(f"const bool term = {' && '.join(kept)};  // whether there is a product")
+        return coords
 
-    def stash(self, side: SimtOperand) -> None:
-        """Writes the stores of the fetched elements to shared memory."""
-        w, p, step = self.w, side.label, f"i * {side.step}"
-        k, outer = f"{p}_k", f"{p}_{side.axis}"
-        at = f"[{k}][{outer} + {step}]" if side.along_k else f"[{k} + {step}][{outer}]"
-        loop = f"for (int i = 0; i < {side.count}; ++i)"
-        if side.in_chunks:
-            with w.unrolled(loop):
-                at = f"[{k} / {CHUNK}][e * {side.tile} + {outer} + {step}]"
-                w.unrolled_line(f"for (int e = 0; e < {side.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
-        elif side.width > 1:
-            w.unrolled_line(f"{loop} store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
-        elif side.gather.program is not None:
-            with w.unrolled(loop):
-                text = side.prologue.element({x.value: f"{x.name}_next[i]" for x in side.prologue.sources})
-                text = operand_value(side.gather.operand, text, self.spec.accumulate)
-                if self._guarded(side):
-                    text = f"{p}_kept[i] ? {text} : {self.spec.accumulate}(0)"
-                w.line(f"{p}_tile[stage]{at} = {text};")
-        elif side.prologue.products == 1:
-            w.unrolled_line(f"{loop} {p}_tile[stage]{at} = {p}_next[i];")
+    def _read(self, source: Source, coords: Sequence[str], inside: str) -> None:
+        """Writes the read of an element, or a vector, from these coordinates of the reduction."""
+        c, terms = self.spec.accumulate, zip(coords, self.prologue.place(source).inner)
+        place = linear([self.prologue.start(source, self.at), *terms]).replace(" + -", " - ")
+        element = f"{source.pointer}[{place}]"
+        if not source.pointer:
+            value = f"int32({place})"
+        elif self.prologue.program is not None:
+            value = where(inside, element, f"{source.ctype}{{}}")
+        elif self.width > 1:
+            value = f"load<{self.width}>({source.pointer} + {place})"
+            value = where(inside, value, f"Vector<{source.ctype}, {self.width}>{{}}")
         else:
+            value = where(inside, operand_value(self.prologue.gather.operand, element, c), f"{c}(0)")
+        self.w.line(f"{source.next}[i] = {value};")
+
+    def stash(self) -> None:
+        """Writes the stores of the fetched elements to shared memory."""
+        w, p, step = self.w, self.label, f"i * {self.step}"
+        k, outer = f"{p}_k", f"{p}_{self.axis}"
+        at = f"[{k}][{outer} + {step}]" if self.along_k else f"[{k} + {step}][{outer}]"
+        loop = f"for (int i = 0; i < {self.count}; ++i)"
+        if self.in_chunks:
+            at = f"[{k} / {CHUNK}][e * {self.tile} + {outer} + {step}]"
             with w.unrolled(loop):
-                for number in range(side.prologue.products):
-                    w.line(f"{p}_tile[{number}][stage]{at} = {p}_next[{number}][i];")
+                w.unrolled_line(f"for (int e = 0; e < {self.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
+        elif self.width > 1:
+            w.unrolled_line(f"{loop} store_shared(&{p}_tile[stage]{at}, {p}_next[i]);")
+        elif self.prologue.program is not None:
+            with w.unrolled(loop):
+                text = self.prologue.element({x.value: f"{x.next}[i]" for x in self.prologue.sources})
+                text = operand_value(self.prologue.gather.operand, text, self.spec.accumulate)
+                kept = f"{p}_kept[i]" if self.guarded else ""
+                w.line(f"{p}_tile[stage]{at} = {where(kept, text, f'{self.spec.accumulate}(0)')};")
+        else:
+            copies = [f"{p}_tile{source.of}[stage]{at} = {source.next}[i];" for source in self.prologue.sources]
+            if len(copies) == 1:
+                w.unrolled_line(f"{loop} {copies[0]}")
+                return
+            with w.unrolled(loop):
+                for copy in copies:
+                    w.line(copy)
 
     def declare(self) -> None:
-        """Declares the registers for what a thread has fetched of the next tiles."""
-        w, c = self.w, self.spec.accumulate
-        sides = (self.a, self.b)
-        if all(side.gather.program is None and side.width == 1 for side in sides):
-            w.line(f"{c} a_next[{self.a.count}], b_next{self.b.of(self.spec.products)}[{self.b.count}];")
-            return
-        for side in sides:
-            for source in side.prologue.sources:
-                ctype = c if side.gather.program is None else source.ctype
-                ctype = f"Vector<{ctype}, {side.width}>" if side.width > 1 else ctype
-                w.line(f"{ctype} {source.name}_next{side.of(side.prologue.products)}[{side.count}];")
-            if self._guarded(side):
-                w.line(f"bool {side.label}_kept[{side.count}];  // whether there is an element")
+        """Declares the registers for what a thread has fetched of the next tile."""
+        for source in self.prologue.sources[: None if self.prologue.program is not None else 1]:
+            ctype = source.ctype if self.prologue.program is not None else self.spec.accumulate
+            ctype = f"Vector<{ctype}, {self.width}>" if self.width > 1 else ctype
+            self.w.line(f"{ctype} {source.name}_next{self.of(self.prologue.products)}[{self.count}];")
+        if self.guarded:
+            self.w.line(f"bool {self.label}_kept[{self.count}];  // whether there is an element")
 
 
-def used(every: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the dimensions in which some of these strides are not 0."""
-    return sorted({d for steps in every for d, step in enumerate(steps) if step})
+def within(spec: ContractionSpec, t: str, x: Limit, inner: Sequence[str] = ()) -> str:
+    """Returns the C condition that a limit on the terms is kept."""
+    number = linear([*zip(batches(spec.batch), x.batch), *zip(inner, x.inner)], x.start)
+    return f"{unsigned(t)}({number}) < {x.size}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 from codegen.arch import MAX_REGISTERS_PER_THREAD
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
 from codegen.family import Schedule
@@ -15,6 +17,8 @@ from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
 
 Tile: TypeAlias = tuple[int, int, int, int, int]
+#: Of a product: batch, m, n and k.
+Sizes: TypeAlias = tuple[int, int, int, int]
 
 CHUNK = 4  # sums of a thread lie in chunks of 4 neighbouring rows and columns: one shared-memory access loads four
 
@@ -104,71 +108,78 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
 
 
 def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Returns the cycles that ``batch`` float32 products of m x k by k x n are estimated to take in their best
-    tiles.
-    """
-    return min(_cycles(target, tile, batch, m, n, k) for tile in TILES)
+    """Returns the estimated cycles of ``batch`` float32 products of m x k by k x n in their best tiles."""
+    return min(_cycles(target, tile, (batch, m, n, k), 1, "float") for tile in TILES)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
     """Returns the tiles that fit, each after its estimated cycles."""
     sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
-    wide = spec.accumulate in ("double", "uint64")
-    products, row_chunk, col_chunk = spec.products, spec.row_chunk, spec.col_chunk
+    c, products = spec.accumulate, spec.products
     # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
-    most = max(32 if wide else 64, CHUNK * CHUNK * products)
-    size = 8 if wide else 4
-    fitting = [t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % row_chunk or t[1] % col_chunk)]
-    fitting = [t for t in fitting if _shared(t, products) * size + part_bytes(spec, t[0], t[1]) <= STATIC_BYTES]
+    most = max(256 // SIZE_OF[c], CHUNK * CHUNK * products)
+    fitting = [
+        t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % spec.row_chunk or t[1] % spec.col_chunk)
+    ]
+    fitting = [t for t in fitting if buffers(t, c, products).bytes + combined(spec, t).bytes <= STATIC_BYTES]
     scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
     if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(target, tile, *sizes, products, size // 4, scattered, paired), tile) for tile in fitting]
+    found = [(_cycles(target, tile, sizes, products, c, scattered, paired), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
 
-def part_bytes(spec: ContractionSpec, rows: int, cols: int) -> int:
-    """Returns how many bytes of shared memory the threads of a block need to combine their values of partial
-    reductions.
+def buffers(tile: Tile, ctype: str, products: int = 1, in_chunks: Sequence[bool] = (False, False)) -> Buffers:
+    """Returns both stages of the tiles in shared memory: a row for each term of the sum.
+
+    Or ``in_chunks`` a row for each four terms, which then lie one behind the other.  The pad keeps rows 16-byte aligned
+    and spreads the writes of one column over the banks.  Where threads have a vector each, as many threads as fill 32
+    banks write the same terms of neighbouring rows.
     """
-    each = [SIZE_OF[x.reduction.ctype] for x in spec.partials]
-    return max(each, default=0) * rows * cols // CHUNK
-
-
-def _shared(tile: Tile, products: int) -> int:
-    """Returns how many elements both stages of the tiles in shared memory have."""
     rows, cols, inner, _, _ = tile
-    return 2 * inner * (rows + CHUNK + products * (cols + CHUNK))
+    found = []
+    for name, size, many, chunks in zip(("a_tile", "b_tile"), (rows, cols), (1, products), in_chunks):
+        shape, pad = ((inner // CHUNK, CHUNK * size), 32 * CHUNK // inner) if chunks else ((inner, size), CHUNK)
+        dims = (many, 2, *shape) if many > 1 else (2, *shape)
+        found.append(Buffer(name, ctype, dims, pad=pad, align=VECTORS))
+    return Buffers(found)
+
+
+def part_buffers(spec: ContractionSpec, tile: Tile) -> Buffers:
+    """Returns where threads combine their values of each partial reduction: one after another, in the same place."""
+    found = []
+    for x in spec.partials:
+        along, across = tile[:2] if x.rows else tile[1::-1]
+        found.append(Buffer("parts", x.reduction.ctype, (along // x.chunk, x.chunk // CHUNK, across)))
+    return Buffers(found)
+
+
+def combined(spec: ContractionSpec, tile: Tile) -> Buffer:
+    """Returns the shared memory in which threads combine their values of partial reductions."""
+    size = max((x.bytes for x in part_buffers(spec, tile)), default=0)
+    return Buffer("parts", "unsigned char", (size,), align=VECTORS)
 
 
 def _cycles(
-    target: Target,
-    tile: Tile,
-    batch: int,
-    m: int,
-    n: int,
-    k: int,
-    products: int = 1,
-    words: int = 1,
-    scattered: bool = False,
-    paired: bool = False,
+    target: Target, tile: Tile, sizes: Sizes, products: int, ctype: str, scattered: bool = False, paired: bool = False
 ) -> float:
     """Returns the cycles that products of these sizes are estimated to take in tiles.
 
     They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
     flight while one is multiplied.
     """
-    rows, cols, inner, tr, tc = tile
+    (batch, m, n, k), (rows, cols, inner, tr, tc) = sizes, tile
+    words = SIZE_OF[ctype] // 4
     threads, sums = rows // tr * (cols // tc), tr * tc * products
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
     pair = paired and tile == PAIR_TILE
-    held = 2 if pair else max(1, target.arch.blocks_per_sm(threads, registers, 4 * words * _shared(tile, products)))
+    held = 2 if pair else max(1, target.arch.blocks_per_sm(threads, registers, buffers(tile, ctype, products).bytes))
     work = rows * cols * products * inner * words / target.fma
     apart = tile == PLAIN_TILE
     fetches = FETCHES * (PLAIN_FETCHES if apart else 1)
     work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
-    tiles = batch * -(-m // rows) * -(-n // cols)
-    blocks: float = -(-tiles // target.sms)  # per multiprocessor
+    tiles = batch * Edge(m, rows).tiles * Edge(n, cols).tiles
+    blocks: float = Edge(tiles, target.sms).tiles  # per multiprocessor
     together = min(blocks, held)
     if apart:
         blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS]
@@ -177,7 +188,7 @@ def _cycles(
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block waits for the next stage just after asking for it, as do those that began with it
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
-    return blocks / together * (-(-k // inner) * stage + BLOCK) if tiles else 0.0
+    return blocks / together * (Edge(k, inner).tiles * stage + BLOCK) if tiles else 0.0
 
 
 def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
@@ -197,25 +208,23 @@ def _plain(spec: ContractionSpec, tile: Tile) -> bool:
     return all(width(spec, gather, outer, length, tile) > 1 for gather, outer, length in sides)
 
 
-def width(
-    spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], tile: int, schedule: SimtSchedule | Tile
-) -> int:
+def width(spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], size: int, tile: Tile) -> int:
     """Returns how many neighbours of an operand threads fetch as one vector: 4 or 1.  The spec is merged.
 
     It is 4 where every four are all inside or all outside of the operand and lie on a boundary of 16 bytes, and the
     threads divide the tile evenly.
     """
-    rows, cols, inner, thread_rows, thread_cols = schedule if isinstance(schedule, tuple) else schedule.tile
+    rows, cols, inner, thread_rows, thread_cols = tile
     threads = (rows // thread_rows) * (cols // thread_cols)
     along_k = along_reduction(spec, gather)
-    steps, sizes, length = (gather.inner, spec.k, inner) if along_k else (gather.outer, outer, tile)
+    steps, sizes, length = (gather.inner, spec.k, inner) if along_k else (gather.outer, outer, size)
     other = [*gather.batch, *gather.outer, *gather.inner, gather.start]
     other.remove(steps[-1])
     limits = [x.inner if along_k else x.outer for x in gather.limits]
     together = not any(x[-1] for x in limits) and not spec.terms and sizes[-1] % CHUNK == 0
     plain = gather.program is None and gather.operand.dtype.ctype == spec.accumulate == "float"
     shared = plain and not (spec.others and gather is spec.b)
-    divided = tile * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
+    divided = size * inner % (CHUNK * threads) == 0 and threads % (length // CHUNK) == 0
     aligned = gather.operand.alignment % 16 == 0 and not any(x % CHUNK for x in other)
     return CHUNK if shared and divided and aligned and together and steps[-1] == 1 else 1
 
@@ -230,9 +239,6 @@ def _itype(spec: ContractionSpec) -> str:
     """Returns int32 when every offset fits with room for padding, else int64 (gathers may start before the tensor)."""
     m, n = prod(spec.m), prod(spec.n)
     reach = [prod(spec.batch) * m * n, prod(spec.k)]
-    for gather, outer in ((spec.a, spec.m), (spec.b, spec.n)):
-        sizes = (*spec.batch, *outer, *spec.k)
-        for batch, over, inner, start in zip(*gather.steps(), (gather.start, *gather.starts)):
-            reach.append(extent(sizes, (*batch, *over, *inner)) + abs(start))
+    reach += [*spec.a.reaches(spec.batch, spec.m, spec.k), *spec.b.reaches(spec.batch, spec.n, spec.k)]
     reach += [extent(spec.space, op.strides) for op in spec.program.operands]
     return signed_index_type(*reach)

@@ -1,29 +1,37 @@
-"""What a block of the Hopper form of the contraction family holds: its schedule, and how results leave it."""
+"""What a block of the Hopper form of the contraction family holds: its schedule, its shared memory, and how results
+leave it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 
 from codegen.arch import KNOWN
+from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.computed_tiles import computed
-from codegen.expr import Operand
+from codegen.declined import Declined
+from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
-from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles
-from codegen.spec import ContractionSpec, TensorMap
-from codegen.tiles import gathered, operand_tiles
+from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, tile_of
+from codegen.pipeline import barriers
+from codegen.spec import ContractionSpec, Gather, TensorMap
+from codegen.tile_path import TilePath
+from codegen.tiles import gathered, operand_tiles, tiled
 
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
-TAIL = 128  # a block's shared memory behind the buffers is counted in units of so many bytes
+#: Bytes of shared memory that no buffer is given: for barriers besides those of the ring, and for alignment.
+RESERVE = 256
 RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
-CARRIED_BYTES = 384  # most bytes of that row where warps carry out rows of their own: longer rows have fewer ends
+CARRIED_BYTES = 384  # the same, at most, where warps carry out their own rows: longer chunks have fewer ends of rows
 STAGING = 2  # buffers of each consumer and output, unless they are a warp's own or hold operands
 LEAST_STAGES = 3  # of the ring, besides buffers that hold operands
+RESERVE_WITH_OPERANDS = RESERVE + 128  # and for the barriers of that ring
 #: Registers of a producer's and a consumer's thread, by the number of consumers: together no more than 64 Ki a block.
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160)}
 #: The same by the number of the producer's warpgroups that fill tiles, then that of the consumers.
@@ -69,6 +77,15 @@ class WgmmaSchedule(Schedule):
             return computed(spec)
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
+    def tiles(self, parts: OperandTiles) -> int:
+        """Returns into how many tiles it cuts the results."""
+        return prod(parts.batch) * -(-parts.rows // self.tile_m) * -(-parts.cols // self.tile_n)
+
+    @property
+    def converts(self) -> bool:
+        """Whether elements may be converted on their way to the tensor cores."""
+        return self.computes or self.producer_warpgroups > 0
+
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
@@ -104,73 +121,45 @@ class WgmmaSchedule(Schedule):
         )
 
 
-def round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+@dataclass(frozen=True)
+class ResultSpace:
+    """The program over (batch, rows, cols) as the tiles see them: sizes of these, merged as far as possible."""
 
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    program: Program
 
-def panel_size(size: int, itemsize: int) -> int:
-    """Returns how many rows or columns a panel of a tile has that lies across the reduction.
-
-    A row of it has 128, 64 or 32 bytes.
-    """
-    return gcd(size, ROW_BYTES // itemsize)
-
-
-def brought(side: object, size: int, total: int) -> int:
-    """Returns how many rows or columns a copy brings of a tile of ``size``, if there are ``total``.
-
-    Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few rows
-    that is most of a tile of 64.  They only make sums that nobody reads.
-    """
-    return min(size, round_up(total, 8)) if isinstance(side, MappedOperand) and side.along_k else size
-
-
-def ring_bytes(parts: OperandTiles, s: WgmmaSchedule, products: int) -> int:
-    """Returns how many bytes of shared memory a stage's tiles take."""
-    first = (
-        sum(b.bytes(s.tile_m) for b in parts.a.brought if not b.row) if isinstance(parts.a, ComputedOperand) else None
-    )
-    return (ROW_BYTES * s.tile_m if first is None else first) + ROW_BYTES * s.tile_n * products
-
-
-def row_bytes(parts: OperandTiles) -> int:
-    """Returns how many bytes of shared memory the tensors take of which a stage has one row for all rows."""
-    rows = [b for b in parts.a.brought if b.row] if isinstance(parts.a, ComputedOperand) else []
-    return sum(round_up(b.bytes(1), ROW_BYTES) for b in rows)
+    @classmethod
+    def of(cls, spec: ContractionSpec, parts: OperandTiles) -> ResultSpace:
+        lead, every = len(spec.batch), spec.program.strides
+        # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches, too.
+        while prod((*spec.batch, *spec.m)[:lead]) != prod(parts.batch):
+            lead += 1
+        batch, rows, end = (*spec.batch, *spec.m)[:lead], (*spec.batch, *spec.m)[lead:], len(spec.batch) + len(spec.m)
+        over_batch, over_rows = [x[:lead] for x in every], [x[lead:end] for x in every]
+        if not spec.results:  # else the program's rows depend on the coordinates of all batches and rows
+            batch, over_batch = collapse(batch, over_batch, range(lead))
+            rows, over_rows = collapse(rows, over_rows, range(len(rows)))
+        cols, over_cols = collapse(spec.n, [x[end:] for x in every], range(len(spec.n)))
+        new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
+        return cls(batch, rows, cols, restrided(spec.program, new))
 
 
 class Layout:
-    """The program over (batch, rows, cols) as the tiles see them, and how its outputs leave the block."""
+    """What a block has in shared memory, and how its outputs leave it."""
 
-    def __init__(self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> None:
+    def __init__(
+        self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, over: ResultSpace | None = None
+    ) -> None:
         self.spec, self.parts, self.s = spec, parts, s
-        lead = len(spec.batch)
-        program = spec.program
-        # With rows split into batches (`operand_tiles`), the program's leading row dimensions are batches, too.
-        extra = 0
-        while prod(spec.batch) * prod(spec.m[:extra]) != prod(parts.batch):
-            extra += 1
-        batch, rows = (*spec.batch, *spec.m[:extra]), spec.m[extra:]
-        lead += extra
-        every = program.strides
-        self.batch, over_batch = collapse(batch, [x[:lead] for x in every], range(lead))
-        self.rows, over_rows = collapse(rows, [x[lead : lead + len(rows)] for x in every], range(len(rows)))
-        if spec.results:  # the program's rows depend on the coordinates of all batches and rows
-            self.batch, over_batch = batch, [x[:lead] for x in every]
-            self.rows, over_rows = rows, [x[lead : lead + len(rows)] for x in every]
-        self.cols, over_cols = collapse(spec.n, [x[lead + len(rows) :] for x in every], range(len(spec.n)))
-        new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
-        self.program = restrided(program, new)
+        over = over or ResultSpace.of(spec, parts)
+        self.batch, self.rows, self.cols, self.program = over.batch, over.rows, over.cols, over.program
         self.stores = tuple(st.operand for st in self.program.stores)
         #: whether results are contiguous along rows: they are transposed on their way through shared memory
-        self.turned = (
-            bool(self.stores)
-            and all(
-                op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) and op.dtype.itemsize <= 2
-                for op in self.stores
-            )
-            and not all(op.strides[-1] == 1 for op in self.stores)
-        )
+        turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) for op in self.stores]
+        small = all(op.dtype.itemsize <= 2 for op in self.stores)
+        self.turned = small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
         widest = max((op.dtype.itemsize for op in self.stores), default=2)
         #: columns of a row of the staging buffers
         self.chunk = CHUNK_BYTES // widest
@@ -183,11 +172,6 @@ class Layout:
     def by_warps(self) -> bool:
         """Whether each warp carries its own rows out, so that it need not wait for the others."""
         return self.carried and not self.turned and not any(x.rows for x in self.spec.partials)
-
-    @property
-    def buffers(self) -> int:
-        """Staging buffers of each consumer and output."""
-        return 1 if self.by_warps else self.chunks if self.operand_maps else STAGING
 
     @property
     def chunks(self) -> int:
@@ -203,10 +187,9 @@ class Layout:
         """
         if self.maps is None or self.turned or self.parts.reduction.skips:
             return {}
-        each = round_up(GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores), 1024)
-        stage = ring_bytes(self.parts, self.s, self.spec.products) + row_bytes(self.parts)
-        room = KNOWN["sm_90a"].shared_bytes_per_block - self.exchange_bytes - 3 * TAIL
-        if self.s.groups * self.chunks * each + LEAST_STAGES * stage > room:
+        stages = LEAST_STAGES * (self.ring.stage_bytes + self.single_rows.stage_bytes)
+        room = KNOWN["sm_90a"].shared_bytes_per_block - self.left_by_warps.bytes - RESERVE_WITH_OPERANDS
+        if self.staged(self.chunks).bytes + stages > room:
             return {}
         found: dict[int, tuple[int, TensorMap]] = {}
         for n, op in enumerate(self.program.loads):
@@ -219,17 +202,13 @@ class Layout:
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...] | None:
-        """The outputs' tensor maps; None if one cannot have a map: then threads write all of them."""
-        found = []
-        if self.spec.results:
-            return None
+        """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
+        threads.
+        """
         first = len(self.spec.arguments) + len(self.program.loads)
-        for n, op in enumerate(self.stores):
-            made = self._map(op, first + n)
-            if made is None:
-                return None
-            found.append(made)
-        return tuple(found) or None
+        found = [self._map(op, first + n) for n, op in enumerate(() if self.spec.results else self.stores)]
+        made = tuple(x for x in found if x is not None)
+        return made if made and len(made) == len(found) else None
 
     @cached_property
     def carried(self) -> bool:
@@ -241,37 +220,20 @@ class Layout:
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
 
     def _map(self, op: Operand, argument: int) -> TensorMap | None:
+        """Returns the tensor map of an operand as large as the results; None if there can be none."""
         *batch, row, col = op.strides
-        itemsize = op.dtype.itemsize
-        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or self.parts.cols % 2:
+        rows, cols, itemsize = self.parts.rows, self.parts.cols, op.dtype.itemsize
+        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or cols % 2:
             return None
-        if op.alignment % 16 or self.chunk * itemsize < 16:
+        repeated = any(size > 1 and not step for size, step in zip((*self.batch, rows, cols), op.strides))
+        if op.alignment % 16 or self.chunk * itemsize < 16 or repeated:
             return None
-        sizes, strides = [self.parts.cols, self.parts.rows], [row * itemsize]
-        box, contiguous = [self.chunk, GROUP_ROWS], col == 1 or self.parts.cols == 1
-        if self.turned:
-            sizes, strides = [self.parts.rows, self.parts.cols], [col * itemsize]
-            box, contiguous = [GROUP_ROWS, self.chunk], True
-        if not contiguous:
+        try:
+            side = tiled(Gather(op, tuple(batch), (row,), (col,)), argument, self.batch, rows, (cols,), 0)
+        except Declined:
             return None
-        for size, stride in zip(reversed(self.batch), reversed(batch)):
-            if size > 1:
-                sizes.append(size)
-                strides.append(stride * itemsize)
-        strides = [max(16, x) if size == 1 else x for size, x in zip(sizes[1:], strides)]
-        if any(x % 16 or not x for x in strides):
-            return None
-        box += [1 for _ in sizes[2:]]
-        width = box[0] * itemsize
-        return TensorMap(
-            argument,
-            op.dtype.ctype,
-            tuple(sizes),
-            tuple(strides),
-            tuple(box),
-            (1,) * len(sizes),
-            width if width >= 32 else 0,
-        )
+        box = (GROUP_ROWS, self.chunk) if self.turned else (self.chunk, GROUP_ROWS)
+        return side.boxed(*box) if side.along_k != self.turned else None
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -279,20 +241,56 @@ class Layout:
         rows = tuple(x.size for x in self.spec.results) or self.rows
         return (*self.batch, *rows, *self.cols)
 
-    @property
-    def staging_bytes(self) -> int:
-        if self.maps is None and not self.carried:
-            return 0
-        each = GROUP_ROWS * self.chunk * sum(op.dtype.itemsize for op in self.stores)
-        return self.s.groups * self.buffers * round_up(each, 1024)
+    # ---- shared memory
+
+    @cached_property
+    def arrays(self) -> Buffers:
+        """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
+        count = self.chunks if self.operand_maps else STAGING
+        staged = self.staged(count) if self.maps is not None or self.carried else ()
+        return Buffers((*self.ring, *staged, *self.single_rows, *self.left_by_warps))
 
     @property
-    def exchange_bytes(self) -> int:
-        """Bytes of shared memory in which the warps of a consumer leave their values of columns that are reduced."""
-        each = [8 if x.reduction.ctype in ("double", "int64", "uint64") else 4 for x in self.spec.partials if x.rows]
-        return self.s.groups * 4 * self.chunk * sum(each)
+    def barriers(self) -> Buffers:
+        """The barriers behind these."""
+        turn = [Buffer("turn", "Barrier", (2,))] if self.s.pingpong else []
+        operands = [Buffer("operands", "Barrier", (self.s.groups,))] if self.operand_maps else []
+        return Buffers((*barriers("", self.s.stages), *turn, *operands))
 
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of shared memory in which the blocks of a cluster exchange sums; it takes the place of the ring."""
-        return self.s.tile_m * self.s.tile_n * self.spec.products * 4 if self.s.split_k > 1 else 0
+    @cached_property
+    def ring(self) -> Buffers:
+        """The tiles of both operands; those of tensors that operand A is computed from are ``in0``, ``in1``, ..."""
+        s, a, b = self.s, self.parts.a, self.parts.b
+        count = self.spec.products
+        second = self._tile("b", b, self.spec.b, s.tile_n * count)
+        second = replace(second, note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
+        if isinstance(a, ComputedOperand):
+            return Buffers((*(x.tile(s.tile_m, s.stages) for x in a.brought if not x.row), second))
+        return Buffers((self._tile("a", a, self.spec.a, s.tile_m), second))
+
+    def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
+        k = self.parts.reduction
+        ctype = side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
+        return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages)
+
+    @cached_property
+    def single_rows(self) -> Buffers:
+        """The tensors of which a stage has one row for all rows of operand A."""
+        every = self.parts.a.brought if isinstance(self.parts.a, ComputedOperand) else ()
+        return Buffers(x.tile(self.s.tile_m, self.s.stages) for x in every if x.row)
+
+    def staged(self, count: int) -> Buffers:
+        """Returns so many buffers of each consumer for a chunk of results: of output n ``out{n}``."""
+        panel = (self.chunk, GROUP_ROWS) if self.turned else (GROUP_ROWS, self.chunk)
+        shape = (self.s.groups, *(() if self.by_warps else (count,)), *panel)
+        note = "results on their way out"
+        return Buffers(
+            Buffer(f"out{n}", op.dtype.ctype, shape, align=SWIZZLED, note=note) for n, op in enumerate(self.stores)
+        )
+
+    @cached_property
+    def left_by_warps(self) -> Buffers:
+        """What the warps of a consumer leave of columns that are reduced: ``left0``, ``left1``, ..."""
+        shape, note = (self.s.groups, 4, self.chunk), "what each warp has of a chunk of columns"
+        reduced = [x.reduction for x in self.spec.partials if x.rows]
+        return Buffers(Buffer(f"left{n}", x.ctype, shape, note=note) for n, x in enumerate(reduced))

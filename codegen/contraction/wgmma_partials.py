@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, WgmmaSchedule
+from codegen.buffers import Edge, every
+from codegen.contraction.wgmma_block import Block
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS
 from codegen.iteration import linear
-from codegen.naming import Names, Writer
-from codegen.operands import OperandTiles
 from codegen.partials import Partials, Sink
-from codegen.spec import ContractionSpec
 
 
 class WgmmaPartials(Partials):
@@ -20,38 +17,17 @@ class WgmmaPartials(Partials):
     that have columns of a row combine their values at the end of the tile.
     """
 
-    def __init__(
-        self,
-        w: Writer,
-        spec: ContractionSpec,
-        schedule: WgmmaSchedule,
-        operand_tiles: OperandTiles,
-        names: Names,
-        t: str,
-    ) -> None:
-        super().__init__(w, spec, names, t, "at.batch" if prod(operand_tiles.batch) > 1 else "0")
-        self.s, self.sizes = schedule, (operand_tiles.rows, operand_tiles.cols)
-        self._left = [names.unique(x.pointer, "_of_warps") for x in self.rows]
-
-    @property
-    def _group(self) -> str:
-        return "group" if self.s.groups > 1 else "0"
-
-    @property
-    def _piece(self) -> str:
-        """The number of a consumer's 64 rows in the tile."""
-        return "p" if self.s.pingpong else self._group
+    def __init__(self, block: Block) -> None:
+        names = block.w.names
+        super().__init__(block.w, block.spec, names, block.t, "at.batch" if block.batch > 1 else "0")
+        self.block, self.s = block, block.s
+        #: C names of what the warps leave in shared memory
+        self.left = [names.unique(x.pointer, "_of_warps") for x in self.rows]
 
     @property
     def _row(self) -> str:
         """A thread's first row."""
-        return f"m0 + p * {GROUP_ROWS} + row" if self.s.pingpong else "m0 + row"
-
-    def members(self, chunk: int) -> None:
-        """Declares the shared memory for the warps' values of ``chunk`` columns."""
-        for name, part in zip(self._left, self.rows):
-            dims = f"[{self.s.groups}][4][{chunk}]"
-            self.w.line(f"{part.reduction.ctype} {name}{dims};  // what each warp has of a chunk of columns")
+        return f"m0 + {self.block.rows} + row" if self.s.pingpong else "m0 + row"
 
     def begin_tile(self) -> None:
         """Declares a thread's values of its two rows."""
@@ -63,14 +39,14 @@ class WgmmaPartials(Partials):
         for part in self.rows:
             self.begin(part, 4)
 
-    def sinks(self, column: str, n0: str, ragged_m: bool, ragged_n: bool, row: str = "f % 2") -> list[Sink]:
-        """Returns where element ``e`` of pair ``f`` of the 16 columns from n0 + column on is combined.
+    def sinks(self, column: str, *, outside: bool, row: str = "f % 2") -> list[Sink]:
+        """Returns where element ``e`` of pair ``f`` of the tile's 16 columns from ``column`` on is combined.
 
-        ``ragged_m`` and ``ragged_n`` say whether some rows and columns may be outside of the result.
+        ``outside`` says whether some may be outside of the result.
         """
-        n = f"{n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
-        inside_m = f"{self._row} + f % 2 * 8 < {self.sizes[0]}" if ragged_m else ""
-        inside_n = f"{n} < {self.sizes[1]}" if ragged_n else ""
+        n = f"{self.block.n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
+        inside_m = self.block.m.inside(f"{self._row} + f % 2 * 8") if outside else ""
+        inside_n = self.block.n.inside(n) if outside else ""
         sinks = [Sink(x.reduction, f"{x.own}[f / 2 * 2 + e]", inside_m) for x in self.rows]
         for x in self.cols:
             chunk = "0"
@@ -83,33 +59,33 @@ class WgmmaPartials(Partials):
         """Writes how the lanes combine their columns, 16 from ``j`` on, and leave the values in shared memory."""
         if not self.rows:
             return
-        for name, part in zip(self._left, self.rows):
+        for name, part in zip(self.left, self.rows):
             value = f"reduce::columns<{part.reduction.combiner.functor}>({part.own})"
             self.w.line(f"const {part.reduction.ctype} {name} = {value};")
         with self.w.block("if (lane % 8 < 4)"):
-            for name in self._left:
-                self.w.line(f"shared.{name}[{self._group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
+            for name in self.left:
+                self.w.line(f"shared.{name}[{self.block.group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
 
-    def finish_columns(self, n0: str, chunk: int) -> None:
+    def finish_columns(self) -> None:
         """Writes how the values that the warps left of this chunk of columns are combined and stored."""
-        w = self.w
+        w, m, chunk = self.w, self.block.m, self.block.layout.chunk
         if not self.rows:
             return
-        place = linear([(f"m0 / {GROUP_ROWS}", 1), (self._piece, 1)])
+        place = linear([(f"m0 / {GROUP_ROWS}", 1), ("p" if self.s.pingpong else self.block.group, 1)])
         with w.block(f"if (t < {chunk})" if chunk < GROUP else ""):
-            w.line(f"const {self.t} col = {n0} + chunk * {chunk} + t, place = {place};")
-            inside = [f"col < {self.sizes[1]}"] if self.sizes[1] % self.s.tile_n else []
-            places = -(-self.sizes[0] // GROUP_ROWS)
-            inside += [f"place < {places}"] if places % (self.s.tile_m // GROUP_ROWS) else []
-            with w.block(f"if ({' && '.join(inside)})", when=bool(inside)):
-                for name, part in zip(self._left, self.rows):
+            w.line(f"const {self.t} col = {self.block.n0} + chunk * {chunk} + t, place = {place};")
+            places = Edge(Edge(m.total, GROUP_ROWS).tiles, m.size // GROUP_ROWS)
+            inside = every(self.block.n.inside("col"), places.inside("place"))
+            with w.block(f"if ({inside})", when=bool(inside)):
+                for name, part in zip(self.left, self.rows):
                     total, op = part.own, part.reduction.combiner.functor
-                    left = f"shared.{name}[{self._group}]"
+                    left = f"shared.{name}[{self.block.group}]"
                     w.line(f"{part.reduction.ctype} {total} = {left}[0][t];")
                     w.unrolled_line(f"for (int q = 1; q < 4; ++q) reduce::into<{op}>({total}, {left}[q][t]);")
                     self.store(part, "place", "col", total)
 
-    def finish_tile(self, n0: str) -> None:
+    def finish_tile(self) -> None:
         """Writes how the lanes combine the values of their rows, and store them."""
         for part in self.cols:
-            self.finish_cols(part, 2, self.s.part // part.partial.chunk, self._row, n0, self.sizes)
+            sizes = self.block.m.total, self.block.n.total
+            self.finish_cols(part, 2, self.s.part // part.partial.chunk, self._row, self.block.n0, sizes)

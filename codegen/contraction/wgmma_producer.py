@@ -1,406 +1,231 @@
-"""The producer of the Hopper kernels: what fills the ring of stages with tiles of both operands, and from where."""
+"""The producers of the Hopper kernels, which fill the ring of stages with tiles of both operands.
+
+Copying, one thread has TMA bring all.  Gathering, threads copy the windows of an image, 16 bytes at a time.  Filling,
+they compute or convert the elements of an operand.  One of them has TMA bring the other operand.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
-from codegen.contraction.wgmma_layout import GROUP, PIECES, Layout, WgmmaSchedule, brought, panel_size, round_up
-from codegen.epilogue import Epilogue
+from codegen.buffers import every
+from codegen.contraction.wgmma_block import Block, tidy
+from codegen.contraction.wgmma_layout import GROUP, PIECES
+from codegen.contraction.wgmma_loads import Loads, OperandWriter
 from codegen.iteration import coordinate, coordinates, linear, long
-from codegen.kernel import Kernel
-from codegen.operands import ROW_BYTES, Brought, Gathered, MappedOperand, OperandTiles
-from codegen.spec import ContractionSpec
+from codegen.kernel import parameter
+from codegen.operands import Gathered
+from codegen.prologue import Prologue
 from codegen.tile_loader import TileLoader
+from codegen.tile_path import TilePath
 
 #: Stages that are in flight while one that was gathered is rounded, unless the ring is shorter.
 LATE = 2
 
 
-class Producer:
-    """Writes the loop over a block's tiles, and the producer."""
+def producer(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes what fills the ring with the tiles of both operands."""
+    block = loads.block
+    block.w.line(f"registers_decrease<{block.s.registers[0]}>();")
+    if isinstance(a, GatheredWriter):
+        _gathering(loads, a, b)
+    elif block.s.producer_warpgroups:
+        _filling(loads, a, b)
+    else:
+        _copying(loads, a, b)
 
-    spec: ContractionSpec
-    s: WgmmaSchedule
-    parts: OperandTiles
-    w: Kernel
-    #: C names of operand A, and of the tensor maps of the first and the operands B
-    a: str
-    a_map: str
-    b_maps: list[str]
-    itemsize: int
-    #: types in which the operands are multiplied
-    types: tuple[str, str]
-    layout: Layout
-    epilogue: Epilogue
-    #: what fills the tiles of each operand; None for those that TMA brings
-    loaders: tuple[TileLoader | None, TileLoader | None]
-    #: for an operand A that the consumers compute: the tiles brought, their place in a stage, and their tensor maps
-    brought: list[tuple[Brought, str, str]]
-    #: tiles along rows and columns, batches, and tiles in all
-    tiles_m: int
-    tiles_n: int
-    batch: int
-    work: int
-    #: C type of positions
-    t: str
 
-    def tiles(self, consumer: bool = False) -> None:
-        """Opens the loop over a block's tiles, or those of one of its consumers, and writes where each is."""
-        w, s = self.w, self.s
-        if s.split_k > 1:
-            w.line(f"const int tile = blockIdx.x / {s.split_k};")
-        elif consumer and s.pingpong:
-            every, stages = "tile += 2 * gridDim.x", f"stage += {self.parts.reduction.stages}"
-            w.line(f"if (group == 1) {stages};  // the stages of the other's first tile")
-            w.open(f"for (int tile = blockIdx.x + group * gridDim.x; tile < {self.work}; {every}, {stages})")
-        elif s.pingpong or self.work > s.blocks:
-            w.open(f"for (int tile = blockIdx.x; tile < {self.work}; tile += gridDim.x)")
-        else:
-            w.line("const int tile = blockIdx.x;")
-        w.line(f"const Tile at = tile_at<{self.tiles_m}, {self.tiles_n}, {s.raster_group}>(tile);")
-        w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
-
-    def phase_range(self) -> tuple[str, str]:
-        """Returns the first stage of a tile whose batch is a phase, and the one behind its last; writes what they
-        depend on.
-        """
-        w, k = self.w, self.parts.reduction
-        values = self.batch_values()
-        counts = []
-        for d, (size, skip) in enumerate(zip(k.taps, k.skips)):
-            if skip == "0":
-                counts.append(str(size))
-            else:
-                w.line(f"const int skip{d} = {skip.format(**values)};  // first taps that the phase does not have")
-                counts.append(f"({size} - skip{d})")
-        chunks = [str(k.chunks)] if k.chunks > 1 else []
-        w.line(f"const int last = {' * '.join([*(c for c in counts if c != '1'), *chunks]) or '1'};")
-        return "0", "last"
-
-    def batch_values(self) -> dict[str, str]:
-        """Returns the C expressions of a tile's batch coordinates, by name."""
-        return {
-            f"b{d}": "0" if extent_ == 1 else "at.batch" if self.batch == extent_ else f"b{d}"
-            for d, extent_ in enumerate(self.parts.batch)
-        }
-
-    def end_tiles(self) -> None:
-        if self.s.split_k == 1 and (self.s.pingpong or self.work > self.s.blocks):
-            self.w.close()
-
-    def stage_range(self, stages: int) -> tuple[str, str]:
-        """Returns the first stage of the reduction that a block has, and the one behind its last."""
-        if self.s.split_k == 1:
-            return "0", str(stages)
-        self.w.line("const int rank = cluster_rank();")
-        split_k = self.s.split_k
-        self.w.line(f"const int first = rank * {stages} / {split_k}, last = (rank + 1) * {stages} / {split_k};")
-        return "first", "last"
-
-    @property
-    def _first_rows(self) -> int:
-        """Rows of operand A that TMA brings to a stage."""
-        return brought(self.parts.a, self.s.tile_m, self.parts.rows)
-
-    @property
-    def _second_cols(self) -> int:
-        """Columns of all operands B that TMA brings to a stage."""
-        return brought(self.parts.b, self.s.tile_n, self.parts.cols) * len(self.b_maps)
-
-    def copying_producer(self, stages: int) -> None:
-        w, s = self.w, self.s
-        k = self.parts.reduction
-        w.line(f"registers_decrease<{s.registers[0]}>();")
-        with w.block("if (threadIdx.x == 0)"):
-            w.line(f"Ring<{s.stages}> stage;")
-            first, last = self.stage_range(stages)
-            self.tiles()
-            if self.batch > 1 and len(self.parts.batch) > 1:
-                coordinates(w, "int", "b", "at.batch", self.parts.batch, long(self.parts.batch))
-            if k.skips:
-                first, last = self.phase_range()
-            operand_a = self.parts.a
-            sides = [operand_a] if isinstance(operand_a, MappedOperand) else [b.side for b, *_ in self.brought]
-            if any(side.im2col and side.along_k for side in sides):
-                coordinates(w, "int", "m_", "m0", self.spec.m)
-            with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+def _copying(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes a thread that has TMA bring both operands, or what one of them is computed from."""
+    w, block, k = loads.w, loads.block, loads.k
+    with w.block("if (threadIdx.x == 0)"):
+        w.line(f"Ring<{block.s.stages}> stage;")
+        first, last = block.stages()
+        with block.tiles():
+            if block.batch > 1 and len(block.parts.batch) > 1:
+                coordinates(w, "int", "b", "at.batch", block.parts.batch, long(block.parts.batch))
+            if block.phased:
+                first, last = block.stages_of_phase()
+            a.locate()
+            with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
                 w.line("Barrier& full = shared.full[stage.index];")
-                w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-                first_bytes = sum(b.bytes(s.tile_m) for b, *_ in self.brought) or ROW_BYTES * self._first_rows
-                w.line(f"barrier_expect(full, {first_bytes + ROW_BYTES * self._second_cols});")
-                with w.unrolled(f"for (int u = 0; u < {k.per_stage}; ++u)", when=k.per_stage > 1):
+                block.ring.acquire()
+                block.ring.expect(a.bytes + b.bytes, barrier="full")
+                with loads.repeated("u", k.per_stage):
                     if k.per_stage > 1:
                         w.line(f"const int item = k * {k.per_stage} + u;")
-                    self._walk("item" if k.per_stage > 1 else "k")
-                    if isinstance(operand_a, MappedOperand):
-                        coordinates(w, "int", "p", "c", operand_a.pixels)
-                        self._load(operand_a, "a", self.a_map, "m0", s.tile_m)
-                    for b, member, tensor_map in self.brought:
-                        several = b.panels > 1
-                        with w.unrolled(f"for (int u = 0; u < {b.panels}; ++u)", when=several):
-                            self._load(b.side, member, tensor_map, "m0", s.tile_m, part=b.panel if several else 0)
-                    self._load_seconds()
-            self.end_tiles()
+                    loads.walk("item" if k.per_stage > 1 else "k")
+                    a.load()
+                    b.load()
 
-    def gathering_producer(self, a: Gathered, stages: int) -> None:
-        """Writes a producer whose threads copy 16 bytes at a time, each the same piece of some rows of the tile."""
-        w, s, image = self.w, self.s, a.image
-        rank, t = len(image.sizes), "int32"
-        step = s.producers * GROUP // PIECES
-        count = s.tile_m // step
-        w.line(f"registers_decrease<{s.registers[0]}>();")
-        w.line("const int t = threadIdx.x;")
-        w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {step} apart")
-        w.line(f"Ring<{s.stages}> stage;")
-        late = min(LATE, s.stages - 2)  # consumers free a stage when they have the next one
-        if self._rounds:
-            w.line(f"Ring<{s.stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
-            w.line("int late = 0;")
-        self.tiles()
-        w.line(f"{t} base[{count}];  // of a row's window")
-        w.line(f"int16 {', '.join(f'o{d}[{count}]' for d in range(rank))};")
-        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
-            w.line(f"const {t} m = m0 + row + i * {step};")
-            for d in range(rank):
-                position = coordinate("m", a.rows, d + 1)
-                position = tidy(
-                    f"{position if ' ' not in position else f'({position})'} * {image.stride[d]} - {image.before[d]}"
-                )
-                if d == 0 and self.parts.rows % s.tile_m:
-                    position = f"m < {self.parts.rows} ? {position} : -32768"
-                w.line(f"o{d}[i] = {position};")
-            batch = [("at.batch", a.steps[1])] if self.batch > 1 else []
-            terms = [
-                (coordinate("m", a.rows, 0), a.steps[0]),
-                *batch,
-                *((f"o{d}[i]", image.steps[d]) for d in range(rank)),
-            ]
-            w.line(f"base[i] = {linear(terms)};")
-        with w.block(f"for (int k = 0; k < {stages}; ++k, ++stage)"):
-            w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-            with w.block("if (t == 0)"):
-                w.line("Barrier& full = shared.full[stage.index];")
-                w.line(f"barrier_expect(full, {ROW_BYTES * self._second_cols});")
-                w.line(f"const int c = k * {self.parts.reduction.panel};")
-                self._load_seconds()
-            each = 16 // self.itemsize
-            w.line(f"const int k0 = k * {self.parts.reduction.panel} + piece * {each};")
-            sizes = (*a.taps, a.channels)
-            coordinates(w, "int", "t", "k0", sizes, long(a.taps))
-            taps = [(f"t{d}" if size > 1 else "0", image.dilation[d]) for d, size in enumerate(a.taps)]
-            channel = coordinate("k0", sizes, rank)
-            reach = [(name, dilation * image.steps[d]) for d, (name, dilation) in enumerate(taps)]
-            w.line(f"const {t} tap = {linear([*reach, (channel, 1)])};")
-            with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
-                conditions = [
-                    f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}"
-                    for d, (size, tap) in enumerate(zip(image.sizes, taps))
-                ]
-                if self.parts.reduction.channels % self.parts.reduction.panel:
-                    conditions.append(f"k0 < {self.parts.reduction.channels}")
-                w.line(f"const bool inside = {' && '.join(conditions)};")
-                w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
-                tile = "reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at"
-                # Windows that overlap are copied more than once: they come from the L1 cache.
-                overlap = any(
-                    size * dilation > step for size, dilation, step in zip(a.taps, image.dilation, image.stride)
-                )
-                copy = "copy_async_cached" if overlap else "copy_async<16>"
-                w.line(f"{copy}({tile},")
-                w.line(f"{' ' * len(copy)} {self.a} + (base[i] + tap), inside ? 16 : 0);")
-            if not self._rounds:
-                w.line("copy_async_arrive(shared.full[stage.index]);")
-            else:
-                w.line("copy_async_commit();")
-                with w.block(f"if (++late > {late})"):
-                    w.line(f"copy_async_wait<{late}>();")
-                    self._round_landed(count, step)
-        self.end_tiles()
-        if self._rounds:
-            w.line("copy_async_wait<0>();")
-            with w.block("while (late > 0)"):
-                self._round_landed(count, step)
 
-    @property
-    def _rounds(self) -> bool:
-        """Whether gathered elements are rounded to tf32: asynchronous copies do not round, and tensor cores
-        truncate.
-        """
-        return self.types[0] == "tf32"
+# ---- tiles that threads fill
 
-    def _round_landed(self, count: int, step: int) -> None:
-        """Writes how a thread rounds what it has copied of a stage, and hands the stage over."""
-        w = self.w
-        with w.unrolled(f"for (int i = 0; i < {count}; ++i)"):
-            w.line(f"const int at = swizzle<128>((row + i * {step}) * 128 + piece * 16);")
-            w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
-        w.line("barrier_arrive(shared.full[landed.index]);")
-        w.line("++landed;")
-        w.line("--late;")
 
-    def filling_producer(self, stages: int) -> None:
-        """Writes a producer whose threads fill computed or converted tiles; one of them has TMA bring the others."""
-        w, s = self.w, self.s
-        loaders = [x for x in self.loaders if x is not None]
-        w.line(f"registers_decrease<{s.registers[0]}>();")
-        w.line("const int t = threadIdx.x;")
-        for loader in loaders:
-            loader.prologue.scalars()
-        w.line(f"Ring<{s.stages}> stage;")
-        first, last = self.stage_range(stages)
-        self.tiles()
-        if self.batch > 1:
-            w.line("const int batch = at.batch;")
-            if len(self.parts.batch) > 1 and len(loaders) == 1:
-                coordinates(w, "int", "b", "batch", self.parts.batch)
-        if isinstance(self.parts.a, MappedOperand) and self.parts.a.im2col:
-            coordinates(w, "int", "m_", "m0", self.spec.m)
-        for loader in loaders:
-            loader.prepare()
-        w.line()
-        for loader in loaders:
-            loader.registers()
-        for loader in loaders:
-            loader.fetch(first)
-        with w.block(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+class FilledWriter(OperandWriter):
+    """An operand whose tiles threads fill."""
+
+    def __init__(self, block: Block, label: str, side: TilePath, prologue: Prologue) -> None:
+        first, edge = (0, block.m) if label == "a" else (len(block.spec.a.operands), block.n)
+        super().__init__(block, [(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
+        t = "int32" if side.reach < 2**30 else "int64"
+        depth, inner, threads = prod(block.spec.k), block.parts.reduction.panel, block.s.producer_warpgroups * GROUP
+        tile = edge.size, edge.size, edge.total
+        self.loader = TileLoader(block.w, t, side, label, prologue, *tile, depth, inner, threads, f"{label}_tile")
+
+
+def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
+    """Writes threads that fill the tiles of the operands that are computed or converted."""
+    w, block, ring, s = loads.w, loads.block, loads.block.ring, loads.block.s
+    loaders = [x.loader for x in (a, b) if isinstance(x, FilledWriter)]
+    w.line("const int t = threadIdx.x;")
+    for loader in loaders:
+        loader.prologue.scalars()
+    w.line(f"Ring<{s.stages}> stage;")
+    first, last = block.stages()
+    with block.tiles():
+        _begin_tile(block, a, loaders, first)
+        with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
             w.line("Barrier& full = shared.full[stage.index];")
-            w.line("barrier_wait(shared.empty[stage.index], stage.parity ^ 1);")
-            rows = self._first_rows if isinstance(self.parts.a, MappedOperand) else 0
-            cols = self._second_cols if isinstance(self.parts.b, MappedOperand) else 0
-            if rows or cols:
+            ring.acquire()
+            if a.bytes + b.bytes:
                 with w.block("if (t == 0)"):
-                    w.line(f"barrier_expect(full, {ROW_BYTES * (rows + cols)});")
-                    self._walk("k")
-                    if isinstance(self.parts.a, MappedOperand):
-                        self._load(self.parts.a, "a", self.a_map, "m0", s.tile_m)
-                    if cols:
-                        self._load_seconds()
+                    ring.expect(a.bytes + b.bytes, barrier="full")
+                    loads.walk("k")
+                    a.load()
+                    b.load()
             # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
-            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else stages - 1});")
+            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else int(last) - 1});")
             for loader in loaders:
                 p = loader.label
                 w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
                 loader.renew("next")
             w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
             w.line("__syncwarp();")
-            w.line("if (t % 32 == 0) barrier_arrive(full);")
-        self.end_tiles()
-
-    def _walk(self, item: str) -> None:
-        """Writes the channel and the taps of panel number ``item``."""
-        w, k = self.w, self.parts.reduction
-        sizes = (*k.taps, k.chunks)
-        if k.skips:
-            chunk = self._walk_phase(item)
-        else:
-            coordinates(w, "int", "t", item, sizes, long(k.taps))
-            chunk = coordinate(item, sizes, len(sizes) - 1)
-        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
-        if k.panels % k.per_stage:
-            # Past the last panel both operands are read beyond their channels, where they are zero.
-            channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // self.itemsize)}"
-        if k.step:
-            channel = f"at.batch * {k.step} + {channel}"
-        w.line(f"const int c = {channel};")
-
-    def _walk_phase(self, item: str) -> str:
-        """Writes the taps of panel number ``item`` of a phase; returns the C expression of its chunk of channels."""
-        w, k = self.w, self.parts.reduction
-        rest = item
-        if k.chunks > 1:
-            rest = f"{item} / {k.chunks}"
-        for d in reversed(range(len(k.taps))):
-            if k.taps[d] == 1:
-                continue
-            skip = "" if k.skips[d] == "0" else f"skip{d}"
-            count = f"({k.taps[d]} - {skip})" if skip else str(k.taps[d])
-            first = all(size == 1 for size in k.taps[:d])
-            w.line(f"const int t{d} = {rest if first else f'{rest} % {count}'}{f' + {skip}' if skip else ''};")
-            rest = f"{rest} / {count}"
-        return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
-
-    def _load_seconds(self) -> None:
-        """Writes the loads of the operands B's tiles, one behind another."""
-        side = self.parts.b
-        assert isinstance(side, MappedOperand)
-        for number, tensor_map in enumerate(self.b_maps):
-            self._load(side, "b", tensor_map, "n0", self.s.tile_n, number * self.s.tile_n)
-
-    def _load(
-        self, side: MappedOperand, name: str, tensor_map: str, origin: str, size: int, start: int = 0, part: int = 0
-    ) -> None:
-        """Writes the load of a tile of ``size`` rows or columns to a stage, from its row or column ``start`` on.
-
-        With ``part``, of part u of it, which has so many columns.
-        """
-        w, k = self.w, self.parts.reduction
-        values = {"c": f"c + u * {part}" if part else "c", "o": origin}
-        for d, tap in enumerate(k.taps):
-            values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
-        values |= self.batch_values()
-        if side.im2col:
-            values |= {f"o{d}": f"m_{d}" for d in range(len(self.spec.m))}
-            values |= {f"p{d}": f"p{d}" for d in range(len(side.pixels))}
-
-        def text(term: str) -> str:
-            return tidy(term.format(**values))
-
-        at = f"shared.{name}[stage.index]"
-        if side.im2col and not side.along_k:
-            self._load_windows_across(side, name, tensor_map, size, values)
-            return
-        if side.im2col:
-            coordinates = ", ".join(text(term) for term in side.terms)
-            offsets = ", ".join(f"uint16({text(term)})" for term in side.offsets)
-            target = f"{at}[u]" if k.per_stage > 1 or part else at
-            w.line(f"tma_load_im2col({target}, {tensor_map}, full,")
-            w.line(f"                {coordinates}, {offsets});")
-            return
-        if side.along_k:
-            target = f"{at}[u]" if k.per_stage > 1 or part else at
-            target = f"{target}[{start}]" if start else target
-            coordinates = ", ".join(text(term) for term in side.terms)
-            w.line(f"tma_load({target}, {tensor_map}, full, {coordinates});")
-            return
-        across = panel_size(size, self.itemsize)
-        several = size > across
-        if several:
-            values["o"] = f"{origin} + i * {across}"
-        coordinates = ", ".join(text(term) for term in side.terms)
-        panel = linear([("i", 1)] if several else [], start // across)
-        with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)", when=several):
-            w.line(f"tma_load({at}[{panel}], {tensor_map}, full, {coordinates});")
-
-    def _load_windows_across(
-        self, side: MappedOperand, name: str, tensor_map: str, size: int, values: dict[str, str]
-    ) -> None:
-        """Writes the loads of panels of rows, each some channels of one tap, for the pixels of a stage."""
-        w, across = self.w, ROW_BYTES // self.itemsize
-        with w.unrolled(f"for (int i = 0; i < {size // across}; ++i)"):
-            w.line(f"const int panel = m0 / {across} + i;")
-            for d, tap in enumerate(side.taps[:-1]):
-                # Past the last row every tap is in range; the channel is not.
-                place = (
-                    f"panel / {prod(side.taps[d + 1 :])} % {tap}" if prod(side.taps[d + 1 :]) > 1 else f"panel % {tap}"
-                )
-                w.line(f"const int t{d} = {place};") if tap > 1 else None
-                values[f"t{d}"] = f"t{d}" if tap > 1 else "0"
-            channels = side.taps[-1] * across
-            w.line(
-                f"const int channel = panel < {prod(side.taps)} ? panel % {side.taps[-1]} * {across} : "
-                f"{round_up(side.map.sizes[0], 16 // self.itemsize) if self.batch > 1 else channels};"
-            )
-            values["c"] = "channel"
-            coordinates = ", ".join(tidy(term.format(**values)) for term in side.terms)
-            offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
-            w.line(f"tma_load_im2col(shared.{name}[stage.index][i], {tensor_map}, full,")
-            w.line(f"                {coordinates}, {offsets});")
+            ring.arrive(count=s.producer_warpgroups * GROUP // 32, condition="t % 32 == 0", barrier="full")
 
 
-def tidy(text: str) -> str:
-    """Returns a C term simplified: ``0 * 3`` is 0, ``x * 1`` is x, ``x - 0`` is x."""
-    for before, after in ((" * 1", ""), (" - 0", ""), ("0 * ", "0 * ")):
-        if text.endswith(before):
-            text = text[: -len(before)] + after
-    text = text.replace(" * 1 ", " ")
-    return "0" if text.startswith("0 * ") and "-" not in text and "+" not in text else text
+def _begin_tile(block: Block, a: OperandWriter, loaders: Sequence[TileLoader], first: str) -> None:
+    """Writes where a tile's elements lie, and the first reads."""
+    if block.batch > 1:
+        block.w.line("const int batch = at.batch;")
+        if len(block.parts.batch) > 1 and len(loaders) == 1:
+            coordinates(block.w, "int", "b", "batch", block.parts.batch)
+    a.locate()
+    for loader in loaders:
+        loader.prepare()
+    block.w.line()
+    for loader in loaders:
+        loader.registers()
+    for loader in loaders:
+        loader.fetch(first)
+
+
+# ---- windows that threads gather
+
+
+def _gathering(loads: Loads, a: GatheredWriter, b: OperandWriter) -> None:
+    """Writes threads that copy operand A, each the same piece of some rows of the tile; TMA brings operand B."""
+    w, block, ring, k = loads.w, loads.block, loads.block.ring, loads.k
+    late = min(LATE, block.s.stages - 2)  # consumers free a stage when they have the next one
+    a.begin(late)
+    with block.tiles():
+        a.locate()
+        with w.loop(f"for (int k = 0; k < {k.stages}; ++k, ++stage)"):
+            ring.acquire()
+            with w.block("if (t == 0)"):
+                w.line("Barrier& full = shared.full[stage.index];")
+                ring.expect(b.bytes, barrier="full")
+                w.line(f"const int c = k * {k.panel};")
+                b.load()
+            a.copy()
+            if a.rounds:
+                w.line("copy_async_commit();")
+                with w.block(f"if (++late > {late})"):
+                    w.line(f"copy_async_wait<{late}>();")
+                    a.hand_over(a.threads)
+            else:
+                ring.arrive(count=a.threads, call="copy_async_arrive")
+    if a.rounds:
+        w.line("copy_async_wait<0>();")
+        with w.block("while (late > 0)"):
+            a.hand_over(0)  # the trace has the arrivals of all stages above
+
+
+class GatheredWriter(OperandWriter):
+    """An operand A whose windows threads copy.  If it ``rounds``, they then round elements to tf32, which asynchronous
+    copies do not: tensor cores would truncate.
+    """
+
+    def __init__(self, block: Block, side: Gathered, prologue: Prologue, *, rounds: bool) -> None:
+        super().__init__(block, [(parameter(block.spec.a.operand, prologue.name), 0)])
+        self.side, self._image, self.rounds = side, prologue.name, rounds
+        self.threads = block.s.producers * GROUP
+        #: rows from one of a thread's copies to the next, and how many it makes
+        self._step = self.threads // PIECES
+        self._count = block.s.tile_m // self._step
+
+    def begin(self, late: int) -> None:
+        """Writes what stays the same for all tiles."""
+        w, stages = self.w, self.block.s.stages
+        w.line("const int t = threadIdx.x;")
+        w.line(f"const int piece = t % {PIECES}, row = t / {PIECES};  // of its copies: rows {self._step} apart")
+        w.line(f"Ring<{stages}> stage;")
+        if self.rounds:
+            w.line(f"Ring<{stages}> landed;  // the stage whose copies are waited for, to be rounded: {late} behind")
+            w.line("int late = 0;")
+
+    def locate(self) -> None:
+        """Writes where the windows of a thread's rows begin."""
+        w, side, image = self.w, self.side, self.side.image
+        starts = [f"o{d}[{self._count}]" for d in range(len(image.sizes))]
+        w.line(f"int32 base[{self._count}];  // of a row's window")
+        w.line(f"int16 {', '.join(starts)};")
+        with w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
+            w.line(f"const int32 m = m0 + row + i * {self._step};")
+            for d in range(len(image.sizes)):
+                position = coordinate("m", side.rows, d + 1)
+                position = position if " " not in position else f"({position})"
+                position = tidy(f"{position} * {image.stride[d]} - {image.before[d]}")
+                inside = self.block.m.inside("m") if d == 0 else ""
+                w.line(f"o{d}[i] = {f'{inside} ? {position} : -32768' if inside else position};")
+            batch = [("at.batch", side.steps[1])] if self.block.batch > 1 else []
+            inner = [(f"o{d}[i]", step) for d, step in enumerate(image.steps)]
+            w.line(f"base[i] = {linear([(coordinate('m', side.rows, 0), side.steps[0]), *batch, *inner])};")
+
+    def copy(self) -> None:
+        """Writes a thread's copies to a stage: a piece of a tap, in every row."""
+        w, side, image, k = self.w, self.side, self.side.image, self.block.parts.reduction
+        w.line(f"const int k0 = k * {k.panel} + piece * {16 // k.itemsize};")
+        sizes = (*side.taps, side.channels)
+        coordinates(w, "int", "t", "k0", sizes, long(side.taps))
+        taps = [(f"t{d}" if size > 1 else "0", image.dilation[d]) for d, size in enumerate(side.taps)]
+        reach = [(name, dilation * step) for (name, dilation), step in zip(taps, image.steps)]
+        w.line(f"const int32 tap = {linear([*reach, (coordinate('k0', sizes, len(taps)), 1)])};")
+        # Windows that overlap are copied more than once: they come from the L1 cache.
+        overlap = any(size * dilation > step for size, dilation, step in zip(side.taps, image.dilation, image.stride))
+        copy = "copy_async_cached" if overlap else "copy_async<16>"
+        with w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
+            inside = [
+                f"uint32({linear([(f'o{d}[i]', 1), tap])}) < {size}"
+                for d, (size, tap) in enumerate(zip(image.sizes, taps))
+            ]
+            exists = f"k0 < {k.channels}" if k.channels % k.panel else ""
+            w.line(f"const bool inside = {every(*inside, exists)};")
+            self._place()
+            w.line(f"{copy}(reinterpret_cast<unsigned char*>(shared.a[stage.index]) + at,")
+            w.line(f"{' ' * len(copy)} {self._image} + (base[i] + tap), inside ? 16 : 0);")
+
+    def _place(self) -> None:
+        """Writes where in a tile a thread's copy lies."""
+        self.w.line(f"const int at = swizzle<128>((row + i * {self._step}) * 128 + piece * 16);")
+
+    def hand_over(self, arrivals: int) -> None:
+        """Writes how a thread rounds what it has copied of a stage, and says that the stage is filled."""
+        with self.w.unrolled(f"for (int i = 0; i < {self._count}; ++i)"):
+            self._place()
+            self.w.line("round_to_tf32(reinterpret_cast<unsigned char*>(shared.a[landed.index]) + at);")
+        self.block.ring.arrive("landed", count=arrivals)
+        self.w.line("++landed;")
+        self.w.line("--late;")

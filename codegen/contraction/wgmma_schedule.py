@@ -6,30 +6,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import prod
 
+from codegen.buffers import Buffer
 from codegen.computed_tiles import computed
-from codegen.contraction.wgmma_layout import (
-    GROUP,
-    GROUP_ROWS,
-    PIECES,
-    TAIL,
-    Layout,
-    WgmmaSchedule,
-    brought,
-    panel_size,
-    ring_bytes,
-    round_up,
-    row_bytes,
-)
+from codegen.contraction.wgmma_layout import GROUP, PIECES, RESERVE, Layout, ResultSpace, WgmmaSchedule
 from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
-from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles
+from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
-from codegen.tile_path import ELEMENTS, TilePath, held_registers, product_types
+from codegen.tile_path import TilePath, held_registers, product_types
 from codegen.tiles import gathered, operand_tiles
 
 
@@ -57,11 +47,6 @@ def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
     return types[0].startswith("float8") and not spec.fast_fp8
 
 
-def element_bytes(types: tuple[str, str]) -> int:
-    """Returns how many bytes an element of either operand takes in shared memory."""
-    return ELEMENTS[types[0]][1]
-
-
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
     """Returns schedules worth trying, those with the least estimated time first.  Raises Declined with a reason.
 
@@ -82,7 +67,7 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     The time of memory is left out, as in the estimates of the other forms.
     """
     best = _ranked(spec, target)[0][1]
-    return _cost(spec, best.operand_tiles(spec), best, target, cold=False)
+    return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
 
 
 @lru_cache(256)
@@ -116,62 +101,61 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
         if spec.partials and prod(parts.batch) != prod(spec.batch):
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
-        for producer_warpgroups in (1, 2) if form is filled else (0,):
-            found = _candidates(spec, parts, target, form is gathered, producer_warpgroups, form is computed)
-            ranked += [(_cost(spec, parts, s, target), s) for s in found]
+        for count in (1, 2) if form is filled else (0,):
+            way = WgmmaSchedule(
+                1, 16, 2, target.sms, gather=form is gathered, producer_warpgroups=count, computes=form is computed
+            )  # its tile and stages are still to be chosen
+            ranked += _candidates(spec, parts, way, target)
     if not ranked:
         raise reason
     return sorted(ranked, key=lambda entry: entry[0])
 
 
 def _candidates(
-    spec: ContractionSpec, parts: OperandTiles, target: Target, gather: bool, producer_warpgroups: int, computes: bool
-) -> Iterator[WgmmaSchedule]:
-    sms = target.sms
-    adds_up = adds_up_stages(spec, operand_types(spec, bool(producer_warpgroups) or computes))
+    spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule, target: Target
+) -> Iterator[tuple[float, WgmmaSchedule]]:
+    """Yields schedules that bring tiles in a way, and their estimated cycles."""
+    over = ResultSpace.of(spec, parts)
+    for s in _tiles(spec, parts, way):
+        layout = Layout(spec, parts, s, over)
+        stages = _most_stages(layout, target)
+        if stages >= 2:
+            chosen = replace(s, stages=stages)
+            yield _cost(layout, chosen, target), chosen
+
+
+def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> Iterator[WgmmaSchedule]:
+    """Yields tiles whose sums fit the registers, shared in every way."""
+    adds_up = adds_up_stages(spec, operand_types(spec, way.converts))
     # With several operands that lie across the reduction, each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
-    for groups in (2, 3, 1):
-        for cols in (256, 192, 160, 128, 96, 64, 32, 16):
-            held = _registers(spec, cols)
-            both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
-            most = _most_cols(groups, gather, producer_warpgroups)
-            if computes and groups == 3:
-                most = 128
-            if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
-                continue
-            if cols % unit or (cols > unit and cols >= 2 * round_up(parts.cols, unit)):
-                continue
-            tiles = prod(parts.batch) * -(-parts.rows // (groups * GROUP_ROWS)) * -(-parts.cols // cols)
-            even = not gather and not parts.reduction.skips  # every tile takes as many stages as the others
-            for split_k in range(1, 9):
-                if split_k > 1 and (
-                    not even
-                    or tiles * split_k > 2 * sms
-                    or parts.reduction.stages < 4 * split_k
-                    or 32 < cols < 16 * split_k
-                ):
-                    continue
-                s = WgmmaSchedule(
-                    groups,
-                    cols,
-                    2,
-                    sms,
-                    split_k,
-                    gather=gather,
-                    producer_warpgroups=producer_warpgroups,
-                    computes=computes,
-                )
-                if s.part % spec.col_chunk or not _filled(spec, parts, s):
-                    continue
-                in_turn = even and groups == 2 and split_k == 1 and not (producer_warpgroups or computes or adds_up)
-                for pingpong in (False, True) if in_turn else (False,):
-                    taken = replace(s, pingpong=pingpong)
-                    if pingpong and (tiles <= sms or held > MOST_COLS_IN_TURN // 2):
-                        continue
-                    stages = _most_stages(spec, parts, taken, target)
-                    if stages >= 2:
-                        yield replace(taken, stages=stages)
+    for groups, cols in product((2, 3, 1), (256, 192, 160, 128, 96, 64, 32, 16)):
+        s = replace(way, groups=groups, tile_n=cols)
+        held = _registers(spec, cols)
+        both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
+        most = _most_cols(s)
+        if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
+            continue
+        if not cols % unit and (cols == unit or cols < 2 * round_up(parts.cols, unit)):
+            in_turn = groups == 2 and not (way.converts or adds_up) and held <= MOST_COLS_IN_TURN // 2
+            yield from _shared(spec, parts, s, in_turn)
+
+
+def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_turn: bool) -> Iterator[WgmmaSchedule]:
+    """Yields a tile whose reduction the blocks of a cluster share, or one block has; with ``in_turn`` also one for each
+    of two ping-pong consumers.
+    """
+    tiles, even = s.tiles(parts), not s.gather and not parts.reduction.skips  # every tile takes as many stages
+    for split_k in range(1, 9 if even else 2):
+        found = replace(s, split_k=split_k)
+        few = tiles * split_k <= 2 * s.blocks and parts.reduction.stages >= 4 * split_k
+        if split_k > 1 and (not few or 32 < s.tile_n < 16 * split_k):
+            continue
+        if found.part % spec.col_chunk or not _filled(spec, parts, found):
+            continue
+        yield found
+        if split_k == 1 and in_turn and even and tiles > s.blocks:
+            yield replace(found, pingpong=True)
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -200,13 +184,11 @@ def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> boo
     return not s.producer_warpgroups or needed <= s.registers[0]
 
 
-def _most_cols(groups: int, gather: bool, producer_warpgroups: int) -> int:
+def _most_cols(s: WgmmaSchedule) -> int:
     """Returns for how many columns the sums fit the registers that a thread of such a block starts with."""
-    if producer_warpgroups == 1:
-        return {1: 256, 2: 256, 3: 128}[groups]
-    if gather or producer_warpgroups:
-        return {1: 256, 2: 192, 3: 128}[groups]
-    return 192 if groups == 3 else 256
+    if s.groups == 3:
+        return 128 if s.gather or s.converts else 192
+    return 192 if s.groups == 2 and (s.gather or s.producer_warpgroups == 2) else 256
 
 
 def _registers(spec: ContractionSpec, cols: int) -> int:
@@ -214,15 +196,18 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
     return cols * spec.products // 2 + sum(2 * cols // x.chunk for x in spec.partials if not x.rows)
 
 
-def _most_stages(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target) -> int:
-    stage = ring_bytes(parts, s, spec.products)
-    layout = Layout(spec, parts, s)
-    room = target.arch.shared_bytes_per_block - layout.staging_bytes - layout.exchange_bytes - 2 * TAIL
-    tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
-    useful = parts.reduction.stages * -(-tiles // s.blocks)  # the ring is filled for the next tile meanwhile
-    most = max(MOST_STAGES, IN_FLIGHT // stage)
-    stages = min(most, max(room // (stage + row_bytes(parts) + 16), 0), max(2, useful))
-    return stages if max(stages * stage, layout.sums_bytes) <= room else 0
+def _most_stages(layout: Layout, target: Target) -> int:
+    """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
+    s, parts = layout.s, layout.parts
+    others = sum(x.bytes for x in layout.arrays if not x.stages)
+    room = target.arch.shared_bytes_per_block - RESERVE - others
+    useful = parts.reduction.stages * -(-s.tiles(parts) // s.blocks)  # the ring is filled for the next tile meanwhile
+    each = layout.ring.stage_bytes
+    most = max(MOST_STAGES, IN_FLIGHT // each)
+    stages = min(most, max(room // (layout.arrays.stage_bytes + layout.barriers.stage_bytes), 0), max(2, useful))
+    # They take the place of the ring, and of nothing else: blocks read them while others leave their results.
+    sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
+    return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
 
 
 #: The share of the tensor cores' peak rate that is reached.
@@ -257,41 +242,44 @@ EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 
 
-def _filling(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> float:
+def _filling(layout: Layout) -> float:
     """Returns the estimated cycles in which the producer's threads fill a stage; 0 if they do not.
 
     The data for a stage are in flight for as long as it takes to fill the one before.
     """
-    instructions = 0.0
-    for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * spec.products)):
+    s, parts, instructions = layout.s, layout.parts, 0.0
+    for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * layout.spec.products)):
         if isinstance(way, TilePath):
-            integers = INTEGER * sum(op.dtype.is_int for op in way.gather.operands)
-            piece = (
-                FILL_PIECE
-                + 4 * len(way.gather.limits)
-                + way.piece * (1.0 + instructions_of(way.gather.program) + integers)
-            )
-            piece += (way.piece / way.vector - 1) * 4 * len(way.gather.operands)
+            gather, copies = way.gather, way.piece / way.vector - 1
+            integers = INTEGER * sum(op.dtype.is_int for op in gather.operands)
+            piece = FILL_PIECE + 4 * len(gather.limits) + way.piece * (1.0 + instructions_of(gather.program) + integers)
+            piece += copies * 4 * len(gather.operands)
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
     return max(instructions / rate, FILL_LATENCY) if s.producer_warpgroups else 0.0
 
 
-def _computing(operand: ComputedOperand, s: WgmmaSchedule, stage: int, products: int) -> float:
-    """Returns the estimated cycles in which the consumers compute the four fragments of a stage of ``stage`` bytes.
+def _computing(layout: Layout) -> float:
+    """Returns the estimated cycles in which the consumers compute the four fragments of a stage; 0 if they do not.
 
     Consumers share the multiprocessor's quarters.  They share shared memory with TMA and with the tensor cores, which
     read operand B for every consumer.  A consumer computes one fragment at a time.
     """
-    warps = 4 * s.groups
-    traffic = stage + s.groups * ROW_BYTES * s.tile_n * products
+    operand, s, ring = layout.parts.a, layout.s, layout.ring
+    if not isinstance(operand, ComputedOperand):
+        return 0.0
+    traffic = ring.stage_bytes + s.groups * ring["b"].stage_bytes
     for b in operand.brought:
-        traffic += 4 * warps * 2 * SHARED_ACCESS if b.row else b.bytes(s.tile_m)
+        traffic += 4 * 4 * s.groups * 2 * SHARED_ACCESS if b.row else b.bytes(s.tile_m)
     sources = len(operand.brought) * FRAGMENT_SOURCE
     integers = sum(not b.row and operand.gather.operands[b.load].dtype.is_int for b in operand.brought)
     each = instructions_of(operand.gather.program)
     instructions = FRAGMENT + sources + (4 * each if operand.pairs else 8 * (1.0 + each + INTEGER * integers))
     return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
+
+
+#: A call of a function that takes many instructions.
+_FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
 
 def instructions_of(program: Program | None) -> float:
@@ -300,62 +288,40 @@ def instructions_of(program: Program | None) -> float:
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
-def _windows_past_channels(parts: OperandTiles) -> float:
-    """Returns the share of the panels of windows that TMA must fill with zeros behind the last channel."""
-    k = parts.reduction
-    windows = isinstance(parts.a, MappedOperand) and parts.a.im2col and parts.a.along_k
-    return 1 / k.chunks if windows and k.channels % k.panel else 0.0
+def _loading(layout: Layout) -> float:
+    """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
+    s, parts, k = layout.s, layout.parts, layout.parts.reduction
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / L2_RATE
+    if s.gather:
+        return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
+    # TMA takes as long for a short row as for one of 128 bytes.
+    rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
+    mapped = parts.a if isinstance(parts.a, MappedOperand) else None
+    lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
+    every = (lines + s.tile_n * layout.spec.products * rows) * k.per_stage
+    # The share of the panels of windows that it must fill with zeros behind the last channel.
+    windows = mapped is not None and mapped.im2col and mapped.along_k
+    partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
+    return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
 
-#: A call of a function that takes many instructions.
-_FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
-
-
-def _fresh_bytes(spec: ContractionSpec, parts: OperandTiles) -> int:
-    """Returns how many bytes the operands that TMA brings have, each counted once."""
-    sides = ((parts.a, spec.a, 1), (parts.b, spec.b, spec.products))
-    return sum(
-        count * prod(side.map.sizes) * gather.operand.dtype.itemsize
-        for side, gather, count in sides
-        if isinstance(side, MappedOperand)
-    )
-
-
-def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
+def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
 
     With ``cold``, operands are in memory, and the whole is no faster than it.  The constants are fits to measurements.
     """
-    itemsize = ROW_BYTES // parts.reduction.panel // parts.reduction.per_stage
-    tiles = prod(parts.batch) * -(-parts.rows // s.tile_m) * -(-parts.cols // s.tile_n)
-    depth = parts.reduction.share * -(-parts.reduction.stages // s.split_k)
+    spec, parts, k = layout.spec, layout.parts, layout.parts.reduction
+    tiles, cols, depth = s.tiles(parts), s.tile_n * spec.products, k.share * -(-k.stages // s.split_k)
     # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
-    cols = s.tile_n * spec.products
-    products = (
-        s.tile_m
-        * (cols + 16 + max(0, 128 - cols) / 4)
-        * (ROW_BYTES // itemsize)
-        / (target.wgmma * 2 / itemsize)
-        / SHARE
-    )
-    if adds_up_stages(spec, operand_types(spec, bool(s.producer_warpgroups) or s.computes)):
+    taken = cols + 16 + max(0, 128 - cols) / 4
+    products = s.tile_m * taken * (ROW_BYTES // k.itemsize) / (target.wgmma * 2 / k.itemsize) / SHARE
+    if adds_up_stages(spec, operand_types(spec, s.converts)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
-    loads = (ring_bytes(parts, s, spec.products) + row_bytes(parts)) / L2_RATE
-    if s.gather:
-        loads += s.tile_m * PIECES / 32 * GATHER * (ROUNDED if itemsize == 4 else 1.0)
-    else:  # TMA takes as long for a short row as for one of 128 bytes
-        rows = 1 if parts.b.along_k else parts.reduction.panel / panel_size(s.tile_n, itemsize)
-        every = (brought(parts.a, s.tile_m, parts.rows) + cols * rows) * parts.reduction.per_stage
-        partial = _windows_past_channels(parts)
-        loads = max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
     together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
-    loads = max(loads, _filling(spec, parts, s), refill)
-    if isinstance(parts.a, ComputedOperand):
-        loads = max(loads, _computing(parts.a, s, ring_bytes(parts, s, spec.products), spec.products))
-    layout = Layout(spec, parts, s)
+    loads = max(_loading(layout), _filling(layout), _computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)
@@ -365,5 +331,8 @@ def _cost(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, target: 
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
     rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
-    memory = _fresh_bytes(spec, parts) / rate + epilogue if cold else 0.0
+    # What TMA brings is counted once.
+    sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
+    fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)
+    memory = fresh / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)

@@ -49,9 +49,9 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 }
 #endif
 
-// Takes a tile's scores into the largest of their rows: what shift is to be taken off before they become exponentials,
-// and by what the sums before are to be multiplied.  There are few warps to switch between: maxima are made in Chains
-// that do not wait for each other.
+// Updates the largest score of each row with those of a tile.  Gives the shift, which is subtracted from scores before
+// they become exponentials, and the factor by which earlier sums are to be multiplied (rescale).  As there are few
+// warps to switch between, maxima are computed in Chains that do not wait for each other.
 template <int Chains, int N>
 __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, float unit, float (&shift)[2],
                                         float (&rescale)[2]) {
@@ -72,9 +72,9 @@ __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, flo
     }
 }
 
-// Takes the exponentials of a tile's scores, which they become, into the sums of their rows, in Chains as well.  To a T
-// of 16 bits they are rounded before: where that is the type in which they are multiplied, what a row is divided by is
-// the sum of its factors, and the weights of its values add up to one.
+// Replaces the scores of a tile by their exponentials, and adds these to the sums of their rows, in Chains as well.  If
+// T has 16 bits, they are rounded to it first: T is then the type in which they are multiplied, so that a row is
+// divided by the sum of the very factors of its values, and these weights add up to one.
 template <int Chains, class T = float, int N>
 __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, float unit, const float (&shift)[2],
                                              const float (&rescale)[2], float lift = 0.0f) {
@@ -106,10 +106,10 @@ __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, floa
     }
 }
 
-// Takes a tile's scores, which become 2^(unit * (score - largest)), in.  What was summed up before is to be multiplied
-// by
-// rescale.  A row of nothing but minus infinity has the largest score minus infinity and the sum 0, any other one a sum
-// of at least 1; NaN and infinity make the sum NaN.  All exponentials, and their sums, are 2^lift times as large.
+// Replaces the scores of a tile by 2^(unit * (score - largest)), and updates the largest scores and the sums of their
+// rows; earlier results are to be multiplied by rescale.  A row of nothing but minus infinity has minus infinity as its
+// largest score and the sum 0; any other row has a sum of at least 1, or NaN if there is NaN or infinity among its
+// scores.  All exponentials, and their sums, are 2^lift times as large.
 template <int Chains, class T = float, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
                                         float lift = 0.0f) {
@@ -118,8 +118,7 @@ __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float uni
     exponentials<Chains, T>(score, rows, unit, shift, rescale, lift);
 }
 
-// Exponentials as operand A of the products with the values: words[i] is the fragment of keys 16 * i to 16 * i +
-// 15.
+// Makes exponentials operand A of the products with the values: words[i] is the fragment of the 16 keys from 16 * i on.
 template <class T, int N>
 __device__ __forceinline__ void round_to_fragments(const float (&score)[N], uint32 (&words)[N / 8][4]) {
 #pragma unroll
@@ -197,8 +196,8 @@ __device__ __forceinline__ void scale(float (&sum)[N], const float (&by)[2]) {
     for (int i = 0; i < N; ++i) sum[i] *= by[i / 2 % 2];
 }
 
-// What is taken from scores before they become exponentials, the logarithm of a sum: of no sum so much that these are
-// 0.
+// Returns what is subtracted from scores before they become exponentials: the logarithm of a sum.  If that sum is 0, it
+// is infinity, so that all exponentials are 0.
 template <class T>
 __device__ __forceinline__ T lse(T log_sum) {
     return log_sum == -infinity<T>() ? infinity<T>() : log_sum;

@@ -1,8 +1,8 @@
-// Operands A of wgmma that are computed in registers: fragments of the tiles that they are computed of.
+// Operands A of wgmma that are computed in registers: reads fragments of the tiles that they are computed from.
 //
-// A warp has 16 rows, of which it multiplies 16 elements along the sum at a time.  Of these a thread has eight: element
-// e in row lane / 4 + e / 2 % 2 * 8, column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as TMA
-// leaves them.
+// A warp has 16 rows, of which it multiplies 16 elements along the sum at a time.  A thread has eight of these: element
+// e is in row lane / 4 + e / 2 % 2 * 8 and column lane % 4 * 2 + e / 4 * 8 + e % 2.  Tiles are swizzled as TMA leaves
+// them.
 #pragma once
 #include "packed.cuh"
 #include "pipeline.cuh"

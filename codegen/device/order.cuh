@@ -10,9 +10,8 @@ __device__ __forceinline__ uint32 block_from_the_end() { return gridDim.x - 1 - 
 // all blocks of that have called grid_dependency_launch or ended, where there is room.  It touches no memory until
 // grid_dependency_wait has returned: then all that was queued before is done and can be seen.  (That holds for plain
 // loads.  `ld.global.nc`, which the compiler takes for pointers that are const and __restrict__, may move to before the
-// wait: the
-// pointers of such a kernel are not both.)  Kernels that are launched
-// otherwise, and GPUs without it, begin when all is done; both calls do nothing there.
+// wait: so no pointer of such a kernel is both.)  Kernels that are launched otherwise, and those of GPUs without this,
+// begin when all is done; both calls do nothing there.
 __device__ __forceinline__ void grid_dependency_launch() {
 #if !defined(FUSEGRAPH_CPU) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

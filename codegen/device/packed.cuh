@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats in one register, computed with in one instruction (sm_90).
+// Pairs of 16-bit floats in one register: an instruction (of sm_90) computes both.
 //
 // Every operation rounds its exact result once, to nearest even.  NaN is 0x7fff; maximum and minimum are NaN where
 // either operand is, and -0 is smaller than +0.

@@ -70,8 +70,8 @@ __device__ __forceinline__ float radius(float x) {
   return square * math::rsqrt(math::maximum(square, 0x1p-100f));  // 0 for 0
 }
 __device__ __forceinline__ double radius(double x) { return math::sqrt(-2.0 * math::log(x)); }
-// The sine of a 24-bit fraction of a turn, or its cosine: those of what is left of quarters of it, which is exact, 2
-// ulps.
+// Returns the sine or the cosine of a 24-bit fraction of a turn, with an error of at most 2 ulps: whole quarters of a
+// turn are taken off, which is exact.
 template <class T>
 __device__ __forceinline__ T turned(uint32 fraction, bool sine);
 template <>

@@ -66,10 +66,9 @@ __device__ __forceinline__ Tile tile_at(int n) {
     return {first + rest % height, rest / height, batch};
 }
 
-// Where byte `offset` of a tile lies whose rows have `Bytes` bytes, a multiple of 16.  With 32, 64 or 128 bytes this is
-// the swizzle of that width: the 16-byte pieces of a row are permuted by the number of the row, so that a column is
-// spread over
-// all banks.  In rows of other lengths the pieces of every 128 bytes are, by the number of these.
+// Returns where byte `offset` of a tile lies whose rows have `Bytes` bytes, a multiple of 16.  With 32, 64 or 128 bytes
+// this is the swizzle of that width: the 16-byte pieces of a row are permuted by the row's number, so that a column is
+// spread over all banks.  With other lengths, the pieces of every 128 bytes are permuted by the number of these.
 template <int Bytes>
 __device__ __forceinline__ int swizzle(int offset) {
     if (Bytes == 256) return offset ^ ((offset >> 4) & 112);  // a row has all banks twice

@@ -95,8 +95,8 @@ __device__ __forceinline__ T take(const T* parts) {
 
 // ---- sums of exponentials of elements whose maximum is not known yet
 //
-// A thread has `most`, the greatest of its elements x, and `sum`, that of exp(x - shift(most)); of none, minus infinity
-// and 0.  Combined, the two are of all elements (Milakov and Gimelshein, 2018).
+// A thread has `most`, the greatest of its elements x, and `sum`, the sum of exp(x - shift(most)); without elements,
+// they are minus infinity and 0.  Combined, they are those of all elements (Milakov and Gimelshein, 2018).
 
 // What is taken off before the exponential: the greatest element, or 0 where that is infinite, for infinity less
 // infinity would be NaN.

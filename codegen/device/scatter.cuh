@@ -57,11 +57,11 @@ __device__ __forceinline__ T ordered_down(Key key) {
 
 // ---- floats as integers in units of what the largest of them has as its last place
 //
-// The scale of some floats is the largest of their exponents as they are stored, one more than all of them (255 or
-// 2047) if one is infinite and none is NaN, two more if one is.  A float is an integer of at most 2**places for this
-// scale, rounded to nearest; their sum is exact.  A double has 2 of them, the second one in units of 2**-places of the
-// first.  Where the scale is that of infinities, integers count them: positive ones in the lower half, negative ones in
-// the upper.
+// The scale of some floats is the largest of their exponents, as they are stored.  That is 255 (of doubles: 2047) if
+// one of them is infinite, and 256 (2048) if one is NaN.  A float becomes an integer of at most 2**places for this
+// scale, rounded to nearest; the sum of these is exact.  A double becomes two integers, the second one in units of
+// 2**-places of the first.  Where the scale is that of infinity, integers count infinite numbers: positive ones in the
+// lower half, negative ones in the upper.
 __device__ __forceinline__ int32 exponent(float x) {
     if (x != x) return 256;
     const int32 field = int32(float_bits(x) >> 23 & 0xffu);

@@ -1,8 +1,6 @@
-// Sorting by merging: in the registers of a thread, then of neighbouring threads in shared memory, then of runs in
-// device
-// memory.  What is sorted are words, which have a key, an unsigned number that orders as the elements do, and below it
-// the
-// position that the element comes from.  No two words are equal, so that elements which are equal stay in their order.
+// Sorting by merging: in the registers of a thread, then between neighbouring threads in shared memory, then runs in
+// device memory.  What is sorted are words: a key, which is an unsigned number in the order of the elements, and below
+// it the position that the element comes from.  No two words are equal, so that equal elements stay in their order.
 #pragma once
 #include "types.cuh"
 
@@ -158,9 +156,8 @@ __device__ __forceinline__ void lanes(Word (&own)[Items], Word* words, uint32 ke
 }
 
 // Merges two runs of device memory, of which word(i) is the i-th word: [first, middle) and [middle, last_one).  The
-// block makes those from `begin` to `end` of the merged run, at most Items for each of its Threads threads: they are in
-// `words`
-// then.  bounds: two numbers of shared memory.
+// block makes the words from `begin` to `end` of the merged run, at most Items for each of its Threads threads, and
+// leaves them in `words`.  bounds: two numbers of shared memory.
 template <int Threads, int Items, class Word, class Source>
 __device__ __forceinline__ void runs(
     Word* words, uint32* bounds, Source word, uint32 first, uint32 middle, uint32 last_one, uint32 begin, uint32 end) {

@@ -9,8 +9,8 @@
 #pragma once
 #include "mma.cuh"
 
-// From the descriptor of an operand (matrix_descriptor) that of what lies `bytes` behind, a multiple of 16: addresses
-// in shared memory do not leave their field.
+// Returns the descriptor (matrix_descriptor) of what lies `bytes` behind an operand, a multiple of 16: addresses in
+// shared memory do not leave their field of it.
 __device__ __forceinline__ uint64 matrix_behind(uint64 descriptor, int bytes) {
     return (descriptor & 0xffffffff00000000u) | (uint32(descriptor) + uint32(bytes >> 4));
 }

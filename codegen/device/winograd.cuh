@@ -7,7 +7,7 @@
 // Soodhalter and Gregg, "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks",
 // 2020).
 //
-// No result is rounded more than twice 5 times; all coefficients but those of filters for M = 4 are exact.
+// No result is rounded more than 5 times for each dimension; all coefficients but those of filters for M = 4 are exact.
 #pragma once
 #include "types.cuh"
 

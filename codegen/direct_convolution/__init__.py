@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from math import prod
 
+from codegen.buffers import Edge, every
 from codegen.direct_convolution import schedule
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring import Ring
@@ -26,30 +27,44 @@ from codegen.direct_convolution.schedule import (
     ChannelsSchedule,
     PlanesSchedule,
     StripsSchedule,
+    TiledSchedule,
     blocks_per_sm,
+    buffers,
     line_reads,
-    pitch,
-    tile_sizes,
 )
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.direct_convolution.strips import Strips
-from codegen.epilogue import Run, operand_value
+from codegen.epilogue import Run
 from codegen.family import Family, Form
-from codegen.iteration import coordinate, linear, unsigned
+from codegen.iteration import coordinate, linear
 
 #: Most products that a thread's code spells out: loops with more stay loops, so that the code fits the caches.
 UNROLLED = 800
 
 
-class _Planes(Renderer):
-    def __init__(self, spec: DirectConvolutionSpec, schedule: PlanesSchedule) -> None:
+class _Tiled(Renderer):
+    """What the forms with a halo tile in shared memory share."""
+
+    def __init__(self, spec: DirectConvolutionSpec, schedule: TiledSchedule) -> None:
         super().__init__(spec, schedule)
-        self.s = schedule
-        self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
-        self.pitch, self.reads = pitch(spec, schedule), line_reads(spec, schedule)
+        self.tiled = schedule
+        self.buffers = buffers(spec, schedule)
 
     def blocks_per_sm(self) -> int:
-        return blocks_per_sm(self.spec, self.s)
+        return blocks_per_sm(self.spec, self.tiled)
+
+    def declare(self) -> None:
+        """Declares what lies in shared memory."""
+        self.w.line()
+        for buffer in self.buffers:
+            self.w.line(buffer.static)
+
+
+class _Planes(_Tiled):
+    def __init__(self, spec: DirectConvolutionSpec, schedule: PlanesSchedule) -> None:
+        super().__init__(spec, schedule)
+        self.s, self.reads = schedule, line_reads(spec, schedule)
+        self.planes = Edge(spec.images * spec.groups, schedule.planes)
 
     def describe(self) -> str:
         s = self.s
@@ -57,140 +72,95 @@ class _Planes(Renderer):
         return f"a block {planes}{s.out_rows} x {s.out_cols} outputs, a thread {s.rows} x {s.cols}"
 
     def body(self) -> int:
-        w, s, spec, c = self.w, self.s, self.spec, self.spec.accumulate
-        many = spec.images * spec.groups
-        blocks = self.locate(
-            [
-                *(
-                    [("plane0", -(-many // s.planes), s.planes)]
-                    if s.planes > 1
-                    else [("image", spec.images, 1), ("group", spec.groups, 1)]
-                ),
-                ("depth", spec.out[0], 1),
-                ("row0", -(-spec.out[1] // s.out_rows), s.out_rows),
-                ("col0", -(-spec.out[2] // s.out_cols), s.out_cols),
-            ]
-        )
+        w, s, spec = self.w, self.s, self.spec
+        one = {"image": Edge(spec.images, 1), "group": Edge(spec.groups, 1)}
+        planes = {"plane0": self.planes} if s.planes > 1 else one
+        blocks = self.locate(s.out_rows, s.out_cols, **planes)
         w.line("const int t = threadIdx.x;")
-        shape = (s.planes, s.down, s.lanes)
-        tz, ty, tx = (
-            self.constant(name, coordinate("t", shape, d), self.small) if shape[d] > 1 else "0"
-            for d, name in enumerate(("tz", "ty", "tx"))
-        )
-        w.line()
-        box = (spec.in_channels, self.depth, self.tile_rows, self.pitch)
-        self.planes = f"[{s.planes}]" if s.planes > 1 else ""
-        taps = (spec.filters, spec.in_channels, *spec.taps)
-        w.line(f"__shared__ __align__(16) {c} tile{self.planes}{_subscripts(box)};")
-        w.line(f"__shared__ {c} weights{self.planes}{_subscripts(taps)};")
-        self._stage_weights()
-        self._stage_tile()
+        tz, ty, tx = self.places("t", (s.planes, s.down, s.lanes), "tz ty tx", itype=self.small)
+        self.declare()
+        self._fill_weights()
+        self._fill_tile()
         w.line("__syncthreads();")
         w.line()
-        plane, image, group = "", self.at.get("image", "0"), self.at.get("group", "0")
-        if s.planes > 1:
-            plane = f"[{tz}]"
-            where = self.constant("plane", linear([(self.at["plane0"], 1), (tz, 1)]))
-            image, group = self._plane_of(where)
+        plane, image, group = self._plane(tz)
         row = self.constant("row", linear([(self.at["row0"], 1), (ty, s.rows)]))
         col = self.constant("col", linear([(self.at["col0"], 1), (tx, s.cols)]))
-        beyond = [f"{where} >= {many}"] if s.planes > 1 and many % s.planes else []
-        beyond += [f"{row} >= {spec.out[1]}"] if spec.out[1] % s.out_rows and row != "0" else []
-        beyond += [f"{col} >= {spec.out[2]}"] if spec.out[2] % s.out_cols and col != "0" else []
-        if beyond:
-            w.line(f"if ({' || '.join(beyond)}) return;")
-        w.line(f"{c} sum[{spec.filters}][{s.rows}][{s.cols}] = {{}};")
-        self._slide(plane, ty, tx)
+        edges = self.edges
+        w.leave(self.planes.outside(plane), edges["row0"].outside(row), edges["col0"].outside(col), how="return")
+        w.line(f"{spec.accumulate} sum[{spec.filters}][{s.rows}][{s.cols}] = {{}};")
+        self._slide(self._of(tz), ty, tx)
         w.line()
         self.epilogue.scalars()
         with w.scope():
             f, p = self.loop("f", spec.filters), self.loop("p", s.rows)
-            down = linear([(row, 1), (p, 1)])
-            if spec.out[1] % s.rows:
-                w.line(f"if ({down} >= {spec.out[1]}) break;")
-            position = [image, group, f, self.at["depth"], down, col]
-            whole = spec.out[2] % s.cols == 0
-            run = Run(s.cols, 5, "q", None if whole else lambda q: f"{linear([(col, 1), (q, 1)])} >= {spec.out[2]}")
-            self.epilogue.results(position, [f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]"], run)
+            position = [image, group, f, self.at["depth"], self.patch_row(row, p), col]
+            sums = [f"sum[{f}][{p}][{'q' if s.cols > 1 else '0'}]"]
+            self.epilogue.results(position, sums, self.columns(col, s.cols))
         return blocks
 
-    def _plane_of(self, plane: str) -> tuple[str, str]:
-        """Writes the image and the group of a plane; returns their C variables."""
-        shape = (self.spec.images, self.spec.groups)
-        image, group = (
-            self.constant(name, coordinate(plane, shape, d)) if shape[d] > 1 else "0"
-            for d, name in enumerate(("image", "group"))
-        )
-        return image, group
+    def _of(self, z: str) -> str:
+        """Returns the subscript of the arrays for a block's z-th plane."""
+        return f"[{z}]" if self.s.planes > 1 else ""
 
-    def _stage_weights(self) -> None:
+    def _plane(self, z: str) -> tuple[str, str, str]:
+        """Writes which plane the block's z-th one is; returns its number, its image and its group."""
+        if self.s.planes == 1:
+            return "0", self.at["image"], self.at["group"]
+        plane = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
+        image, group = self.places(plane, (self.spec.images, self.spec.groups), "image group")
+        return plane, image, group
+
+    def _fill_weights(self) -> None:
         w, spec, s = self.w, self.spec, self.s
         sizes = (s.planes, spec.filters, spec.in_channels, *spec.taps)
-        count = prod(sizes)
-        with w.block(f"for ({self.small} at = t; at < {count}; at += {self.threads})"):
-            plane, *names = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
+        with w.block(f"for ({self.small} at = t; at < {prod(sizes)}; at += {self.threads})"):
+            z, f, ic, *taps = ("0" if size == 1 else f"({coordinate('at', sizes, d)})" for d, size in enumerate(sizes))
             group = self.at.get("group", "0")
-            if s.planes > 1:
+            if s.planes > 1 and spec.groups > 1:
                 # A block's last planes may not exist: other groups' weights are staged for them, and not used.
-                where = linear([(self.at["plane0"], 1), (plane, 1)])
-                group = f"(({where}) % {spec.groups})" if spec.groups > 1 else "0"
-            names = names[:2] + [self.reversed_tap(a, n) if n != "0" else n for a, n in enumerate(names[2:])]
-            terms = [(group, spec.w.strides[0]), *zip(names, spec.w.strides[1:])]
-            first = "[0]" * (5 + (s.planes > 1))
-            source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", spec.accumulate)
-            w.line(f"(&weights{first})[at] = {source};")
+                group = f"(({linear([(self.at['plane0'], 1), (z, 1)])}) % {spec.groups})"
+            first = "[0]" * len(self.buffers["weights"].dims)
+            w.line(f"(&weights{first})[at] = {self.weight(group, f, ic, taps)};")
 
-    def _stage_tile(self) -> None:
-        """Writes how a block stages the halo tile: runs of lanes take its rows in turn; outside the image is zero."""
+    def _fill_tile(self) -> None:
+        """Writes how a block fills the halo tile: runs of lanes take its rows in turn; outside the image is zero."""
         w, spec, s, t = self.w, self.spec, self.s, self.t
         # With interleaved channels, a row of the tile is all channels of a row of the image.
         interleaved = spec.in_channels > 1 and spec.x.strides[2] == 1
-        sizes = (s.planes, 1 if interleaved else spec.in_channels, self.depth, self.tile_rows)
-        width = self.tile_cols * (spec.in_channels if interleaved else 1)
+        depth, rows, cols = schedule.tile_sizes(spec, s)
+        sizes = (s.planes, 1 if interleaved else spec.in_channels, depth, rows)
+        width = cols * (spec.in_channels if interleaved else 1)
         lanes = 32
         while lanes > 1 and (lanes // 2 >= width or self.threads % lanes):
             lanes //= 2
-        several = width > lanes
-        if not several:
+        if width <= lanes:
             w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})"):
-            z, ic, iz, iy = (
-                self.constant(name, coordinate("line", sizes, d), self.small) if sizes[d] > 1 else "0"
-                for d, name in enumerate(("z", "ic", "iz", "iy"))
-            )
-            image, group = self.at.get("image", "0"), self.at.get("group", "0")
-            inside = []
-            if s.planes > 1:
-                where = self.constant("plane", linear([(self.at["plane0"], 1), (z, 1)]))
-                image, group = self._plane_of(where)
-                if spec.images * spec.groups % s.planes:
-                    inside.append(f"{where} < {spec.images * spec.groups}")
+            z, ic, iz, iy = self.places("line", sizes, "z ic iz iy", itype=self.small)
+            plane, image, group = self._plane(z)
             in_d, exists = self.source_depth(iz)
             w.line(f"const {t} in_h = {self.source(1, self.at['row0'], iy)};")
-            inside += [*exists, f"{unsigned(t)}(in_h) < {spec.sizes[1]}"]
-            w.line(f"const bool inside = {' && '.join(inside)};")
-            ix = "ix"
-            if several:
+            w.line(f"const bool inside = {every(self.planes.inside(plane), exists, self.exists(1, 'in_h'))};")
+            if width > lanes:
                 w.line("#pragma unroll 4")
-            if interleaved:
-                w.open(f"for (int at = t % {lanes}; at < {width}; at += {lanes})")
-                w.line(f"const {self.small} ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
-                ic = "ic"
-            elif lanes > 1:
-                w.open(f"for (int ix = t % {lanes}; ix < {width}; ix += {lanes})")
-            else:
-                w.open(f"for (int ix = 0; ix < {width}; ++ix)")
-            w.line(f"const {t} in_w = {self.source(2, self.at['col0'], ix)};")
-            terms = list(zip((image, group, ic, in_d, "in_h", "in_w"), spec.x.strides))
-            value = operand_value(spec.x, f"{self.x}[{linear(terms)}]", spec.accumulate)
-            plane = f"[{z}]" if s.planes > 1 else ""
-            inside_row = f"inside && {unsigned(t)}(in_w) < {spec.sizes[2]}"
-            w.line(f"tile{plane}[{ic}][{iz}][{iy}][{ix}] = {inside_row} ? {value} : {spec.accumulate}(0);")
-        w.close()
+            at = "at" if interleaved else "ix"
+            along = f"{at} = 0; ix < {width}; ++ix"
+            if lanes > 1 or interleaved:
+                along = f"{at} = t % {lanes}; {at} < {width}; {at} += {lanes}"
+            with w.block(f"for (int {along})"):
+                if interleaved:
+                    ic = "ic"
+                    w.line(f"const {self.small} ic = at % {spec.in_channels}, ix = at / {spec.in_channels};")
+                w.line(f"const {t} in_w = {self.source(2, self.at['col0'], 'ix')};")
+                terms = list(zip((image, group, ic, in_d, "in_h", "in_w"), spec.x.strides))
+                value = f"{self.value(f'{self.x}[{linear(terms)}]')} : {spec.accumulate}(0)"
+                to = f"tile{self._of(z)}[{ic}][{iz}][{iy}][ix]"
+                w.line(f"{to} = inside && {self.exists(2, 'in_w')} ? {value};")
 
     def _slide(self, plane: str, ty: str, tx: str) -> None:
         """Writes the sums: every row of the tile under the patch is read once and used by all outputs it touches."""
-        w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
+        w, spec, s, reads = self.w, self.spec, self.s, self.reads
         sh, sw, dw = spec.stride[1], spec.stride[2], spec.dilation[2]
         with w.scope():
             products = spec.filters * s.rows * s.cols * spec.taps[2]
@@ -199,118 +169,82 @@ class _Planes(Renderer):
             whole = unrolled[1] * spec.in_channels <= UNROLLED
             ic = self.loop("ic", spec.in_channels, whole)
             iz = self.loop("iz", spec.taps[0], unrolled[1] <= UNROLLED)
-            iy, kr = self.rows(unrolled[0] <= UNROLLED)
+            iy, kr = self.under(1, s.rows, unrolled[0] <= UNROLLED)
             start = f"tile{plane}[{ic}][{iz}][{linear([(ty, s.rows * sh), (iy, 1)])}]"
             first = linear([(tx, s.cols * sw), ("ix", 1)])
-            reads = self.reads
             if reads is not None:
-                w.line(f"{c} under[{reads}];  // the part of the row under this thread's patch")
-                w.line("#pragma unroll")
+                w.line(f"{spec.accumulate} under[{reads}];  // the part of the row under this thread's patch")
                 if s.cols * sw % PATCH_COLUMNS == 0:
-                    with w.block(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
+                    with w.unrolled(f"for (int ix = 0; ix < {reads}; ix += {PATCH_COLUMNS})"):
                         w.line(f"const auto vec = load_shared<{PATCH_COLUMNS}>(&{start}[{first}]);")
                         w.unrolled_line(f"for (int e = 0; e < {PATCH_COLUMNS}; ++e) under[ix + e] = vec[e];")
                 else:
-                    w.line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
+                    w.unrolled_line(f"for (int ix = 0; ix < {reads}; ++ix) under[ix] = {start}[{first}];")
             p = self.loop("p", s.rows)
-            kr = kr or self.tap_row(iy, p)
+            kr = kr or self.tap(1, iy, p)
             f = self.loop("f", spec.filters)
             ks = self.loop("ks", spec.taps[2], reads is not None or short)
             q = self.loop("q", s.cols)
-            if reads is not None:
-                value = f"under[{linear([(q, sw), (ks, dw)])}]"
-            else:
+            value = f"under[{linear([(q, sw), (ks, dw)])}]"
+            if reads is None:
                 value = f"{start}[{linear([(tx, s.cols * sw), (q, sw), (ks, dw)])}]"
             w.line(f"sum[{f}][{p}][{q}] += weights{plane}[{f}][{ic}][{iz}][{kr}][{ks}] * {value};")
 
 
-class _Channels(Renderer):
+class _Channels(_Tiled):
     def __init__(self, spec: DirectConvolutionSpec, schedule: ChannelsSchedule) -> None:
         super().__init__(spec, schedule)
         self.s = schedule
-        self.depth, self.tile_rows, self.tile_cols = tile_sizes(spec, schedule)
-
-    def blocks_per_sm(self) -> int:
-        return blocks_per_sm(self.spec, self.s)
 
     def describe(self) -> str:
         s = self.s
         return f"a block {s.rows} x {s.columns} outputs of {s.channels} channels, a thread {s.rows} x 1 of {s.vector}"
 
     def body(self) -> int:
-        w, s, spec, c = self.w, self.s, self.spec, self.spec.accumulate
-        blocks = self.locate(
-            [
-                ("image", spec.images, 1),
-                ("channel0", -(-spec.groups // s.channels), s.channels),
-                ("depth", spec.out[0], 1),
-                ("row0", -(-spec.out[1] // s.rows), s.rows),
-                ("col0", -(-spec.out[2] // s.columns), s.columns),
-            ]
-        )
-        w.line()
-        box = (self.depth, self.tile_rows, self.tile_cols, s.channels)
-        w.line(f"__shared__ __align__(16) {spec.x.dtype.ctype} tile{_subscripts(box)};")
-        self._stage_tile()
+        w, s, spec = self.w, self.s, self.spec
+        blocks = self.locate_channels(s.rows, s.columns, s.channels)
+        self.declare()
+        self._fill_tile()
         w.line("__syncthreads();")
         w.line()
-        shape = (s.columns, s.lanes)
-        places = [coordinate("threadIdx.x", shape, d) if shape[d] > 1 else "0" for d in (1, 0)]
-        lane = self.constant("lane", linear([(places[0], s.vector)]), self.small)
-        tx = self.constant("tx", places[1], self.small)
-        group = self.constant("group", linear([(self.at["channel0"], 1), (lane, 1)]))
-        col = self.constant("col", linear([(self.at["col0"], 1), (tx, 1)]))
-        beyond = [f"{group} >= {spec.groups}"] if spec.groups % s.channels else []
-        beyond += [f"{col} >= {spec.out[2]}"] if spec.out[2] % s.columns else []
-        if beyond:
-            w.line(f"if ({' || '.join(beyond)}) return;")
-        w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
+        lane, tx, group, col = self.channel(s.lanes, s.columns, s.vector)
+        w.leave(self.edges["channel0"].outside(group), self.edges["col0"].outside(col), how="return")
+        w.line(f"{spec.accumulate} sum[{s.rows}][{s.vector}] = {{}};")
         self._slide(group, lane, tx)
         w.line()
         self.epilogue.scalars()
         with w.scope():
             p = self.loop("p", s.rows)
-            down = linear([(self.at["row0"], 1), (p, 1)])
-            if spec.out[1] % s.rows:
-                w.line(f"if ({down} >= {spec.out[1]}) break;")
-            position = [self.at["image"], group, "0", self.at["depth"], down, col]
+            position = [self.at["image"], group, "0", self.at["depth"], self.patch_row(self.at["row0"], p), col]
             # The channels of a thread all exist: its vector divides their number.
             self.epilogue.results(position, [f"sum[{p}][{'e' if s.vector > 1 else '0'}]"], Run(s.vector, 1, "e"))
         return blocks
 
-    def _stage_tile(self) -> None:
-        """Writes how a block stages the halo tile: runs of channels as they are stored, 16 bytes at a time where
-        aligned.
-        """
-        w, spec, s, t = self.w, self.spec, self.s, self.t
+    def _fill_tile(self) -> None:
+        """Writes how a block fills the halo tile: runs of channels as they are stored, up to 16 bytes at a time."""
+        w, spec, s = self.w, self.spec, self.s
         vector = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
-        sizes = (self.depth, self.tile_rows, self.tile_cols, s.channels // vector)
+        *box, channels = self.buffers["tile"].dims
+        sizes = (*box, channels // vector)
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {prod(sizes)}; at += {s.threads})"):
-            iz, iy, ix, strip = (
-                self.constant(name, linear([(coordinate("at", sizes, d), vector if d == 3 else 1)]), self.small)
-                if sizes[d] > 1
-                else "0"
-                for d, name in enumerate(("iz", "iy", "ix", "strip"))
-            )
-            in_d, bounds = self.source_depth(iz)
+            iz, iy, ix, strip = self.places("at", sizes, "iz iy ix strip", (1, 1, 1, vector), self.small)
+            in_d, exists = self.source_depth(iz)
             in_h, in_w = self.source(1, self.at["row0"], iy), self.source(2, self.at["col0"], ix)
-            w.line(f"const {t} in_h = {in_h}, in_w = {in_w};")
-            bounds += [f"{unsigned(t)}(in_h) < {spec.sizes[1]}", f"{unsigned(t)}(in_w) < {spec.sizes[2]}"]
+            w.line(f"const {self.t} in_h = {in_h}, in_w = {in_w};")
             channel = linear([(self.at["channel0"], 1), (strip, 1)])
-            if spec.groups % s.channels:
-                bounds.append(f"{channel} < {spec.groups}")
+            inside = every(
+                exists, self.exists(1, "in_h"), self.exists(2, "in_w"), self.edges["channel0"].inside(channel)
+            )
             image, _, _, *along = spec.x.strides
             terms = [(self.at["image"], image), (self.at["channel0"], 1), (strip, 1)]
             terms += zip((in_d, "in_h", "in_w"), along)
             w.line(f"Vector<{spec.x.dtype.ctype}, {vector}> value = {{}};")
-            w.line(f"if ({' && '.join(bounds)}) value = load<{vector}>({self.x} + {linear(terms)});")
+            w.line(f"if ({inside}) value = load<{vector}>({self.x} + {linear(terms)});")
             w.line(f"store_shared(&tile[{iz}][{iy}][{ix}][{strip}], value);")
 
     def _slide(self, group: str, lane: str, tx: str) -> None:
-        """Writes the sums, one column of taps after another: a row of the tile is read once for all outputs it
-        touches.
-        """
+        """Writes the sums, a column of taps after another: a row of the tile is read once for all its outputs."""
         w, spec, s, c = self.w, self.spec, self.s, self.spec.accumulate
         with w.scope():
             products = (s.rows + 1) * s.vector * spec.taps[1]  # and the loads of their weights
@@ -320,21 +254,15 @@ class _Channels(Renderer):
             with w.scope():
                 kr = self.loop("kr", spec.taps[1])
                 e = self.loop("e", s.vector)
-                taps = [self.reversed_tap(axis, n) for axis, n in enumerate((iz, kr, ks))]
-                terms = [(linear([(group, 1), (e, 1)]), spec.w.strides[0]), *zip(taps, spec.w.strides[3:])]
-                source = operand_value(spec.w, f"{self.weights}[{linear(terms)}]", c)
-                w.line(f"column[{kr}][{e}] = {source};")
-            iy, same = self.rows(True)
+                channel = linear([(group, 1), (e, 1)])
+                w.line(f"column[{kr}][{e}] = {self.weight(channel, '0', '0', (iz, kr, ks))};")
+            iy, same = self.under(1, s.rows)
             place = linear([(tx, spec.stride[2]), (ks, spec.dilation[2])])
             w.line(f"const auto vec = load_shared<{s.vector}>(&tile[{iz}][{iy}][{place}][{lane}]);")
             p = self.loop("p", s.rows)
-            kr = same or self.tap_row(iy, p)
+            kr = same or self.tap(1, iy, p)
             e = self.loop("e", s.vector)
-            w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {operand_value(spec.x, f'vec[{e}]', c)};")
-
-
-def _subscripts(sizes: tuple[int, ...]) -> str:
-    return "".join(f"[{size}]" for size in sizes)
+            w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {self.value(f'vec[{e}]')};")
 
 
 FAMILY = Family(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from codegen.buffers import Buffer, Edge
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
@@ -69,14 +70,10 @@ class RingSchedule(Schedule):
         return self.cols * self.across
 
 
-def ring_shape(spec: DirectConvolutionSpec, s: RingSchedule) -> tuple[int, int, int]:
-    """Returns (rows, columns, channels) of the ring: the rows under a step's outputs and those in flight."""
-    return spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1], spec.under(2, s.out_cols), s.channels
-
-
-def ring_bytes(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns how many bytes of dynamic shared memory a block takes."""
-    return prod(ring_shape(spec, s)) * spec.x.dtype.itemsize
+def ring_buffer(spec: DirectConvolutionSpec, s: RingSchedule) -> Buffer:
+    """Returns the ring, whose stages are rows: those under a step's outputs and those in flight."""
+    rows = spec.under(1, s.rows) + s.ahead * s.rows * spec.stride[1]
+    return Buffer("ring", spec.x.dtype.ctype, (spec.under(2, s.out_cols), s.channels), rows, note="rows of the input")
 
 
 def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
@@ -99,9 +96,7 @@ def ring_copy(spec: DirectConvolutionSpec) -> int:
 
 
 def ring_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[RingSchedule]:
-    """Returns schedules of depthwise convolutions with contiguous channels, best first; none if the spec is no such
-    one.
-    """
+    """Returns schedules, best first; none if the spec is no depthwise convolution with contiguous channels."""
     if not (target.arch.has_cp_async and spec.flat and ring_copy(spec)):
         return []
     every = {s: ring_cycles(spec, s, target) for s in _candidates(spec, target, itype)}
@@ -122,25 +117,23 @@ def _candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iter
             continue
         if rows * spec.under(2, cols) > MAX_READS:
             continue
-        for across in dict.fromkeys(-(-width // (cols * parts)) for parts in _powers(width)):
+        for across in dict.fromkeys(-(-width // (cols * parts)) for parts in powers(width)):
             if lanes * across > MAX_THREADS or (lanes * across < MIN_THREADS and cols * across < width):
                 continue
             copy = min(widest, lanes * vector)
             strips = spec.images * -(-spec.groups // (lanes * vector)) * -(-width // (cols * across))
-            for pieces in _powers(height // rows):
+            for pieces in powers(height // rows):
                 steps = -(-height // (rows * pieces))
                 for ahead in (2, 4) if steps > 2 else (1,):
                     s = RingSchedule(rows, cols, across, lanes, vector, steps, ahead, copy, itype)
-                    if ring_bytes(spec, s) <= target.arch.shared_bytes_per_block:
+                    if ring_buffer(spec, s).bytes <= target.arch.shared_bytes_per_block:
                         yield s
                 if strips * pieces >= ENOUGH_BLOCKS * target.sms:
                     break
 
 
 def ring_registers(spec: DirectConvolutionSpec, s: RingSchedule) -> int:
-    """Returns the estimated registers of a thread: weights, sums of the columns that the taps touch at a time,
-    addresses.
-    """
+    """Returns the estimated registers of a thread: weights, sums of columns that taps touch at a time, addresses."""
     words = spec.word // 4
     under_way = min(s.cols, -(-((spec.taps[2] - 1) * spec.dilation[2] + 1) // spec.stride[2]))
     more = 8 if spec.program.instructions else 0
@@ -154,22 +147,21 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     several are as slow, and what does not overlap.
     """
     size, sms = spec.x.dtype.itemsize, target.sms
-    strips = spec.images * -(-spec.groups // s.channels) * -(-spec.out[2] // s.out_cols)
-    pieces = -(-spec.out[1] // s.block_rows)
-    blocks = strips * pieces
-    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring_bytes(spec, s))
+    edges = (Edge(spec.groups, s.channels), Edge(spec.out[2], s.out_cols), Edge(spec.out[1], s.block_rows))
+    blocks = spec.images * prod(edge.tiles for edge in edges)
+    ring = ring_buffer(spec, s)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, ring_registers(spec, s)), ring.bytes)
     if not resident:
         return float("inf")
     waves = -(-blocks // (sms * resident))
     active = min(resident, -(-blocks // sms))
     # Blocks of the SM that has most.
     blocks_each = -(-blocks // sms) if waves == 1 else waves * resident
-    _, columns, channels = ring_shape(spec, s)
-    row_bytes = columns * channels * size
+    row_bytes = ring.stage_bytes
     lines = s.rows * spec.stride[1] * s.steps + (spec.taps[1] - 1) * spec.dilation[1]
     warps = -(-s.threads // 32)
     filled = min(ISSUED, 1 - STALLED ** (active * warps / 4))
-    issue = blocks_each * s.steps * warps * _instructions(spec, s) / (4 * filled)
+    issue = blocks_each * s.steps * warps * _instructions(spec, s, row_bytes) / (4 * filled)
     read = blocks_each * lines * row_bytes
     program = spec.program
     written = sum(store.operand.dtype.itemsize for store in program.stores) or size
@@ -180,34 +172,32 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     cache = (read + outputs * (written + beside)) / CACHE_RATE
     flying = active * s.ahead * s.rows * spec.stride[1] * row_bytes
     latency = read * LATENCY / flying
-    shared = blocks_each * s.steps * warps * _wavefronts(spec, s)
+    shared = blocks_each * s.steps * warps * _wavefronts(spec, s, row_bytes)
     worst: float = (issue**4 + memory**4 + cache**4 + latency**4 + shared**4) ** 0.25
     return worst + START * (waves if resident == 1 else 1)
 
 
-def _instructions(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+def _instructions(spec: DirectConvolutionSpec, s: RingSchedule, row_bytes: int) -> float:
     """Returns how many instructions a thread takes for one step, as counted in compiled kernels."""
     taps, outputs = prod(spec.taps), s.rows * s.cols * s.vector
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     size, words = spec.x.dtype.itemsize, spec.word // 4
     convert = 0 if size == spec.word else 1
     reads = rows * cols * (max(1, s.vector * size // 16) + convert * s.vector) + 4 * rows
-    _, columns, channels = ring_shape(spec, s)
-    copies = s.rows * spec.stride[1] * (8 + 5 * -(-columns * channels // s.copy // s.threads))
+    copies = s.rows * spec.stride[1] * (8 + 5 * -(-row_bytes // size // s.copy // s.threads))
     stores = s.rows * s.cols * 4 + outputs * (0.5 + 6 * len(spec.program.instructions))
     crowded = 50 if s.vector == 8 else 0  # moves between registers
     return words * outputs * taps + reads + copies + stores + 55 + 1.5 * outputs + crowded
 
 
-def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule) -> float:
+def _wavefronts(spec: DirectConvolutionSpec, s: RingSchedule, row_bytes: int) -> float:
     """Returns how many accesses of 128 bytes to shared memory a warp makes in one step."""
     rows, cols = spec.under(1, s.rows), spec.under(2, s.cols)
     access = s.vector * spec.x.dtype.itemsize
     pixel = s.lanes * access
     # Threads whose pixels are a multiple of 128 bytes apart meet in the same banks.
     meet = max(1, 128 // pixel) if s.cols * spec.stride[2] * pixel % 128 == 0 else 1
-    _, columns, channels = ring_shape(spec, s)
-    copied = s.rows * spec.stride[1] * columns * channels * spec.x.dtype.itemsize / 128 / -(-s.threads // 32)
+    copied = s.rows * spec.stride[1] * row_bytes / 128 / Edge(s.threads, 32).tiles
     return rows * cols * max(1.0, access / 4) * meet + copied
 
 
@@ -216,6 +206,6 @@ def _power(size: int) -> int:
     return 1 << (size.bit_length() - 1) if size > 0 else 0
 
 
-def _powers(most: int) -> list[int]:
+def powers(most: int) -> list[int]:
     """Returns 1, 2, 4, ... up to ``most``."""
     return [1 << k for k in range(max(most, 1).bit_length())]

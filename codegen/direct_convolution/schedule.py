@@ -8,7 +8,8 @@ from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
-from codegen.direct_convolution.ring_schedule import RingSchedule, ring_schedules
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
@@ -123,7 +124,7 @@ def fits(spec: DirectConvolutionSpec) -> str | None:
 
 def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
     """Returns why a schedule does not suit a spec; None if it does."""
-    needed = shared_bytes(spec, s)
+    needed = buffers(spec, s).bytes
     if needed > SHARED_LIMIT:
         return f"a halo tile of {needed} bytes does not fit {SHARED_LIMIT} bytes of shared memory"
     if isinstance(s, ChannelsSchedule) and (spec.taps[1] + s.rows) * s.vector * spec.word > COLUMN_BYTES:
@@ -174,23 +175,17 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
     return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
-        min(every, key=lambda s: shared_bytes(spec, s))
+        min(every, key=lambda s: buffers(spec, s).bytes)
     ]
 
 
 def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns how many elements an unstrided filter reaches to the left and to the right of a run of outputs.
-
-    A number is negative where the filter falls short of the run's end.
-    """
+    """Returns how many elements an unstrided filter reaches left and right of outputs, negative if not so far."""
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
 def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> StripsSchedule | None:
-    """Returns the largest strips whose code and registers stay reasonable.
-
-    None where rows cannot be read 16 bytes at a time.
-    """
+    """Returns the largest strips of reasonable code and registers; None where rows cannot be read as vectors."""
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
     left, right = halo(spec)
@@ -200,7 +195,7 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
-    for rows in _halves(_halved(STRIP_ROWS, spec.out[1])):
+    for rows in _halves(STRIP_ROWS, spec.out[1]):
         threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
@@ -218,21 +213,21 @@ def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
 def _planes_schedules(spec: DirectConvolutionSpec) -> Iterator[PlanesSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
-    most = _halved(4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1, height)
-    for rows, cols in product(_halves(most), (PATCH_COLUMNS, 1)):
-        for lanes in _halves(_halved(32, -(-width // cols))):
-            for down in _halves(_halved(THREADS // lanes, -(-height // rows))):
-                for planes in _halves(_halved(THREADS // (lanes * down), spec.images * spec.groups)):
+    most = 4 if spec.filters <= 2 else 2 if spec.filters <= 4 else 1
+    for rows, cols in product(_halves(most, height), (PATCH_COLUMNS, 1)):
+        for lanes in _halves(32, -(-width // cols)):
+            for down in _halves(THREADS // lanes, -(-height // rows)):
+                for planes in _halves(THREADS // (lanes * down), spec.images * spec.groups):
                     yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
 def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedule]:
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
-    for rows, vector in product(_halves(_halved(8, height)), (4, 2, 1)):
+    for rows, vector in product(_halves(8, height), (4, 2, 1)):
         if spec.groups % vector == 0:
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
-            most = _halved(min(32, wide), -(-spec.groups // vector))
+            most, *_ = _halves(min(32, wide), -(-spec.groups // vector))
             for lanes in (most, max(1, most // 2)):
                 for columns in sorted({-(-width // n) for n in range(1, 33)}):
                     if columns * lanes <= THREADS:
@@ -274,18 +269,11 @@ def _sectors(run: int) -> int:
     return -(-run // SECTOR) + 1
 
 
-def _halves(size: int) -> Iterator[int]:
-    """Yields a power of two and the smaller ones, down to 1."""
-    while size:
-        yield size
-        size //= 2
-
-
-def _halved(size: int, enough: int) -> int:
-    """Returns a power of two, halved for as long as the result is at least ``enough``."""
+def _halves(size: int, enough: int) -> list[int]:
+    """Returns a power of two, halved for as long as the result is ``enough``, and the smaller ones, down to 1."""
     while size > 1 and size // 2 >= enough:
         size //= 2
-    return size
+    return powers(size)[::-1]
 
 
 def _itype(spec: DirectConvolutionSpec) -> str:
@@ -302,26 +290,33 @@ def tile_sizes(spec: DirectConvolutionSpec, s: TiledSchedule) -> tuple[int, int,
 
 
 def line_reads(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int | None:
-    """Returns how many elements of a tile row lie under one thread's patch, in whole vectors of four.
-
-    None if they are too many to keep.
-    """
-    reads = -(-spec.under(2, s.cols) // PATCH_COLUMNS) * PATCH_COLUMNS
+    """Returns how many elements of a tile row lie under a thread's patch, in vectors of four; None if too many."""
+    reads = Edge(spec.under(2, s.cols), PATCH_COLUMNS).padded
     return reads if reads * spec.word <= LINE_BYTES else None
 
 
-def pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
+def _pitch(spec: DirectConvolutionSpec, s: PlanesSchedule) -> int:
     """Returns the distance, in elements, from one row of a plane's tile to the next.
 
     It is a multiple of four with room for the last thread's reads.
     """
     last = (s.lanes - 1) * s.cols * spec.stride[2] + (line_reads(spec, s) or 0)
-    return -(-max(last, tile_sizes(spec, s)[2]) // PATCH_COLUMNS) * PATCH_COLUMNS
+    return Edge(max(last, tile_sizes(spec, s)[2]), PATCH_COLUMNS).padded
+
+
+def buffers(spec: DirectConvolutionSpec, s: TiledSchedule) -> Buffers:
+    """Returns what a block has in static shared memory: the halo tile, and the weights of planes."""
+    depth, rows, cols = tile_sizes(spec, s)
+    if isinstance(s, ChannelsSchedule):
+        return Buffers((Buffer("tile", spec.x.dtype.ctype, (depth, rows, cols, s.channels), align=VECTORS),))
+    planes = (s.planes,) if s.planes > 1 else ()
+    tile = (*planes, spec.in_channels, depth, rows, _pitch(spec, s))
+    weights = (*planes, spec.filters, spec.in_channels, *spec.taps)
+    return Buffers((Buffer("tile", spec.accumulate, tile, align=VECTORS), Buffer("weights", spec.accumulate, weights)))
 
 
 def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Returns how many blocks a multiprocessor should hold: enough threads to hide memory latency, if registers
-    suffice.
+    """Returns how many blocks a multiprocessor should hold: enough to hide memory latency, if registers suffice.
 
     Left alone, ptxas spills a few registers to fit one more block; told that one is enough, it takes so many registers
     that few blocks fit.
@@ -333,13 +328,3 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     else:
         registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
     return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
-
-
-def shared_bytes(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
-    """Returns how many bytes of static shared memory a block takes."""
-    depth, rows, cols = tile_sizes(spec, s)
-    if isinstance(s, ChannelsSchedule):
-        return depth * rows * cols * s.channels * spec.x.dtype.itemsize
-    weights = spec.filters * spec.in_channels * prod(spec.taps)
-    tile = spec.in_channels * depth * rows * pitch(spec, s)
-    return s.planes * (tile + weights) * spec.word

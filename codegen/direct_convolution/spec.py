@@ -1,4 +1,4 @@
-"""Specifications of direct convolutions and of the transforms of Winograd's algorithm: see `codegen.spec`."""
+"""The specification of direct convolutions: see `codegen.spec`."""
 
 from __future__ import annotations
 
@@ -54,43 +54,3 @@ class DirectConvolutionSpec(KernelSpec):
     def under(self, axis: int, outputs: int) -> int:
         """Returns how many input elements lie under so many neighbouring outputs along an axis, padding included."""
         return (outputs - 1) * self.stride[axis] + (self.taps[axis] - 1) * self.dilation[axis] + 1
-
-
-@dataclass(frozen=True)
-class WinogradSpec(KernelSpec):
-    """One of the three linear transforms of Winograd's convolution: of patches of an image, of filters, or of products.
-
-    transform         "input", "filter" or "output": B^T d B, G g G^T or A^T m A in `codegen/device/winograd.cuh`.
-    tile              M, the number of results along a side of a tile: 2 or 4.
-    images, channels  of an input or output, or the filters and channels of a filter.
-    tiles             rows and columns of tiles of an image; (1, 1) for filters.
-    source            strides over (image, channel, tile row, tile column, patch row, patch column), in elements.
-    start             the offset in the source of the first element of all.
-    window            input: for rows and columns (before, size); element i of the patch of tile t is t * tile + i -
-                      before of the image, 0 outside of its size.  Else None: there is every element.
-    results           output: rows and columns of results; those of tiles beyond are not written.  Else None.
-    program           on every element of the transformed patch, over (image, channel, tile row, tile column, row,
-                      column).
-    """
-
-    transform: str
-    tile: int
-    images: int
-    channels: int
-    tiles: tuple[int, int]
-    source: Operand
-    start: int
-    window: tuple[tuple[int, int], tuple[int, int]] | None
-    results: tuple[int, int] | None
-    program: Program
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Elements along a side of a patch, before and after the transform."""
-        whole = self.tile + 2
-        return {"input": (whole, whole), "filter": (3, whole), "output": (whole, self.tile)}[self.transform]
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        """Sizes of the program's space."""
-        return (self.images, self.channels, *self.tiles, self.sides[1], self.sides[1])

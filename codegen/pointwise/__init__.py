@@ -14,13 +14,13 @@ from dataclasses import replace
 from codegen.family import Family, Form
 from codegen.l2_policy import worth_evict_last
 from codegen.pointwise import schedule as pointwise_schedule
-from codegen.pointwise import tiles as pointwise_tiles
-from codegen.pointwise import tiles_unaligned as pointwise_tiles_unaligned
 from codegen.pointwise import tiling as pointwise_tiling
-from codegen.pointwise import unaligned as pointwise_unaligned
-from codegen.pointwise import vectors as pointwise_vectors
 from codegen.pointwise.schedule import PointwiseSchedule
+from codegen.pointwise.tiles import TilesRenderer
+from codegen.pointwise.tiles_unaligned import UnalignedTilesRenderer
 from codegen.pointwise.tiling import TilesSchedule
+from codegen.pointwise.unaligned import UnalignedRenderer, unaligned_schedules
+from codegen.pointwise.vectors import VectorsRenderer
 from codegen.spec import KernelSource, PointwiseSpec
 from codegen.target import Target
 
@@ -38,7 +38,7 @@ def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule
 def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
     """Yields schedules without tiles, best guess first."""
     every = pointwise_schedule.schedules(spec, target)
-    unaligned = pointwise_unaligned.unaligned_schedules(spec, target)
+    unaligned = unaligned_schedules(spec, target)
     first = pointwise_schedule.best_schedule(spec, target)
     # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
     if pointwise_schedule.narrow(spec, first, 4):
@@ -52,14 +52,12 @@ def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    written = pointwise_unaligned.render if schedule.form == "unaligned" else pointwise_vectors.render
-    return written(spec, schedule)
+    return (UnalignedRenderer if schedule.form == "unaligned" else VectorsRenderer)(spec, schedule).render()
 
 
 def render_tiles(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    written = pointwise_tiles_unaligned.render if schedule.unaligned else pointwise_tiles.render
-    return written(spec, schedule)
+    return (UnalignedTilesRenderer if schedule.unaligned else TilesRenderer)(spec, schedule).render()
 
 
 FAMILY = Family(

@@ -9,12 +9,11 @@ made by shifting the words around it into place.
 from __future__ import annotations
 
 from codegen.expr import Operand
-from codegen.iteration import product
+from codegen.iteration import Point, product
 from codegen.pointwise.body import plus
 
 #: Fewest bytes of a vector that can be shifted.
 LEAST = 4
-HEADER = "unaligned.cuh"
 
 
 def known(operand: Operand, vector: int) -> bool:
@@ -61,10 +60,16 @@ def period(lead: Operand, vector: int) -> int:
     return vector if known(lead, vector) else min(vector, 16 // lead.dtype.itemsize)
 
 
-def skew(lead: Operand, pointer: str, row: str, vector: int) -> str:
-    """Returns the C expression of the skew of the row at offset ``row``."""
+def row(point: Point, operand: Operand) -> str:
+    """Returns the C expression of the offset of the first element of a point's row."""
+    return point.offset((*operand.strides[:-1], 0))
+
+
+def skew(lead: Operand, pointer: str, point: Point, vector: int) -> str:
+    """Returns the C expression of the skew of a point's row."""
+    begin = row(point, lead)
     if not known(lead, vector):
-        return f"past_boundary<{vector}>({plus(pointer, row)})"
-    if row == "0":
-        return row
-    return f"{row if product(row) else f'({row})'} % {vector}"
+        return f"past_boundary<{vector}>({plus(pointer, begin)})"
+    if begin == "0":
+        return begin
+    return f"{begin if product(begin) else f'({begin})'} % {vector}"

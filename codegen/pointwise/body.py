@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from codegen.expr import (
     Anchor,
@@ -18,9 +20,31 @@ from codegen.expr import (
     ctype_of,
     varying,
 )
-from codegen.kernel import Kernel, Pointers, constant, converted, uses
+from codegen.iteration import at_most, linear
+from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
 from codegen.pointwise.tables import Ahead
+
+#: Where a vector is, as a form of kernels sees it.
+Place = TypeVar("Place")
+
+
+@dataclass(frozen=True)
+class Position:
+    """A C variable that says where vector ``u`` of ``unroll`` is, and its value.
+
+    inside   the condition that the vector is in the space, "" if all are; ``largest`` is the last one's value.
+    loads    whether there is something to load; whole, whether the last vector is.
+    """
+
+    itype: str
+    name: str
+    value: str
+    unroll: int
+    inside: str = ""
+    largest: int = 0
+    loads: bool = True
+    whole: bool = True
 
 
 class Elements:
@@ -34,7 +58,6 @@ class Elements:
         self.pointers = Pointers(program, self.names)
         self.terms: dict[Value, str] = {Pointer(n): name for n, name in enumerate(self.pointers.tables)}
         self._emitter = Emitter(program, self.names)
-        self._uses = uses(program)
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
         #: instructions whose results are known before the elements: shared ones, and vectors of tables
@@ -59,13 +82,6 @@ class Elements:
         if n not in self._registers:
             self._registers[n] = self.names.unique(self.program.loads[n].name, "_v")
         return self._registers[n]
-
-    def results(self, vector: int) -> list[str]:
-        """Declares vectors of results, one for each store; returns their names."""
-        names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
-        for store, name in zip(self.program.stores, names):
-            self.w.line(f"{vector_type(store.operand, vector)} {name};")
-        return names
 
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
@@ -109,14 +125,27 @@ class Elements:
             text = converted(table, f"{name}[e]", self.program.real)
             terms[Result(k)] = self._once(Result(k), text, table.name)
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
-        return [self._emitter.stored(s, terms, lambda v: ctype_of(self.program, v)) for s in self.program.stores]
+        return [self._emitter.stored(s, terms) for s in self.program.stores]
+
+    def elements(self, count: int, loaded: Mapping[int, str], indices: Callable[[], Sequence[str]]) -> list[str]:
+        """Writes the statements of all elements ``e`` of a vector; returns the C names of the results.
+
+        ``indices`` writes what is needed for the indices of an element, and returns their C expressions.
+        """
+        names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
+        for store, name in zip(self.program.stores, names):
+            self.w.line(f"{vector_type(store.operand, count)} {name};")
+        with self.w.unrolled(f"for (int e = 0; e < {count}; ++e)"):
+            for name, text in zip(names, self.element(loaded, indices())):
+                self.w.line(f"{name}[e] = {text};")
+        return names
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its name, else the expression
         itself.
         """
         simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Anchor)) or self._uses[value] < 2 or simple:
+        if isinstance(value, (Literal, Anchor)) or self.program.uses[value] < 2 or simple:
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
@@ -132,6 +161,22 @@ class Body(Elements):
         kernel = Kernel(name)
         super().__init__(kernel, program, kernel.names)
         kernel.parameters += self.pointers.parameters()
+
+    def in_flight(
+        self, at: Position, place: Callable[[], Place], load: Callable[[Place], None], compute: Callable[[Place], None]
+    ) -> None:
+        """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
+
+        ``place`` writes where a vector is, for the others.  Where the last vector of the space is whole, those outside
+        read it, so that no load waits for a condition.
+        """
+        for body in (load, compute) if at.loads else (compute,):
+            with self.w.unrolled(f"for (int u = 0; u < {at.unroll}; ++u)"):
+                clamped = body == load and at.whole and at.inside != ""
+                value = at_most(at.value, at.largest, at.itype) if clamped else at.value
+                self.w.line(f"const {at.itype} {at.name} = {value};")
+                with self.w.guarded("" if clamped else at.inside):
+                    body(place())
 
 
 def vector_type(operand: Operand, count: int) -> str:
@@ -151,6 +196,52 @@ def kept_type(operand: Operand, count: int, guarded: bool) -> str:
 def packs(operand: Operand, count: int, guarded: bool) -> bool:
     """Tells whether elements are kept as `Packed` words (``codegen/device/memory.cuh``)."""
     return guarded and count > 1 and operand.dtype.itemsize < 4
+
+
+def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
+    """Declares registers for neighbouring elements of an operand, or an array of them; returns their C name."""
+    name = k.names.unique(operand.name, "_v")
+    k.line(f"{vector_type(operand, count)} {name}{array};")
+    return name
+
+
+def read(
+    w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load", more: str = ""
+) -> None:
+    """Writes the read of elements, ``step`` apart, into registers.
+
+    Contiguous ones are one access: ``load``, if it is not empty, with further arguments.
+    """
+    if count == 1:
+        w.line(f"{target} = {pointer}[{offset}];")
+    elif step == 1 and load:
+        w.line(f"{target} = {load}<{count}>({plus(pointer, offset)}{more});")
+    else:
+        if target.startswith("const "):  # it is declared first
+            w.line(f"{target.removeprefix('const ')};")
+            target = target.rpartition(" ")[2]
+        w.each_element(count, f"{target}[e] = {pointer}[{apart(offset, step)}];")
+
+
+def write(
+    w: Writer, pointer: str, offset: str, value: str, count: int, step: int = 1, store: str = "store", guard: str = ""
+) -> None:
+    """Writes the store of elements, ``step`` apart, which are in registers; under a guard, if there is one.
+
+    Contiguous ones are one access: ``store``, if it is not empty.
+    """
+    if count == 1:
+        w.line(f"{guard}{pointer}[{offset}] = {value};")
+    elif step == 1 and store:
+        w.line(f"{guard}{store}({plus(pointer, offset)}, {value});")
+    else:
+        w.each_element(count, f"{guard}{pointer}[{apart(offset, step)}] = {value}[e];")
+
+
+def apart(offset: str, step: int) -> str:
+    """Returns the C expression of the offset of element ``e`` of some that are ``step`` apart."""
+    elements = linear([("e", step)])
+    return elements if offset == "0" else offset if step == 0 else f"{offset} + {elements}"
 
 
 def plus(pointer: str, offset: str) -> str:

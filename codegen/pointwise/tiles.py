@@ -8,25 +8,23 @@ columns, reading all other operands directly.  Turned results go the same way in
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from codegen.buffers import Edge
 from codegen.iteration import Point, at_most, linear
 from codegen.kernel import locate
-from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
+from codegen.pointwise.body import Body, apart, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS
 from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
 from codegen.spec import KernelSource, PointwiseSpec
 
 
-def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C, in tiles."""
-    return Renderer(spec, Tiling(spec, schedule)).render()
-
-
-class Renderer:
+class TilesRenderer:
     """Writes a kernel in tiles."""
 
-    def __init__(self, spec: PointwiseSpec, tiling: Tiling) -> None:
-        self.t, self.s = tiling, tiling.schedule
+    def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
+        self.t = tiling = Tiling(spec, schedule)
+        self.s = schedule
         self.program = tiling.program
         self.body = Body(spec.name, self.program)
         self.w = self.body.w
@@ -39,6 +37,8 @@ class Renderer:
         self.store_tiles = {
             n: self.body.names.unique(self.program.stores[n].operand.name, "_tile") for n in self.turned_stores
         }
+        #: vectors of a tile, in turns of all threads
+        self.vectors = Edge(schedule.rows * schedule.cols // schedule.vector, THREADS)
         self.outer: list[str] = []
         self.row0 = self.col0 = ""
 
@@ -56,13 +56,8 @@ class Renderer:
 
     def render(self) -> KernelSource:
         s, t, w = self.s, self.t, self.w
-        operands = self.program.operands
-        for n, name in [
-            *self.load_tiles.items(),
-            *((k + len(self.program.loads), v) for k, v in self.store_tiles.items()),
-        ]:
-            size = t.stages[n].elements(s.rows)
-            w.line(f"__shared__ __align__(16) {operands[n].dtype.ctype} {name}[{size}];")
+        for n, name in zip(t.stages, [*self.load_tiles.values(), *self.store_tiles.values()]):
+            w.line(t.tile(n, name).static)
         outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
         down, across = t.blocks
         axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]
@@ -71,8 +66,7 @@ class Renderer:
         self.row0, self.col0 = (f"{name} + " if size > 1 else "" for name, size, _ in axes[-2:])
         self.body.scalars()
         for n, stage in self.turned_loads.items():
-            array = self._array(self._turns(stage))
-            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array};")
+            w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array(self._accesses(stage).tiles)};")
             self._turning(n, stage, self._fetch)
         self._direct()
         for n, stage in self.turned_loads.items():
@@ -87,16 +81,9 @@ class Renderer:
         blocks = blocks if all(t.shape) else 0
         return w.source(self.program, self._notes(), blocks=blocks, threads=THREADS, barriers=True)
 
-    @staticmethod
-    def _array(count: int) -> str:
-        return f"[{count}]" if count > 1 else ""
-
-    def _loop(self, count: int) -> None:
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int u = 0; u < {count}; ++u)")
-        else:
-            self.w.open("")
+    def _loop(self, count: int) -> AbstractContextManager[None]:
+        """Writes a scope for so many passes, which are unrolled."""
+        return self.w.unrolled(f"for (int u = 0; u < {count}; ++u)") if count > 1 else self.w.block("")
 
     def _numbered(self, count: int, period: int, apart: int) -> tuple[str, str]:
         """Writes the number of an access where passes of the loop differ in more than their rows or columns.
@@ -114,13 +101,9 @@ class Renderer:
         """Returns the C type of the registers for an access to a turned operand."""
         return kept_type(self.program.loads[n], stage.vector, self._rows_left(stage) != "")
 
-    def _tasks(self, stage: Stage) -> int:
-        """Returns how many accesses the tile of a turned operand takes."""
-        return self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes)
-
-    def _turns(self, stage: Stage) -> int:
-        """Returns how many of these accesses a thread has."""
-        return -(-self._tasks(stage) // THREADS)
+    def _accesses(self, stage: Stage) -> Edge:
+        """Returns the accesses that the tile of a turned operand takes, in turns of all threads."""
+        return Edge(self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes), THREADS)
 
     def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
         """Writes a loop over a thread's accesses along the rows of operand n.
@@ -129,40 +112,32 @@ class Renderer:
         is where that element lies in the tile.
         """
         w, s, t = self.w, self.s, self.t
-        count, groups, lanes = self._turns(stage), s.rows // stage.vector, stage.lanes
-        per = lanes * groups  # accesses to `lanes` columns
-        exact = self._tasks(stage) % THREADS == 0
-        self._loop(count)
-        k, step = self._numbered(count, per, groups)
-        row = f"{over(k, lanes)} % {groups}{times(stage.vector)}"
-        col = [f"{k} % {lanes}"] if lanes > 1 else []
-        if exact and per == self._tasks(stage):
-            row = f"{over(k, lanes)}{times(stage.vector)}"
-        else:
-            col.append(f"{over(k, per)}{times(lanes)}")
-        w.line(f"const {s.itype} row = {row}, col = {' + '.join(col) or '0'}{step};")
-        in_tile = exact and t.frame % lanes == 0
-        whole = self._rows_left(stage) == ""
-        tests = []
-        if not in_tile:
-            tests.append(f"col < {t.frame}")
-        if t.height % s.rows:
-            tests.append(f"{self.row0}row < {t.height}")
-        if t.overhangs:
-            tests.append(f"{self._turned_col} < {t.width}")
-        point = self._at(f"{self.row0}row", self._turned_col)
-        if body == self._fetch and whole:
-            # No load waits for a condition: accesses outside of the space read its last row or column.
-            last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
-            last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
-            point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted and not in_tile else []
-        elif body == self._scatter and whole:
-            tests = tests[:1] if not in_tile else []
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
-            if body != self._fetch:
-                w.line(f"const uint32 at = {self._place(stage)};")
-            body(n, stage, point, self._array_at(count))
-        w.close()
+        accesses, groups, lanes = self._accesses(stage), s.rows // stage.vector, stage.lanes
+        count, per = accesses.tiles, lanes * groups  # accesses to `lanes` columns
+        in_tile = not accesses.ragged and t.frame % lanes == 0
+        with self._loop(count):
+            k, step = self._numbered(count, per, groups)
+            row = over(k, lanes)
+            col = [f"{k} % {lanes}"] if lanes > 1 else []
+            if accesses.ragged or per != accesses.total:
+                row += f" % {groups}"
+                col.append(f"{over(k, per)}{times(lanes)}")
+            col_text = f"{' + '.join(col) or '0'}{step}"
+            w.line(f"const {s.itype} row = {row}{times(stage.vector)}, col = {col_text};")
+            tests = ["" if in_tile else f"col < {t.frame}", Edge(t.height, s.rows).inside(f"{self.row0}row")]
+            tests.append(f"{self._turned_col} < {t.width}" if t.overhangs else "")
+            point = self._at(f"{self.row0}row", self._turned_col)
+            if self._rows_left(stage) == "" and body == self._fetch:
+                # No load waits for a condition: accesses outside of the space read its last row or column.
+                last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
+                last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
+                point, tests = self._at_most(last_row, last_col), tests[:1] if stage.shifted else []
+            elif self._rows_left(stage) == "" and body == self._scatter:
+                tests = tests[:1]
+            with w.guarded(*tests):
+                if body != self._fetch:
+                    w.line(f"const uint32 at = {self._place(stage)};")
+                body(n, stage, point, array_at(count))
 
     @property
     def _turned_col(self) -> str:
@@ -180,32 +155,22 @@ class Renderer:
         skew = f" + {over('row', stage.vector)}{times(stage.skew)}" if stage.skew else ""
         return f"row * {stage.width}{skew} + col"
 
-    @staticmethod
-    def _array_at(count: int) -> str:
-        return "[u]" if count > 1 else ""
-
     def _rows_left(self, stage: Stage) -> str:
         ragged = self.t.height % stage.vector != 0 and not stage.shifted
         return f", {self.t.height} - ({self.row0}row)" if ragged else ""
 
     def _fetch(self, n: int, stage: Stage, point: Point, at: str) -> None:
-        operand, pointer = self.program.loads[n], self.body.pointers.loads[n]
-        offset = point.offset(operand.strides)
-        if stage.vector == 1:
-            self.w.line(f"{self.body.register(n)}{at} = {pointer}[{offset}];")
-        else:
-            load = "load_packed" if packs(operand, stage.vector, self._rows_left(stage) != "") else "load"
-            text = f"{load}<{stage.vector}>({plus(pointer, offset)}{self._rows_left(stage)})"
-            self.w.line(f"{self.body.register(n)}{at} = {text};")
+        operand, left = self.program.loads[n], self._rows_left(stage)
+        load = "load_packed" if packs(operand, stage.vector, left != "") else "load"
+        target, offset = f"{self.body.register(n)}{at}", point.offset(operand.strides)
+        read(self.w, target, self.body.pointers.loads[n], offset, stage.vector, load=load, more=left)
 
     def _scatter(self, n: int, stage: Stage, _: Point, at: str) -> None:
         tile, register = self.load_tiles[n], f"{self.body.register(n)}{at}"
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
-            self.w.unrolled_line(
-                f"for (int e = 0; e < {stage.vector}; ++e) {tile}[at + e * {stage.width}] = {register}[e];"
-            )
+            self.w.each_element(stage.vector, f"{tile}[at + e * {stage.width}] = {register}[e];")
 
     def _gather(self, n: int, stage: Stage, point: Point, _: str) -> None:
         operand, pointer, tile = self.program.stores[n].operand, self.body.pointers.stores[n], self.store_tiles[n]
@@ -215,62 +180,50 @@ class Renderer:
             return
         name = f"{tile.removesuffix('_tile')}_v"
         self.w.line(f"{vector_type(operand, stage.vector)} {name};")
-        self.w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {name}[e] = {tile}[at + e * {stage.width}];")
+        self.w.each_element(stage.vector, f"{name}[e] = {tile}[at + e * {stage.width}];")
         self.w.line(f"store({plus(pointer, offset)}, {name}{self._rows_left(stage)});")
 
     # ---- along the columns
 
-    @property
-    def _vectors(self) -> int:
-        return self.s.rows * self.s.cols // self.s.vector
-
-    @property
-    def _count(self) -> int:
-        """How many vectors a thread has."""
-        return -(-self._vectors // THREADS)
-
     def _walk(self, body: Callable[[Point], None]) -> None:
         """Writes a loop over a thread's vectors along the columns; ``body`` gets the first element of one."""
-        w, s, t = self.w, self.s, self.t
-        self._loop(self._count)
-        step = f" + u * {THREADS}" if self._count > 1 else ""
-        exact = self._vectors % THREADS == 0
         # No load waits for a condition: vectors outside of the space read its last one, if that is whole.
-        clamped = body == self._load and self._left() == ""
-        tests = []
-        if t.flat:
-            position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
-            end = str(s.rows * s.cols)
-            if t.height % s.rows:
-                end = "end"
-                left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
-                w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
-                tests.append("t < end")
-            if not exact:
-                tests.append(f"t < {s.rows * s.cols}")
-            if clamped and tests:
-                last = f"end - {s.vector}" if end == "end" else f"{s.itype}({s.rows * s.cols - s.vector})"
-                position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
-            w.line(f"const {s.itype} t = {position};")
-            point = self._point()
-        else:
-            across = s.cols // s.vector
-            k, down = self._numbered(self._count, across, across)
-            col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
-            w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
-            if not exact:
-                tests.append(f"row < {s.rows}")
-            if t.height % s.rows:
-                tests.append(f"{self.row0}row < {t.height}")
-            if t.width % s.cols:
-                tests.append(f"{self.col0}col < {t.width}")
-            point = self._point()
-            if clamped:
-                last_row = t.height - 1 if t.height % s.rows or not exact else None
-                point = self._at_most(last_row, t.width - s.vector if t.width % s.cols else None)
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests) and not clamped):
-            body(point)
-        w.close()
+        clamped = body == self._load and self._left() == "" and not self.s.unaligned
+        with self._loop(self.vectors.tiles):
+            point, *tests = self._through_tile(clamped) if self.t.flat else self._in_rows(clamped)
+            with self.w.guarded(*([] if clamped else tests)):
+                body(point)
+
+    def _through_tile(self, clamped: bool) -> tuple[Point, str, str]:
+        """Writes where in a flat tile a vector is; returns its first element, and the conditions that it exists."""
+        w, s, t = self.w, self.s, self.t
+        step, end, size = f" + u * {THREADS}" if self.vectors.tiles > 1 else "", "", s.rows * s.cols
+        position = f"{f'(threadIdx.x{step})' if step else 'threadIdx.x'} * {s.vector}"
+        if t.height % s.rows:
+            left = f"({t.height} - {self.row0.removesuffix(' + ')})" if self.row0 else str(t.height)
+            w.line(f"const {s.itype} end = {left} * {s.cols};  // of the space")
+            end = "t < end"
+        within = f"t < {size}" if self.vectors.ragged else ""
+        if clamped and (end or within):
+            last = f"end - {s.vector}" if end else f"{s.itype}({size - s.vector})"
+            position = f"min({position if s.itype == 'uint32' else f'{s.itype}({position})'}, {last})"
+        w.line(f"const {s.itype} t = {position};")
+        return self._point(), end, within
+
+    def _in_rows(self, clamped: bool) -> tuple[Point, str, str, str]:
+        """Writes in which row and column a vector is; returns its first element, and the conditions that it exists."""
+        s, t, across = self.s, self.t, self.s.cols // self.s.vector
+        rows, cols = Edge(t.height, s.rows), Edge(t.width, s.cols)
+        within = f"row < {s.rows}" if self.vectors.ragged else ""
+        k, down = self._numbered(self.vectors.tiles, across, across)
+        col = f"{k} % {across}{times(s.vector)}" if across > 1 else "0"
+        self.w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
+        point = self._point()
+        if clamped:
+            last_row = t.height - 1 if rows.ragged or within else None
+            point = self._at_most(last_row, t.width - s.vector if cols.ragged else None)
+        right = "" if s.unaligned else cols.inside(f"{self.col0}col")  # else stores see to it
+        return point, within, rows.inside(f"{self.row0}row"), right
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
         """Returns an element of the space, given its positions over the row and the column dimensions as C
@@ -312,19 +265,18 @@ class Renderer:
         if not self.direct_loads:
             return
         for n in self.direct_loads:
-            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{self._array(self._count)};")
+            self.w.line(f"{self._register_type(n)} {self.body.register(n)}{array(self.vectors.tiles)};")
         self._walk(self._load)
 
     def _load(self, point: Point) -> None:
         left = self._left()
         for n in self.direct_loads:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
-            register = f"{self.body.register(n)}{self._array_at(self._count)}"
+            register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
             if kind == "vector" and self.s.vector > 1:
-                offset = self._vector_offset(point, operand.strides)
+                offset, more = self._vector_offset(point, operand.strides), f", {left}" if left else ""
                 load = "load_packed" if packs(operand, self.s.vector, left != "") else "load"
-                text = f"{load}<{self.s.vector}>({plus(pointer, offset)}{', ' + left if left else ''})"
-                self.w.line(f"{register} = {text};")
+                read(self.w, register, pointer, offset, self.s.vector, load=load, more=more)
             elif self.s.vector == 1 or kind == "uniform":
                 self.w.line(f"{register} = {pointer}[{point.offset(operand.strides)}];")
             else:
@@ -339,7 +291,7 @@ class Renderer:
     def _loaded(self, n: int) -> str:
         """Returns the C expression of element ``e`` of a direct operand."""
         element = "" if self.s.vector == 1 or self.kinds[n] == "uniform" else "[e]"
-        return f"{self.body.register(n)}{self._array_at(self._count)}{element}"
+        return f"{self.body.register(n)}{array_at(self.vectors.tiles)}{element}"
 
     def _each(self, point: Point, strides: tuple[int, ...], kind: str, line: str) -> None:
         """Writes a loop over a vector's elements with one access each: ``line``, with the offset in place of ``{}``."""
@@ -350,10 +302,7 @@ class Renderer:
                 offset = self._own_point().offset(strides)
                 w.line(f"{guard}{line.format(offset)}")
             return
-        step = linear([("e", strides[-1])])
-        base = point.offset(strides)
-        text = line.format(step if base == "0" else f"{base} + {step}")
-        w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{text}")
+        w.each_element(self.s.vector, f"{guard}{line.format(apart(point.offset(strides), strides[-1]))}")
 
     def _compute(self, point: Point) -> None:
         """Writes the program for one vector, and its stores."""
@@ -362,7 +311,8 @@ class Renderer:
         for n, stage in self.turned_loads.items():
             loaded[n] = self._picked_up(n, stage)
         own = s.vector > 1 and (t.flat or (len(t.col_dims) > 1 and t.col_dims[-1] % s.vector != 0))
-        indices = [] if own else [self._index(point, strides) for strides in program.indices]
+        each = [strides[-1] if s.vector > 1 else 0 for strides in program.indices]
+        indices = [] if own else [apart(point.offset(x), step) for x, step in zip(program.indices, each)]
         if s.vector == 1:
             offsets = [
                 "" if n in self.turned_stores else point.offset(store.operand.strides)
@@ -373,14 +323,12 @@ class Renderer:
                 target = f"{self.store_tiles[n]}[{self._place(stage_)}]" if stage_ else ""
                 w.line(f"{target or f'{self.body.pointers.stores[n]}[{offsets[n]}]'} = {text};")
             return
-        results = self.body.results(s.vector)
-        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
-            if own and program.indices:
-                element_point = self._own_point()
-                indices = [element_point.offset(strides) for strides in program.indices]
-            for name, text in zip(results, self.body.element(loaded, indices)):
-                w.line(f"{name}[e] = {text};")
-        for n, name in enumerate(results):
+
+        def own_indices() -> list[str]:
+            element = self._own_point()
+            return [element.offset(strides) for strides in program.indices]
+
+        for n, name in enumerate(self.body.elements(s.vector, loaded, own_indices if own else lambda: indices)):
             if n in self.turned_stores:
                 self._put_down(n, self.turned_stores[n], name)
             else:
@@ -396,10 +344,6 @@ class Renderer:
         else:
             kind = "element" if kind == "element" else "strided"
             self._each(point, operand.strides, kind, f"{pointer}[{{}}] = {name}[e];")
-
-    def _index(self, point: Point, strides: tuple[int, ...]) -> str:
-        base = point.offset(strides)
-        return base if self.s.vector == 1 or not strides[-1] else f"{base} + {linear([('e', strides[-1])])}"
 
     # ---- shared memory along the columns
 
@@ -432,7 +376,7 @@ class Renderer:
             return f"{name}[e]"
         w.line(f"{ctype} {name}[{count}];")
         value = f"{tile}[{place}]" if piece == 1 else f"load_shared<{piece}>({tile} + {place})"
-        w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {value};")
+        w.each_element(count, f"{name}[e] = {value};")
         return f"{name}[e / {piece}][e % {piece}]" if piece > 1 else f"{name}[e]"
 
     def _put_down(self, n: int, stage: Stage, name: str) -> None:
@@ -449,6 +393,14 @@ class Renderer:
                 w.line(f"{vector_type(operand, piece)} piece;")
                 w.unrolled_line(f"for (int p = 0; p < {piece}; ++p) piece[p] = {name}[e * {piece} + p];")
                 w.line(f"store_shared({tile} + {place}, piece);")
+
+
+def array(count: int) -> str:
+    return f"[{count}]" if count > 1 else ""
+
+
+def array_at(count: int) -> str:
+    return "[u]" if count > 1 else ""
 
 
 def over(text: str, divisor: int) -> str:

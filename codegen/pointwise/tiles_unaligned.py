@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.expr import Operand
 from codegen.iteration import Point, extent
 from codegen.pointwise import alignment
 from codegen.pointwise.body import plus, vector_type
-from codegen.pointwise.schedule import THREADS
-from codegen.pointwise.tiles import Renderer, over, times
-from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
-from codegen.spec import KernelSource, PointwiseSpec
+from codegen.pointwise.tiles import TilesRenderer, array_at, times
+from codegen.pointwise.tiling import Stage
 
 
-def render(spec: PointwiseSpec, schedule: TilesSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C, in tiles."""
-    return _Renderer(spec, Tiling(spec, schedule)).render()
+class UnalignedTilesRenderer(TilesRenderer):
+    """Writes a kernel in tiles whose rows and columns begin anywhere."""
 
-
-class _Renderer(Renderer):
     def _notes(self) -> list[str]:
         return [*super()._notes(), f"rows begin anywhere: vectors are aligned in {self.t.lead.name}"]
 
@@ -59,12 +53,12 @@ class _Renderer(Renderer):
             w.line(f"const {vector_type(operand, stage.vector)} {elements} = {register}.elements();")
             register = elements
         place.insert(1, f"e * {stage.width}")
-        w.unrolled_line(f"for (int e = 0; e < {stage.vector}; ++e) {tile}[{' + '.join(place)}] = {register}[e];")
+        w.each_element(stage.vector, f"{tile}[{' + '.join(place)}] = {register}[e];")
 
     def _skew(self, point: Point) -> None:
         """Writes the skew of a point's row."""
         lead = self.t.lead
-        text = alignment.skew(lead, self.body.pointers.stores[0], _row(point, lead), self.s.vector)
+        text = alignment.skew(lead, self.body.pointers.stores[0], point, self.s.vector)
         self.w.line(f"const {self.s.itype} skew = {text};")
 
     # ---- along the columns
@@ -73,23 +67,14 @@ class _Renderer(Renderer):
         return ""
 
     def _walk(self, body: Callable[[Point], None]) -> None:
-        w, s, t = self.w, self.s, self.t
-        self._loop(self._count)
-        across = s.cols // s.vector
-        k, down = self._numbered(self._count, across, across)
-        col = f"{k} % {across}{times(s.vector)}"
-        w.line(f"const {s.itype} row = {over(k, across)}{down}, col = {col};")
-        tests = []
-        if self._vectors % THREADS:
-            tests.append(f"row < {s.rows}")
-        if t.height % s.rows:
-            tests.append(f"{self.row0}row < {t.height}")
-        with w.block(f"if ({' && '.join(tests)})", when=bool(tests)):
-            point = self._at(f"{self.row0}row", self._column)
-            if t.skewed:
-                self._skew(point)
+        def skewed(point: Point) -> None:
+            self._skew(point)
             body(point)
-        w.close()
+
+        super()._walk(skewed if self.t.skewed else body)
+
+    def _point(self) -> Point:
+        return self._at(f"{self.row0}row", self._column)
 
     @property
     def _column(self) -> str:
@@ -105,7 +90,7 @@ class _Renderer(Renderer):
     def _load(self, point: Point) -> None:
         for n in self.direct_loads:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
-            register = f"{self.body.register(n)}{self._array_at(self._count)}"
+            register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
             offset = point.offset(operand.strides)
             if kind == "uniform":
                 self.w.line(f"{register} = {pointer}[{offset}];")
@@ -115,7 +100,7 @@ class _Renderer(Renderer):
                 self.w.line(f"{register} = {load}<{self.s.vector}>({text});")
 
     def _loaded(self, n: int) -> str:
-        register = f"{self.body.register(n)}{self._array_at(self._count)}"
+        register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
         if self.kinds[n] == "uniform":
             return register
         if self.kinds[n] == "unaligned":
@@ -126,10 +111,5 @@ class _Renderer(Renderer):
         return f"{register}[e]"
 
     def _store(self, n: int, name: str, point: Point) -> None:
-        row = plus(self.body.pointers.stores[n], _row(point, self.program.stores[n].operand))
+        row = plus(self.body.pointers.stores[n], alignment.row(point, self.program.stores[n].operand))
         self.w.line(f"store_within({row}, {self._column}, {self.t.width}, {name});")
-
-
-def _row(point: Point, operand: Operand) -> str:
-    """Returns the C expression of the offset of the first element of a point's row."""
-    return point.offset((*operand.strides[:-1], 0))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
@@ -193,11 +194,15 @@ class Tiling:
                 found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, shifted)
         return found
 
+    def tile(self, n: int, name: str = "") -> Buffer:
+        """Returns the tile of a turned operand in shared memory."""
+        elements = self.stages[n].elements(self.schedule.rows)
+        return Buffer(name, self.program.operands[n].dtype.ctype, (elements,), align=VECTORS)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
-        operands, s = self.program.operands, self.schedule
-        return sum(stage.elements(s.rows) * operands[n].dtype.itemsize for n, stage in self.stages.items())
+        return Buffers(self.tile(n) for n in self.stages).bytes
 
 
 def fastest(operand: Operand, shape: tuple[int, ...]) -> int:

@@ -7,14 +7,15 @@ it), and they write their elements one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from codegen.iteration import Coordinates, at_most, bounds, extent, far, index_type, linear
-from codegen.kernel import block_number
+from codegen.buffers import Edge
+from codegen.iteration import Coordinates, Point, bounds, extent, far, index_type
+from codegen.kernel import block_number, thread_number
 from codegen.pointwise import alignment
-from codegen.pointwise.body import Body, plus, vector_type
+from codegen.pointwise.body import Body, Position, plus, read, vector_type
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, PointwiseSchedule, normalize
 from codegen.spec import KernelSource, PointwiseSpec
 from codegen.target import PORTABLE, Target
@@ -61,12 +62,9 @@ def unaligned_schedules(spec: PointwiseSpec, target: Target = PORTABLE) -> Itera
         yield replace(best, vector=vector // 2, unroll=2)
 
 
-def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
-    return _Renderer(spec, schedule).render()
+class UnalignedRenderer:
+    """Writes a kernel whose rows begin anywhere."""
 
-
-class _Renderer:
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
         self.s = schedule
         self.shape, self.program = normalize(spec)
@@ -76,6 +74,8 @@ class _Renderer:
         self.loads = self.body.varying_loads()
         self.kinds = {n: alignment.access(self.program.loads[n], self.lead, schedule.vector) for n in self.loads}
         self.skewed = alignment.is_skewed(self.lead, schedule.vector)
+        #: element ``e`` of the vector that has been placed
+        self._element: Point
         #: whether all vectors are inside of their rows
         self.whole = not self.skewed and self.shape[-1] % schedule.vector == 0
         over = alignment.period(self.lead, schedule.vector) - 1 if self.skewed else 0
@@ -96,51 +96,36 @@ class _Renderer:
             f"rows begin anywhere: vectors are aligned in {self.lead.name}",
         ]
         total = prod(self.shape[:-1]) * self.vectors
-        block = block_number(s.itype)
-        tile = THREADS * s.unroll
-        exact = total % tile == 0
-        w.line(f"const {s.itype} {'v' if s.unroll == 1 else 'first'} = {block} * {tile} + threadIdx.x;")
+        vectors = Edge(total, THREADS * s.unroll)
         if s.unroll == 1:
-            if not exact:
-                w.line(f"if (v >= {total}) return;")
+            thread_number(w, s.itype, "v", vectors)
             self.body.scalars()
             place = self._place()
             self._load(place)
             self._compute(place)
         else:
+            w.line(f"const {s.itype} first = {block_number(s.itype)} * {vectors.size} + threadIdx.x;")
             self.body.scalars()
             for n in self.loads:
                 w.line(f"{self._type(n)} {self.words[n]}[{s.unroll}];")
-            for loading in (True, False):
-                with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
-                    position = f"first + u * {THREADS}"
-                    # No load waits for a condition: vectors past the end read the last one.
-                    clamped = loading and not exact
-                    w.line(f"const {s.itype} v = {at_most(position, total - 1, s.itype) if clamped else position};")
-                    if not exact and not loading:
-                        w.open(f"if (v < {total})")
-                    place = self._place()
-                    if loading:
-                        self._load(place)
-                    else:
-                        self._compute(place)
-                        if not exact:
-                            w.close()
-        blocks = -(-total // tile) if prod(self.shape) else 0
-        return w.source(self.program, details, blocks=blocks, threads=THREADS)
+            at = Position(s.itype, "v", f"first + u * {THREADS}", s.unroll, vectors.inside("v"), total - 1)
+            self.body.in_flight(at, self._place, self._load, self._compute)
+        return w.source(self.program, details, blocks=vectors.tiles if prod(self.shape) else 0, threads=THREADS)
 
-    def _place(self) -> _Place:
-        """Writes where vector ``v`` is."""
+    def _place(self) -> Point:
+        """Writes where vector ``v`` is: in column ``col``.
+
+        Columns before a row have wrapped around, as have offsets made from them.
+        """
         s, w, outer = self.s, self.w, self.shape[:-1]
         column, coordinates = "v", Coordinates(w, "row", outer, s.itype, "row")
         if outer:
             w.line(f"const {s.itype} row = v / {self.vectors};")
             column = f"v % {self.vectors}"
-        place = _Place([coordinates[d] for d in range(len(outer))])
+        rows = [coordinates[d] for d in range(len(outer))]
+        place, self._element = (Point(w, s.itype, rows, [(at, at, self.shape[-1:])]) for at in ("col", "col + e"))
         if self.skewed:
-            row = place.row(self.lead.strides)
-            pointer = self.body.pointers.stores[0]
-            text = alignment.skew(self.lead, pointer, row, s.vector)
+            text = alignment.skew(self.lead, self.body.pointers.stores[0], place, s.vector)
             w.line(f"const {s.itype} skew = {text};  // elements of the row's first vector before the row")
         w.line(f"const {s.itype} col = {column} * {s.vector}{' - skew' if self.skewed else ''};")
         return place
@@ -156,23 +141,23 @@ class _Renderer:
             return f"Packed<{operand.dtype.ctype}, {vector}>"
         return vector_type(operand, vector if kind == "vector" else 1)
 
-    def _load(self, place: _Place) -> None:
+    def _load(self, place: Point) -> None:
         w, s = self.w, self.s
         for n in self.loads:
             operand, pointer, kind = self.program.loads[n], self.body.pointers.loads[n], self.kinds[n]
             target = f"{self.words[n]}[u]" if s.unroll > 1 else f"const {self._type(n)} {self.words[n]}"
-            at = place.vector(operand.strides)
+            at = place.offset(operand.strides)
             if kind == "uniform":
-                w.line(f"{target} = {pointer}[{place.row(operand.strides)}];")
+                w.line(f"{target} = {pointer}[{alignment.row(place, operand)}];")
             elif kind == "vector" and self.whole:
-                w.line(f"{target} = load<{s.vector}>({plus(pointer, at)});")
+                read(w, target, pointer, at, s.vector)
             else:
                 load = "load_unaligned" if kind == "unaligned" else "load_within"
                 w.line(f"{target} = {load}<{s.vector}>({pointer}, {at}, {extent(self.shape, operand.strides)});")
 
     # ---- arithmetic
 
-    def _compute(self, place: _Place) -> None:
+    def _compute(self, place: Point) -> None:
         """Writes the program for one vector, and its stores."""
         w, s, program = self.w, self.s, self.program
         loaded = {}
@@ -183,36 +168,11 @@ class _Renderer:
                 w.line(f"const {vector_type(program.loads[n], s.vector)} {elements} = {name}.elements();")
                 name = elements
             loaded[n] = name if kind == "uniform" else f"{name}[e]"
-        results = self.body.results(s.vector)
-        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
-            indices = [place.element(strides) for strides in program.indices]
-            for name, text in zip(results, self.body.element(loaded, indices)):
-                w.line(f"{name}[e] = {text};")
+        results = self.body.elements(s.vector, loaded, lambda: [*map(self._element.offset, program.indices)])
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             if self.whole:
-                w.line(f"store({plus(pointer, place.vector(strides))}, {name});")
+                w.line(f"store({plus(pointer, place.offset(strides))}, {name});")
             else:
-                w.line(f"store_within({plus(pointer, place.row(strides))}, col, {self.shape[-1]}, {name});")
-
-
-class _Place:
-    """Where a vector is: the coordinates of its row, and the column ``col`` of its first element.
-
-    Columns before a row have wrapped around, as have offsets made from them.
-    """
-
-    def __init__(self, row: Sequence[str]) -> None:
-        self._row = row
-
-    def row(self, strides: Sequence[int]) -> str:
-        """Returns the C expression of the offset of the row's first element."""
-        return linear(list(zip(self._row, strides)))
-
-    def vector(self, strides: Sequence[int]) -> str:
-        """Returns the C expression of the offset of the vector's first element."""
-        return linear([*zip(self._row, strides), ("col", strides[-1])])
-
-    def element(self, strides: Sequence[int]) -> str:
-        """Returns the C expression of the offset of the vector's element ``e``."""
-        return linear([*zip(self._row, strides), ("col + e", strides[-1])])
+                row = plus(pointer, alignment.row(place, store.operand))
+                w.line(f"store_within({row}, col, {self.shape[-1]}, {name});")

@@ -15,34 +15,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from codegen.iteration import Coordinates, at_most, linear
-from codegen.kernel import block_number
+from codegen.buffers import Edge
+from codegen.iteration import Coordinates, Point, linear
+from codegen.kernel import block_number, thread_number
 from codegen.l2_policy import streams
 from codegen.naming import Writer
-from codegen.pointwise.body import Body, kept_type, packs, plus, vector_type
+from codegen.pointwise.body import Body, Position, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
 from codegen.pointwise.tables import ahead
 from codegen.spec import KernelSource, PointwiseSpec
 
 
-def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C, in the form of the schedule."""
-    return _Renderer(spec, schedule).render()
-
-
 class _Place:
-    """Where a vector is, given the C variable that holds the position of its first element."""
+    """Where a vector is, given the C variable that holds the position of its first element, or that element."""
 
-    def __init__(self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, variable: str = "i") -> None:
-        self._w, self._shape, self._s, self.variable = w, shape, schedule, variable
-        self._first = Coordinates(w, variable, shape, schedule.itype, variable)
+    def __init__(
+        self, w: Writer, shape: tuple[int, ...], s: PointwiseSchedule, variable: str = "i", point: Point | None = None
+    ) -> None:
+        self._w, self._shape, self._s, self.variable = w, shape, s, variable
+        self._first = Coordinates(w, variable, shape, s.itype, variable)
+        self.offset = self._first.offset if point is None else point.offset
         self._last: Coordinates | None = None
         self._left = False
         #: whether some of the vector's elements may be past the end
-        self.ragged = prod(shape) % schedule.vector != 0
-
-    def offset(self, strides: tuple[int, ...]) -> str:
-        return self._first.offset(strides)
+        self.ragged = prod(shape) % s.vector != 0
 
     def left(self) -> str:
         """Returns the C expression of how many of the vector's elements are in its first row."""
@@ -79,21 +75,9 @@ class _Place:
         return f"{chosen} + {step}" if step else chosen
 
 
-class _RowPlace(_Place):
-    """Where a vector is in the rows form: columns ``col``, row ``row``, and ``outer`` for all dimensions before."""
+class VectorsRenderer:
+    """Writes a kernel in the form of its schedule."""
 
-    def __init__(
-        self, w: Writer, shape: tuple[int, ...], schedule: PointwiseSchedule, row: str, outer: Coordinates | None
-    ) -> None:
-        super().__init__(w, shape, schedule)
-        self._row, self._outer = row, outer
-
-    def offset(self, strides: tuple[int, ...]) -> str:
-        names = [self._outer[d] for d in range(len(self._shape) - 2)] if self._outer is not None else []
-        return linear([(name, s) for name, s in zip((*names, self._row, "col"), strides) if s])
-
-
-class _Renderer:
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
         self.spec, self.schedule = spec, schedule
         self.shape, self.program = normalize(spec)
@@ -137,25 +121,25 @@ class _Renderer:
         outer_shape = self.shape[:-2]
         vectors, groups = cols // s.vector, -(-rows // s.unroll)
         threads = prod(outer_shape) * groups * vectors
-        w.line(f"const {s.itype} v = {block_number(s.itype)} * {THREADS} + threadIdx.x;")
-        if threads % THREADS:
-            w.line(f"if (v >= {threads}) return;")
+        blocks = thread_number(w, s.itype, "v", Edge(threads, THREADS))
         w.line(f"const {s.itype} col = v % {vectors}{f' * {s.vector}' if s.vector > 1 else ''};")
         last = f" % {groups}" if outer_shape else ""
         row = "row0" if s.unroll > 1 else "row"
         w.line(f"const {s.itype} {row} = v / {vectors}{last}{f' * {s.unroll}' if s.unroll > 1 else ''};")
-        outer = None
         if outer_shape:
             w.line(f"const {s.itype} outer = v / {vectors * groups};")
-            outer = Coordinates(w, "outer", outer_shape, s.itype, "outer")
-            for d in range(len(outer_shape)):
-                _ = outer[d]
+        places = Coordinates(w, "outer", outer_shape, s.itype, "outer")
+        outer = [places[d] for d in range(len(outer_shape))]
+
+        def place(row: str) -> _Place:
+            return _Place(w, self.shape, s, point=Point(w, s.itype, [*outer, row], [("col", "col", (cols,))]))
+
         self.body.scalars()
         repeated = [n for n in self.loads if self.program.loads[n].strides[-2] == 0]
-        self._load(_RowPlace(w, self.shape, s, row, outer), repeated, one=True)
+        self._load(place(row), repeated, one=True)
         largest = None if rows % s.unroll == 0 else rows - 1
-        self._vectors("row", "row0 + u", largest, lambda: _RowPlace(w, self.shape, s, "row", outer), repeated)
-        return -(-threads // THREADS)
+        self._vectors("row", "row0 + u", largest, lambda: place("row"), repeated)
+        return blocks
 
     def _cycles(self) -> int:
         """Writes the body of the cycles form; returns the number of threads.
@@ -170,9 +154,7 @@ class _Renderer:
         exact = self.total % (length * s.unroll) == 0
         if not exact:
             w.line(f"constexpr {s.itype} size = {self.total};")
-        w.line(f"const {s.itype} v = {block_number(s.itype)} * {THREADS} + threadIdx.x;")
-        if threads % THREADS:
-            w.line(f"if (v >= {threads}) return;")
+        blocks = thread_number(w, s.itype, "v", Edge(threads, THREADS))
         step = f" * {s.vector}" if s.vector > 1 else ""
         w.line(f"const {s.itype} at = v % {vectors}{step};  // in a cycle of columns")
         first = "first" if s.unroll > 1 else "i"
@@ -185,7 +167,7 @@ class _Renderer:
         self._load(_Place(w, cycle_shape, s, "at"), repeated, one=True)
         largest = None if exact else self.total - s.vector
         self._vectors("i", f"first + u * {length}", largest, lambda: _Place(w, self.shape, s), repeated)
-        return -(-threads // THREADS)
+        return blocks
 
     def _vectors(
         self, name: str, position: str, largest: int | None, place: Callable[[], _Place], once: Sequence[int] = ()
@@ -197,25 +179,17 @@ class _Renderer:
         largest value if some of the thread's vectors may be outside the space.  Unless the last vector is not whole,
         those outside read it, so that no load waits for a condition.
         """
-        w, s = self.w, self.schedule
-        loads = [n for n in self.loads if n not in once]
+        s, loads = self.schedule, [n for n in self.loads if n not in once]
         if s.unroll == 1:
             only = place()
             self._load(only, loads)
             self._compute(only, once)
             return
         self._declare(loads)
-        within = "i < size" if name == "i" else f"{name} < {(largest or 0) + 1}"
-        for loading in (True, False) if loads else (False,):
-            inside = largest is None or (loading and not self._ragged)
-            with w.unrolled(f"for (int u = 0; u < {s.unroll}; ++u)"):
-                clamped = loading and inside and largest is not None
-                w.line(f"const {s.itype} {name} = {at_most(position, largest or 0, s.itype) if clamped else position};")
-                with w.block(f"if ({within})", when=not inside):
-                    if loading:
-                        self._load(place(), loads)
-                    else:
-                        self._compute(place(), once)
+        inside = "" if largest is None else "i < size" if name == "i" else f"{name} < {largest + 1}"
+        whole = self.total % s.vector == 0
+        at = Position(s.itype, name, position, s.unroll, inside, largest or 0, loads=bool(loads), whole=whole)
+        self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once))
 
     @property
     def _ragged(self) -> bool:
@@ -249,17 +223,14 @@ class _Renderer:
             strides = operand.strides if place.variable == "i" else (0, operand.strides[-1])
             register = self.body.register(n)
             whole = f"{register}{at}" if at else f"const {self._register_type(n)} {register}"
-            if kind == "vector":
+            if kind == "vector" or vector == 1 or kind == "uniform":
                 last = "load_evict_last" if n in self.evict_last and not place.ragged else "load"
-                load = "load_packed" if at and self._packs(n) else last
-                w.line(f"{whole} = {load}<{vector}>({plus(pointer, place.offset(strides))}{self._count(place)});")
-            elif vector == 1 or kind == "uniform":
-                w.line(f"{whole} = {pointer}[{place.offset(strides)}];")
+                load, count = "load_packed" if at and self._packs(n) else last, vector if kind == "vector" else 1
+                read(w, whole, pointer, place.offset(strides), count, load=load, more=self._count(place))
             elif kind == "pair":
                 first, second = place.offset(strides), place.second(strides)
-                w.line(
-                    f"{whole} = {'' if not at else self._register_type(n)}{{{pointer}[{first}], {pointer}[{second}]}};"
-                )
+                kind = self._register_type(n) if at else ""
+                w.line(f"{whole} = {kind}{{{pointer}[{first}], {pointer}[{second}]}};")
             else:
                 if not at:
                     w.line(f"{self._register_type(n)} {register};")
@@ -274,11 +245,11 @@ class _Renderer:
         guard = f"if ({place.variable} + e < size) " if place.ragged else ""
         if kind != "element":
             text = line.format(place.each(strides, kind))
-            w.unrolled_line(f"for (int e = 0; e < {s.vector}; ++e) {guard}{text}")
+            w.each_element(s.vector, f"{guard}{text}")
             return
         with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
             w.line(f"const {s.itype} o = {place.variable} + e;")
-            with w.block("if (o < size)", when=bool(guard)):
+            with w.guarded("o < size" if guard else ""):
                 offset = Coordinates(w, "o", self.shape[-len(strides) :], s.itype, "o").offset(strides)
                 w.line(line.format(offset))
 
@@ -310,14 +281,15 @@ class _Renderer:
         if done.reads:
             same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
             self.body.ahead(done, s.vector, same, [place.offset(strides) for strides in program.indices])
-        results = self.body.results(s.vector)
-        with w.unrolled(f"for (int e = 0; e < {s.vector}; ++e)"):
-            if "element" in kinds:
-                w.line(f"const {s.itype} o = {place.variable} + e;")
-                own = Coordinates(w, "o", self.shape, s.itype, "o")
-                indices = [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
-            for name, text in zip(results, self.body.element(loaded, indices)):
-                w.line(f"{name}[e] = {text};")
+
+        def own_indices() -> list[str]:
+            if "element" not in kinds:
+                return indices
+            w.line(f"const {s.itype} o = {place.variable} + e;")
+            own = Coordinates(w, "o", self.shape, s.itype, "o")
+            return [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
+
+        results = self.body.elements(s.vector, loaded, own_indices)
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             kind = access(strides, self.shape, s.vector, store.operand)

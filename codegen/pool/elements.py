@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
+from codegen.buffers import Edge
 from codegen.iteration import linear, unsigned
 from codegen.kernel import Kernel, Pointers
-from codegen.pointwise.body import plus, vector_type
+from codegen.pointwise.body import plus, read, vector_type
 from codegen.pool.schedule import PoolSchedule, is_strip, patch
 from codegen.pool.space import normalize, width
 from codegen.spec import PoolSpec
@@ -26,7 +27,7 @@ _PLACES = ("ix", "iy")
 class Elements:
     """What a kernel reads, and in which order; what becomes of it is left to `PoolRenderer`."""
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
         self.spec, self.s = spec, schedule
         #: windows behind the last that are folded elsewhere
         self.beyond = 0
@@ -37,19 +38,13 @@ class Elements:
         self.t = schedule.itype
         #: C type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
-        self.w = Kernel(spec.name)
+        self.w = kernel or Kernel(spec.name)
         self.names = self.w.names
         self.pointers = Pointers(self.program, self.names)
         #: constants of elements that are in scope, and how deep
         self._scope: dict[str, int] = {}
         #: C expressions of the position of the thread's first window along each outer dimension
         self.at: list[str] = []
-
-    def open_loop(self, variable: str, count: int) -> None:
-        """Opens an unrolled loop, unless it runs once."""
-        if count > 1:
-            self.w.line("#pragma unroll")
-            self.w.open(f"for (int {variable} = 0; {variable} < {count}; ++{variable})")
 
     def open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
         """Opens the loops along some of the windows, and writes which elements they are at.
@@ -61,12 +56,8 @@ class Elements:
         for k in range(first, last):
             d, window = self.windows[k]
             innermost = k == last - 1 and last == len(self.windows)
-            unroll = (
-                "#pragma unroll"
-                if not rolled or prod(counts[k:]) <= UNROLLED
-                else (f"#pragma unroll {UNROLL}" if innermost else "#pragma unroll 1")
-            )
-            conditions += self._open(k, self.at[d], window, unroll, rolled=rolled)
+            unroll = "" if not rolled or prod(counts[k:]) <= UNROLLED else f" {UNROLL if innermost else 1}"
+            conditions += self._open(k, self.at[d], window, f"#pragma unroll{unroll}", rolled=rolled)
         return conditions
 
     def _open(self, k: int, position: str, window: Window, unroll: str, *, rolled: bool) -> list[str]:
@@ -87,28 +78,22 @@ class Elements:
             w.open(f"for ({self.small} {self.tap(k)} = 0; {self.tap(k)} < {window.count}; ++{self.tap(k)})")
             self.constant(t, place, f"{place}_begin + {self.tap(k)}")
             return [] if window.alike else [f"{place} < {place}_end"]
-        many = self.patch[k]
-        tap = self.tap(k)
+        many, tap, positions = self.patch[k], self.tap(k), self.space.outer[self.windows[k][0]]
         count = width(window, many)
         if count > 1:
             w.line(unroll)
             w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
         tap = tap if count > 1 else "0"
-        groups = -(-self.space.outer[self.windows[k][0]] // many)
         if many > 1 or isinstance(window, Sliding):
             step = window.dilation if many == 1 else 1
-            terms = (
-                [(position, window.stride)]
-                if isinstance(window, Sliding)
-                else [(_quotient(position, window.stride), 1)]
-            )
-            self.constant(t, place, linear([*terms, (tap, step)], window.shift))
-            highest = (groups - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
+            slides = isinstance(window, Sliding)
+            first = (position, window.stride) if slides else (_quotient(position, window.stride), 1)
+            self.constant(t, place, linear([first, (tap, step)], window.shift))
+            highest = (Edge(positions, many).tiles - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
             return _within(place, t, window.shift < 0, highest >= window.size, window.size)
         reached = linear([(position, 1)], window.before)
         at = _quotient(reached, window.stride)
         self.constant(t, place, at if tap == "0" else f"{at} - {tap}")
-        positions = self.space.outer[self.windows[k][0]]
         highest = (positions - 1 + window.before) // window.stride
         lowest = window.before // window.stride - (count - 1)
         found = _within(place, t, lowest < 0, highest >= window.size, window.size)
@@ -117,11 +102,8 @@ class Elements:
             found.append(f"{offset} < {window.reach}")
         if window.dilation > 1:
             found.append(f"({offset}) % {window.dilation} == 0")
-        if len(found) < 2:
-            return found
-        holds = f"{place.removeprefix('in_')}_holds"
-        self.constant("bool", holds, " && ".join(found))
-        return [holds]
+        holds = self.inside(found, f"{place.removeprefix('in_')}_holds")
+        return [holds] if holds else []
 
     def inside(self, conditions: list[str], name: str = "inside") -> str:
         """Writes whether the current element exists; returns the C expression, "" if it always does."""
@@ -190,12 +172,9 @@ class Elements:
                 for n in space.taps:
                     if n not in strips:
                         self.read(n, f"{held[n]}{''.join(variables)}", inside)
-        return {
-            n: f"{name}{''.join(variables[:-1])}[{self.tap(len(self.windows) - 1)}]"
-            if n in strips
-            else f"{name}{''.join(variables)}"
-            for n, name in held.items()
-        }
+        last = f"[{self.tap(len(self.windows) - 1)}]"  # a strip has it, even of one element
+        rows = "".join(variables[:-1])
+        return {n: f"{name}{rows}{last if n in strips else ''.join(variables[-1:])}" for n, name in held.items()}
 
     def _strip(self, n: int) -> str:
         """Returns the template arguments of a strip: elements to the left, in the middle, to the right."""
@@ -225,14 +204,11 @@ class Elements:
                 w.line(f"{target};")
                 target = target.split()[-1]
             at = plus(place, linear([("e", step)]))
-            value = f"load_if<1>({inside}, {at})[0]" if inside else f"*({at})"
-            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {target}[e] = {value};")
+            w.each_element(count, f"{target}[e] = {f'load_if<1>({inside}, {at})[0]' if inside else f'*({at})'};")
         elif inside:
             w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
-        elif count > 1:
-            w.line(f"{target} = load<{count}>({place});")
         else:
-            w.line(f"{target} = {pointer}[{self.offset(operand.strides, coordinates)}];")
+            read(w, target, pointer, self.offset(operand.strides, coordinates), count)
 
     def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
         """Returns the C expression of an offset; with ``element``, that of neighbour ``e``."""

@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.iteration import unsigned
 from codegen.kernel import Kernel, block_number
 from codegen.pool.renderer import PoolRenderer
@@ -25,29 +26,27 @@ class PlanesRenderer:
     def render(self) -> KernelSource:
         whole, planes = self.whole, self.s.planes
         w, program, pointers = whole.w, whole.program, whole.pointers
-        count = whole.space.outer[0]
-        blocks = -(-count // planes)
+        every = Edge(whole.space.outer[0], planes)
+        blocks = every.tiles
         sizes = " x ".join(str(window.count) for _, window in whole.windows)
         many = f"{planes} planes" if planes > 1 else "a plane"
         block = block_number(self.s.itype)
-        operands = zip(program.operands, (*pointers.loads, *pointers.stores))
-        for operand, pointer in operands:
+        for operand, pointer in zip(program.operands, (*pointers.loads, *pointers.stores)):
             if operand.strides[0] and blocks > 1:
                 w.line(f"{pointer} += {block} * {planes * operand.strides[0]};")
-        if count % planes:
-            w.line(f"const uint32 planes = blockIdx.x == {blocks - 1} ? {count % planes} : {planes};")
+        if every.ragged:
+            w.line(f"const uint32 planes = blockIdx.x == {blocks - 1} ? {every.total % planes} : {planes};")
         first, second = in_steps(self.spec, planes)
         folds = [whole.names.unique(store.operand.name) for store in first.program.stores]
         for store, name in zip(first.program.stores, folds):
-            operand = store.operand
-            w.line(f"__shared__ __align__(16) {operand.dtype.ctype} {name}[{planes * operand.strides[0]}];")
-        ragged = count % planes > 0
-        columns = _Step(first, self.s.vector, w, ragged)
+            elements = planes * store.operand.strides[0]
+            w.line(Buffer(name, store.operand.dtype.ctype, (elements,), align=VECTORS).static)
+        columns = _Step(first, self.s.vector, w, every.ragged)
         columns.pointers.loads, columns.pointers.stores = pointers.loads, folds
         columns.store, columns.beyond = "store_shared", 1
         columns.step()
         w.line("__syncthreads();")
-        rows = _Step(second, 1, w, ragged)
+        rows = _Step(second, 1, w, every.ragged)
         rows.pointers.loads, rows.pointers.stores = [*pointers.loads, *folds], pointers.stores
         rows.holds = False
         rows.step()
@@ -59,8 +58,8 @@ class _Step(PoolRenderer):
     """One step of a block: its threads take all windows in turn."""
 
     def __init__(self, spec: PoolSpec, vector: int, w: Kernel, ragged: bool) -> None:
-        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))))
-        self.w, self.ragged = w, ragged
+        super().__init__(spec, PoolSchedule(vector, index_type(normalize(spec))), w)
+        self.ragged = ragged
 
     def step(self) -> None:
         with self.scope():

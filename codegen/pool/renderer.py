@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 
+from codegen.buffers import Edge
 from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
 from codegen.iteration import aligned, coordinate, linear, unsigned
-from codegen.kernel import block_number, constant, converted
+from codegen.kernel import Kernel, constant, converted, thread_number
 from codegen.naming import identifier
-from codegen.pointwise.body import plus, vector_type
+from codegen.pointwise.body import read, registers, vector_type, write
 from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
 from codegen.pool.space import width
@@ -29,8 +32,8 @@ class PoolRenderer(Elements):
     #: whether elements are read before any is used, where they fit
     holds = True
 
-    def __init__(self, spec: PoolSpec, schedule: PoolSchedule) -> None:
-        super().__init__(spec, schedule)
+    def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
+        super().__init__(spec, schedule, kernel)
         self.emitter = Emitter(self.program, self.names)
         #: loads that all elements under the thread's windows share: their C names
         self.fixed: dict[int, str] = {}
@@ -60,8 +63,7 @@ class PoolRenderer(Elements):
             conditions = self.open_taps(0, first, rolled=True)
             held = self.hold(first, conditions) if self.holds and first < len(self.windows) else {}
             self._fold(first, conditions, held)
-        with self.scope():
-            self._results()
+        self._results()
         return threads
 
     def _spelled(self) -> int:
@@ -126,10 +128,7 @@ class PoolRenderer(Elements):
 
     def _number(self, total: int) -> None:
         """Writes the thread's number, ``at``, out of ``total``."""
-        block = block_number(self.t)
-        self.w.line(f"const {unsigned(self.t)} at = {block} * {THREADS} + threadIdx.x;")
-        if total % THREADS:
-            self.w.line(f"if (at >= {total}) return;")
+        thread_number(self.w, unsigned(self.t), "at", Edge(total, THREADS))
 
     def _fixed_loads(self) -> None:
         """Writes the loads of operands that all elements under the thread's windows share."""
@@ -164,11 +163,9 @@ class PoolRenderer(Elements):
             w.line(f"{ctype} {name}{box}{'' if box and not zero else ' = {}' if box else f' = {value}'};")
             if box and not zero:
                 filled.append((name, value))
-        if not filled:
-            return
-        with self.scope():
-            for variable, size in self._each:
-                self.open_loop(variable, size)
+        with ExitStack() as loops:
+            for variable, size in self._each if filled else ():
+                loops.enter_context(w.repeated(variable, size))
             for name, value in filled:
                 w.line(f"{self._part(name)} = {value};")
 
@@ -191,79 +188,86 @@ class PoolRenderer(Elements):
 
     def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
         """Writes the folding of the elements under the windows, and the reads of those that are not held."""
-        w, s, program, space = self.w, self.s, self.program, self.space
-        inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
-        if inside:
-            w.open(f"if ({inside})")
-        terms: dict[Value, str] = {}
-        under = dict(held)
-        for n in space.taps:
-            if n not in under:
-                under[n] = self.names.unique(program.loads[n].name, "_v")
-                self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
-        self.open_loop("e", s.vector)
-        for n in range(len(program.loads)):
-            if Load(n) in space.folded:
-                name = under[n] if n in under else self.fixed[n]
-                text = f"{name}[e]" if self.count(n) > 1 else name
-                terms[Load(n)] = self._element(n, text)
+        w, program, space = self.w, self.program, self.space
+        with w.guarded(self.inside(conditions + self.open_taps(first, len(self.windows)))):
+            terms: dict[Value, str] = {}
+            under = dict(held)
+            for n in space.taps:
+                if n not in under:
+                    under[n] = self.names.unique(program.loads[n].name, "_v")
+                    self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
+            with w.repeated("e", self.s.vector):
+                for n in range(len(program.loads)):
+                    if Load(n) in space.folded:
+                        name = under[n] if n in under else self.fixed[n]
+                        terms[Load(n)] = self._element(n, f"{name}[e]" if self.count(n) > 1 else name)
+                where = [*self._where("pq"), *self.sources()]
+                for k, strides in enumerate(program.indices):
+                    if Index(k) in space.folded:
+                        terms[Index(k)] = f"int32({self.offset(strides, where, element=True)})"
+                own = self._of_one_window()
+                self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
+                with self._over_patch():
+                    self.emitter.statements(w, terms, lambda k: Result(k) in own)
+                    for k in range(len(program.reductions)):
+                        self._into(k, terms)
+
+    @property
+    def _patched(self) -> list[tuple[str, int]]:
+        """The variables that number a thread's windows, and the windows along which it has several."""
+        n = len(self.windows)
+        return [(name, k) for name, k in (("p", n - 2), ("q", n - 1)) if k >= 0 and self.patch[k] > 1]
+
+    def _where(self, variables: str) -> list[str]:
+        """Returns the position of that of the thread's windows which some of the variables p and q number."""
         where = list(self.at)
-        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
-            if many > 1:
+        for name, k in self._patched:
+            if name in variables:
                 d = self.windows[k][0]
                 where[d] = linear([(where[d], 1), (name, 1)])
-        for k, strides in enumerate(program.indices):
-            if Index(k) in space.folded:
-                terms[Index(k)] = f"int32({self.offset(strides, [*where, *self.sources()], element=True)})"
-        own = self._of_one_window()
-        self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
-        self._open_patch()
-        self.emitter.statements(w, terms, lambda k: Result(k) in own)
-        skipped = set(self.largest.values())
-        for k, reduction in enumerate(program.reductions):
-            value = self.emitter.term(reduction.value, terms)
-            part = self._part(self.parts[k])
-            if reduction.at is not None:
-                largest = self._part(self.largest[k])
-                real = ctype_of(program, reduction.value) in ("float", "double")
-                nan = f" || {value} != {value}" if real else ""
-                with w.block(f"if ({part} < 0 || {value} > {largest}{nan})"):
-                    w.line(f"{largest} = {value};")
-                    w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
-            elif self.parts[k] not in skipped:
-                w.line(reduction.into(part, value))
+        return where
+
+    def _into(self, k: int, terms: dict[Value, str]) -> None:
+        """Writes how an element is combined with the fold of its window."""
+        w, reduction = self.w, self.program.reductions[k]
+        value, part = self.emitter.term(reduction.value, terms), self._part(self.parts[k])
+        if reduction.at is not None:
+            largest = self._part(self.largest[k])
+            nan = f" || {value} != {value}" if ctype_of(self.program, reduction.value) in ("float", "double") else ""
+            with w.block(f"if ({part} < 0 || {value} > {largest}{nan})"):
+                w.line(f"{largest} = {value};")
+                w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
+        elif self.parts[k] not in self.largest.values():
+            w.line(reduction.into(part, value))
 
     def _of_one_window(self) -> set[Value]:
         """Returns the values that are computed for every element of a window and differ between the thread's
         windows.
         """
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
-        found: set[Value] = set()
-        for k, strides in enumerate(self.program.indices):
-            if any(strides[d] for d in moving):
-                found.add(Index(k))
+        indices = enumerate(self.program.indices)
+        found: set[Value] = {Index(k) for k, strides in indices if any(strides[d] for d in moving)}
         for k, instruction in enumerate(self.program.instructions):
-            if Result(k) in self.space.folded and any(v in found for v in instruction.args):
+            if Result(k) in self.space.folded and not found.isdisjoint(instruction.args):
                 found.add(Result(k))
         return found
 
-    def _open_patch(self) -> None:
-        """Opens loops over those of the thread's windows that contain the current element."""
-        w, n = self.w, len(self.windows)
-        for back, variable in ((1, "p"), (0, "q")):
-            k = n - 1 - back
-            if k < 0 or self.patch[k] == 1:
-                continue
-            window = self.windows[k][1]
-            assert not isinstance(window, Adaptive)
-            place = self.tap(k) if width(window, self.patch[k]) > 1 else "0"
-            self.open_loop(variable, self.patch[k])
-            q_step, i_step, start = window.offset()
-            offset = linear(sorted([(place, i_step), (variable, q_step)], key=lambda term: -term[1]), start)
-            found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
-            if window.dilation > 1:
-                found.append(f"({offset}) % {window.dilation} != 0")
-            w.line(f"if ({' || '.join(found)}) continue;  // not in window {variable}")
+    @contextmanager
+    def _over_patch(self) -> Iterator[None]:
+        """Writes loops over those of the thread's windows that contain the current element."""
+        with ExitStack() as loops:
+            for variable, k in self._patched:
+                window = self.windows[k][1]
+                assert not isinstance(window, Adaptive)
+                place = self.tap(k) if width(window, self.patch[k]) > 1 else "0"
+                loops.enter_context(self.w.repeated(variable, self.patch[k]))
+                q_step, i_step, start = window.offset()
+                offset = linear(sorted([(place, i_step), (variable, q_step)], key=lambda term: -term[1]), start)
+                found = [f"{offset} < 0", f"{offset} >= {window.reach}"]
+                if window.dilation > 1:
+                    found.append(f"({offset}) % {window.dilation} != 0")
+                self.w.line(f"if ({' || '.join(found)}) continue;  // not in window {variable}")
+            yield
 
     # ---- the results
 
@@ -285,19 +289,11 @@ class PoolRenderer(Elements):
 
     def _load(self, n: int, offset: str, count: int) -> str:
         """Writes a load of ``count`` neighbours at a position of the result; returns its C name."""
-        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
-        step = operand.strides[self.space.rank - 1]
+        operand, step = self.program.loads[n], self.program.loads[n].strides[self.space.rank - 1]
         count = 1 if step == 0 else count
         name = self.names.unique(operand.name, "_v" if count > 1 else "_s")
-        kind = vector_type(operand, count)
-        if count == 1:
-            w.line(f"const {kind} {name} = {pointer}[{offset}];")
-        elif self._wide(operand):
-            w.line(f"const {kind} {name} = load<{count}>({plus(pointer, offset)});")
-        else:
-            w.line(f"{kind} {name};")
-            at = _sum(offset, linear([("e", step)]))
-            w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {name}[e] = {pointer}[{at}];")
+        target, pointer = f"const {vector_type(operand, count)} {name}", self.pointers.loads[n]
+        read(self.w, target, pointer, offset, count, step, load="load" if self._wide(operand) else "")
         return name
 
     def _element(self, n: int, text: str) -> str:
@@ -312,53 +308,50 @@ class PoolRenderer(Elements):
 
     def _results(self) -> None:
         """Writes the program on the folds of the windows, and its stores."""
+        w, space, variable = self.w, self.space, self._run[0]
+        where = self._where("pq".replace(variable, ""))
+        with ExitStack() as loops:
+            for name, k in self._patched:
+                if name != variable:
+                    rows, d = Edge(space.outer[self.windows[k][0]], self.patch[k]), self.windows[k][0]
+                    loops.enter_context(w.repeated(name, rows.size))
+                    if rows.ragged:
+                        w.line(f"if ({where[d]} >= {rows.total}) break;")
+            self._run_of_results(where)
+
+    def _run_of_results(self, where: list[str]) -> None:
+        """Writes the program on the folds of windows that are neighbours in memory, and its stores."""
         w, program, space = self.w, self.program, self.space
         variable, count = self._run
-        last = space.rank - 1
-        where = list(self.at)
-        for (name, many), k in zip(self._each[:2], (len(self.windows) - 2, len(self.windows) - 1)):
-            if many > 1 and name != variable:
-                d = self.windows[k][0]
-                self.open_loop(name, many)
-                where[d] = linear([(where[d], 1), (name, 1)])
-                if space.outer[d] % many:
-                    w.line(f"if ({where[d]} >= {space.outer[d]}) break;")
         loads = {
             n: self._load(n, self.offset(operand.strides, where), count)
             for n, operand in enumerate(program.loads)
             if Load(n) in space.final and n not in self.fixed
         } | self.fixed
-        stores = list(zip(program.stores, self.pointers.stores))
-        vectors = [self.names.unique(store.operand.name, "_v") if count > 1 else "" for store, _ in stores]
-        for (store, _), name in zip(stores, vectors):
-            if name:
-                w.line(f"{vector_type(store.operand, count)} {name};")
-        with self.scope():
-            self.open_loop(variable, count)
-            terms: dict[Value, str] = {}
-            for n, name in loads.items():
-                if Load(n) in space.final:
-                    one = program.loads[n].strides[last] == 0 or count == 1
-                    terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
-            for k, strides in enumerate(program.indices):
-                if Index(k) in space.final:
-                    step = [(variable, strides[last])] if count > 1 else []
-                    terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
-            for k in range(len(program.reductions)):
-                terms[Reduced(k)] = self._part(self.parts[k])
+        offsets = [self.offset(store.operand.strides, where) for store in program.stores]
+        stores = [*zip((store.operand for store in program.stores), self.pointers.stores, offsets)]
+        vectors = [registers(w, operand, count) if count > 1 else "" for operand, _, _ in stores]
+        with w.repeated(variable, count):
+            terms = self._final_terms(loads, where)
             self.emitter.statements(w, terms, lambda k: Result(k) in space.final)
-            for (store, pointer), name in zip(stores, vectors):
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
-                target = f"{name}[{variable}]" if name else f"{pointer}[{self.offset(store.operand.strides, where)}]"
-                w.line(f"{target} = {text};")
-        for (store, pointer), name in zip(stores, vectors):
-            offset = self.offset(store.operand.strides, where)
-            if name and self._wide(store.operand):
-                w.line(f"{self.store}({plus(pointer, offset)}, {name});")
-            elif name:
-                at = _sum(offset, linear([("e", store.operand.strides[last])]))
-                w.unrolled_line(f"for (int e = 0; e < {count}; ++e) {pointer}[{at}] = {name}[e];")
+            for store, (_, pointer, offset), name in zip(program.stores, stores, vectors):
+                target = f"{name}[{variable}]" if name else f"{pointer}[{offset}]"
+                w.line(f"{target} = {self.emitter.stored(store, terms)};")
+        for (operand, pointer, offset), name in zip(stores, vectors):
+            if name:
+                how = self.store if self._wide(operand) else ""
+                write(w, pointer, offset, name, count, operand.strides[space.rank - 1], how)
 
-
-def _sum(a: str, b: str) -> str:
-    return b if a == "0" else a if b == "0" else f"{a} + {b}"
+    def _final_terms(self, loads: dict[int, str], where: list[str]) -> dict[Value, str]:
+        """Returns the C expressions of what the program on the folds needs, for one of a run of results."""
+        program, last = self.program, self.space.rank - 1
+        variable, count = self._run
+        terms: dict[Value, str] = {Reduced(k): self._part(self.parts[k]) for k in range(len(program.reductions))}
+        for n, name in loads.items():
+            if Load(n) in self.space.final:
+                one = program.loads[n].strides[last] == 0 or count == 1
+                terms[Load(n)] = self._element(n, name if one else f"{name}[{variable}]")
+        for k, strides in enumerate(program.indices):
+            step = [(variable, strides[last])] if count > 1 else []
+            terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
+        return terms

@@ -6,10 +6,12 @@ next rows, and the threads that share a row read its elements in turn.
 
 from __future__ import annotations
 
-from codegen.expr import Reduced, Reduction, Result, Value, ctype_of
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from codegen.expr import Reduced, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import block_number
-from codegen.pointwise.body import vector_type
+from codegen.kernel import block_number, held_row
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import RowsSpec
@@ -25,11 +27,12 @@ class AcrossRenderer(RowsRenderer):
         super().__init__(spec, schedule)
         if schedule.form == "registers":  # no load waits for a reduction
             self.kept = self.stages.kept(early=True)
-        self.dim = len(self.space.outer) - 1
+        self.dim, self.neighbours = len(self.space.outer) - 1, schedule.vector
         #: neighbouring threads with rows of their own
         self.side = schedule.rows // schedule.vector
         self.unroll = -(-self.length // schedule.lanes)
         self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
+        self.array, self.u = f"[{self.unroll}]", "[u]"
         #: C names of the shared memory for what threads exchange, by C type
         self._exchange: dict[str, str] = {}
 
@@ -39,51 +42,27 @@ class AcrossRenderer(RowsRenderer):
         return "e" if self.s.vector > 1 else "0"
 
     def _place(self) -> None:
-        w, s = self.w, self.s
-        block = block_number(s.itype)
+        s = self.s
         mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
-        row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
-        if self.count % s.rows:
-            # A thread without rows computes the last ones again, for the others wait for it.
-            w.line(f"const bool inside = {row} < {self.count};")
-            row = f"inside ? {row} : {self.count - s.vector}"
-        w.line(f"const {s.itype} row = {row};")
-        w.line(f"const uint32 lane = threadIdx.x / {self.side};")
+        row = f"{block_number(s.itype)} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
+        held_row(self.w, s.itype, "row", self.edge, row, s.vector)
+        self.w.line(f"const uint32 lane = threadIdx.x / {self.side};")
 
-    def _keep(self) -> int:
-        w = self.w
-        if not self.kept:
-            return 0
-        for n in self.kept:
-            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
-            w.line(f"{vector_type(self.program.loads[n], self._count(n))} {name}[{self.unroll}];")
-        self._open_vectors(loading=True)
-        for n in self.kept:
-            self._read(n, f"{self.kept_names[n]}[u]", self._offset(self.program.loads[n].strides))
-        self._close_vectors()
-        return 0
-
-    def _held(self, n: int) -> str:
-        if n not in self.kept_names:
-            return super()._held(n)
-        return f"{self.kept_names[n]}[u]{'[e]' if self._count(n) > 1 else ''}"
+    def _keep(self) -> None:
+        if self.kept:
+            self.kept_names = self._hold(self.kept)
 
     # ---- once a row
 
     def _scalars(self, stage: int) -> None:
         w, inlined = self.w, self.emitter.inlined  # the latter are written where they are stored
-        chosen = [k for k in self._of_row(stage) if k not in inlined]
-        if not chosen:
-            return
-        if self.s.vector == 1:
-            self.emitter.statements(w, self.terms, lambda k: k in chosen)
-            return
+        chosen = [k for k in self.stages.of_row(stage) if k not in inlined]
         arrays = {}
-        for k in self._read_again(chosen):
+        for k in self._read_again(chosen) if self.s.vector > 1 else ():
             instruction = self.program.instructions[k]
             arrays[k] = self.names.unique(instruction.name, "_r")
             w.line(f"{instruction.ctype} {arrays[k]}[{self.s.vector}];")
-        with self._over_vector():
+        with self.w.repeated("e", self.s.vector if chosen else 1):
             for k in chosen:
                 if k in arrays:
                     w.line(f"{arrays[k]}[e] = {self.emitter.expression(k, self.terms)};")
@@ -104,7 +83,7 @@ class AcrossRenderer(RowsRenderer):
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
         else:
             self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {name}[e] = {reduction.start};")
+            self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
         return f"{name}[{self._e}]"
 
     def _combined(self, parts: dict[int, str]) -> None:
@@ -115,38 +94,17 @@ class AcrossRenderer(RowsRenderer):
             if s.lanes == 1:
                 continue
             if reduction.ctype not in self._exchange:
-                name = self._exchange[reduction.ctype] = self.names.unique(f"{reduction.ctype} parts")
-                groups = s.threads // max(32, self.side)
-                w.line(f"__shared__ {reduction.ctype} {name}[{groups * s.rows}];")
+                name = f"{reduction.ctype} parts"
+                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, s.exchanged)
             shared = self._exchange[reduction.ctype]
             how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
             w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
 
-    def _row_stores(self, stage: int) -> None:
-        w, n = self.w, len(self.space.outer)
-        stores = self._row_stored(stage)
-        if not stores:
-            return
-        conditions = ["lane == 0"] if self.s.lanes > 1 else []
-        conditions += ["inside"] if self._has_inside else []
-        with w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
-            offsets = {k: self.rows.offset(self.program.stores[k].operand.strides[:n]) for k in stores}
-            kept = stores if self.s.vector > 1 else []
-            results = {k: self.names.unique(self.program.stores[k].operand.name, "_v") for k in kept}
-            for k, name in results.items():
-                w.line(f"{vector_type(self.program.stores[k].operand, self.s.vector)} {name};")
-            with self._over_vector():
-                for k in stores:
-                    text = self.emitter.stored(self.program.stores[k], self.terms, lambda v: ctype_of(self.program, v))
-                    target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
-                    w.line(f"{target} = {text};")
-            for k, name in results.items():
-                self._write(k, name, offsets[k])
-
     # ---- the elements of a row
 
-    def _open_vectors(self, *, loading: bool = False) -> None:
-        """Opens the loop over the thread's elements of its rows: ``col`` is the position of one.
+    @contextmanager
+    def _over_row(self, *, loading: bool = False) -> Iterator[None]:
+        """Writes the loop over the thread's elements of its rows: ``col`` is the position of one.
 
         Where rows stay in registers, its passes are spelled out, and so are a few that read again: all their loads are
         in flight at once.  Passes past the end are left out, or, when loading, read the last element, so that no load
@@ -155,25 +113,19 @@ class AcrossRenderer(RowsRenderer):
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"
         begin = "" if self.begin == "0" else f"{self.begin} + "
-        self._guarded = False
         if s.form == "memory" and self.unroll > PASSES:
             w.line(f"#pragma unroll {PASSES}")
-            w.open(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {s.lanes})")
-            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            with w.block(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {s.lanes})"):
+                self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+                yield
             return
-        w.line("#pragma unroll")
-        w.open(f"for (int u = 0; u < {self.unroll}; ++u)")
-        start = f"{begin}u * {s.lanes} + lane" if s.lanes > 1 else f"{begin}u"
-        if self.ragged and loading:
-            start = at_most(start, self.space.total - 1, s.itype)
-        w.line(f"const {s.itype} col = {start};")
-        self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-        self._guarded = self.ragged and not loading
-        if self._guarded:
-            full = self.length // s.lanes if self.space.total % self.length == 0 else 0
-            w.open(f"if (u < {full} || col < {self.end})" if full else f"if (col < {self.end})")
-
-    def _close_vectors(self) -> None:
-        if self._guarded:
-            self.w.close()
-        self.w.close()
+        with w.unrolled(f"for (int u = 0; u < {self.unroll}; ++u)"):
+            start = f"{begin}u * {s.lanes} + lane" if s.lanes > 1 else f"{begin}u"
+            if self.ragged and loading:
+                start = at_most(start, self.space.total - 1, s.itype)
+            w.line(f"const {s.itype} col = {start};")
+            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            full = self.length // s.lanes if self.space.total % max(self.length, 1) == 0 else 0
+            inside = f"u < {full} || col < {self.end}" if full else f"col < {self.end}"
+            with w.guarded(inside if self.ragged and not loading else ""):
+                yield

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from codegen.expr import Load, Reduced, Reduction, Result, Value, ctype_of
+from codegen.buffers import VECTORS, Buffer
+from codegen.expr import Load, Reduced, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most
-from codegen.kernel import block_number
-from codegen.pointwise.body import vector_type
+from codegen.kernel import row_number
+from codegen.pointwise.body import plus, read, vector_type, write
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.stages import Running
@@ -29,6 +32,7 @@ class AlongRenderer(RowsRenderer):
         #: elements that the row's threads take in one pass, and passes for the whole row
         self.step = schedule.lanes * schedule.cluster * schedule.vector
         self.unroll = -(-self.length // self.step)
+        self.array, self.u = (f"[{self.unroll}]", "[u]") if self.unroll > 1 else ("", "")
         total, chunked = self.space.total, self.space.chunk is not None
         self.ragged = total % self.step != 0 or (chunked and (self.length % self.step or total % self.length) != 0)
         #: whether a loop over the row is spelled out: a thread's elements are in registers
@@ -36,52 +40,25 @@ class AlongRenderer(RowsRenderer):
         self._waits = schedule.cluster > 1
         #: instructions of rows that were written earlier than others of their stage
         self._early: set[int] = set()
-        #: of the open loop: the lines that say where each vector is, and whether the rest is under a condition
-        self._positions: dict[str, int] = {}
-        self._guarded = False
         #: loads in registers that a loop has read
         self._converted: set[int] = set()
 
     def _place(self) -> None:
         w, s = self.w, self.s
-        block = block_number(s.itype)
-        if s.cluster > 1:
-            w.line("cluster_arrive();")
-            w.line(f"const {s.itype} row = blockIdx.x / {s.cluster};")
-            w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
+        if s.cluster == 1:
+            row_number(w, s.itype, "row", self.edge, s.lanes)
             return
-        if s.rows == 1:
-            w.line(f"const {s.itype} row = blockIdx.x;")
-            w.line("const uint32 lane = threadIdx.x;")
-            return
-        row = f"{block} * {s.rows} + threadIdx.x{f' / {s.lanes}' if s.lanes > 1 else ''}"
-        if self.count % s.rows:
-            # A thread without a row computes the last one again, for the others wait for it.
-            w.line(f"const bool inside = {row} < {self.count};")
-            row = f"inside ? {row} : {self.count - 1}"
-        w.line(f"const {s.itype} row = {row};")
-        if s.lanes > 1:
-            w.line(f"const uint32 lane = threadIdx.x % {s.lanes};")
+        w.line("cluster_arrive();")
+        w.line(f"const {s.itype} row = blockIdx.x / {s.cluster};")
+        w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
 
     # ---- what stays on the chip
 
-    def _keep(self) -> int:
-        if not self.kept:
-            return 0
-        return self._keep_in_registers() if self.s.form == "registers" else self._keep_in_shared()
-
-    def _keep_in_registers(self) -> int:
-        w = self.w
-        for n in self.kept:
-            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
-            many = f"[{self.unroll}]" if self.unroll > 1 else ""
-            w.line(f"{vector_type(self.program.loads[n], self._count(n))} {name}{many};")
-        self._open_vectors(loading=True)
-        for n in self.kept:
-            target = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}"
-            self._read(n, target, self._offset(self.program.loads[n].strides))
-        self._close_vectors()
-        return 0
+    def _keep(self) -> None:
+        if self.kept and self.s.form == "registers":
+            self.kept_names = self._hold(self.kept)
+        elif self.kept:
+            self._keep_in_shared()
 
     def _asynchronous(self) -> bool:
         """Tells whether all that is kept in shared memory can be copied there without passing through registers."""
@@ -89,36 +66,32 @@ class AlongRenderer(RowsRenderer):
         vector = self.s.vector
         return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
 
-    def _keep_in_shared(self) -> int:
-        w, s = self.w, self.s
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
-        used, asynchronous = 0, self._asynchronous()
-        for n in self.kept:
-            operand = self.program.loads[n]
-            name = self.kept_names[n] = self.names.unique(operand.name, "_s")
-            start = f"shared + {used}" if used else "shared"
-            w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
-            used += -(-self._kept_elements() * operand.dtype.itemsize // 16) * 16
+    def _keep_in_shared(self) -> None:
+        w, s, asynchronous = self.w, self.s, self._asynchronous()
+        self.kept_names = self._carve(self._kept_elements())
         w.line("// A thread reads back what it wrote itself.")
-        self._open_vectors(loading=True)
-        for n in self.kept:
-            operand, name = self.program.loads[n], self.kept_names[n]
-            offset = self._offset(operand.strides)
-            if asynchronous:
-                source = f"{self.pointers.loads[n]} + {offset}" if offset != "0" else self.pointers.loads[n]
-                copy = self._copy(n, s.vector * operand.dtype.itemsize)
-                w.line(f"{copy}({name} + {self._at}, {source});")
-                continue
-            held = self._vector(n)
-            w.line(f"{vector_type(operand, s.vector)} {held};")
-            self._read(n, held, offset, every=True)
-            wide = f"store_shared({name} + {self._at}, {held});"
-            w.line(wide if s.vector > 1 else f"{name}[{self._at}] = {held};")
-        self._close_vectors()
+        with self._over_row(loading=True):
+            for n, name in self.kept_names.items():
+                operand = self.program.loads[n]
+                offset = self._offset(operand.strides)
+                if asynchronous:
+                    copy = self._copy(n, s.vector * operand.dtype.itemsize)
+                    w.line(f"{copy}({name} + {self._at}, {plus(self.pointers.loads[n], offset)});")
+                    continue
+                held = self._vector(n)
+                w.line(f"{vector_type(operand, s.vector)} {held};")
+                self._read(n, held, offset, every=True)
+                write(w, name, self._at, held, s.vector, store="store_shared")
         if asynchronous:
             w.line("copy_async_commit();")
             w.line("copy_async_wait<0>();")
-        return used
+
+    def _carve(self, elements: int) -> dict[int, str]:
+        """Declares dynamic shared memory for so many elements of each load that is kept; returns the C names."""
+        names = {n: self.names.unique(self.program.loads[n].name, "_s") for n in self.kept}
+        kept = ((self.program.loads[n].dtype.ctype, name) for n, name in names.items())
+        self.w.carve(Buffer(name, ctype, (elements,), align=VECTORS) for ctype, name in kept)
+        return names
 
     def _kept_elements(self) -> int:
         """Returns how many elements of a row, of one tensor, a block keeps in shared memory."""
@@ -135,34 +108,35 @@ class AlongRenderer(RowsRenderer):
         Where narrow elements are used both as such and in what an earlier loop computed from them, a compiler keeps
         both in registers, as floats; here they are converted again instead.
         """
-        used = self._used(needed)
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
             narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
-            if n in self._converted and used[Load(n)] > 1 and narrow and self.unroll * count >= MANY_ELEMENTS:
-                self.w.line(f"reread({name}{'[u]' if self.unroll > 1 else ''});")
+            many = narrow and self.unroll * count >= MANY_ELEMENTS
+            if many and n in self._converted and self._used(Load(n), needed) > 1:
+                self.w.line(f"reread({name}{self.u});")
             if Load(n) in needed:
                 self._converted.add(n)
         super()._elements(stage, needed, parts)
 
     def _held(self, n: int) -> str:
-        operand, vector = self.program.loads[n], self.s.vector
-        if n not in self.kept_names:
-            return super()._held(n)
-        if self.s.form == "registers":
-            u = "[u]" if self.unroll > 1 else ""
-            return f"{self.kept_names[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
+        if n in self.kept_names and self.s.form != "registers":
+            return self._picked_up(n, self.kept_names[n], self._at)
+        return super()._held(n)
+
+    def _picked_up(self, n: int, source: str, place: str) -> str:
+        """Writes the read of a load's vector from shared memory; returns the C expression of its element."""
+        vector = self.s.vector
         if vector == 1:
-            return f"{self.kept_names[n]}[{self._at}]"
+            return f"{source}[{place}]"
         name = self._vector(n)
-        source = f"load_shared<{vector}>({self.kept_names[n]} + {self._at})"
-        self.w.line(f"const {vector_type(operand, vector)} {name} = {source};")
+        kind = vector_type(self.program.loads[n], vector)
+        read(self.w, f"const {kind} {name}", source, place, vector, load="load_shared")
         return f"{name}[e]"
 
     # ---- once a row
 
     def _scalars(self, stage: int) -> None:
-        chosen = [k for k in self._of_row(stage) if k not in self._early]
+        chosen = [k for k in self.stages.of_row(stage) if k not in self._early]
         if chosen:
             self.emitter.statements(self.w, self.terms, lambda k: k in chosen)
 
@@ -190,9 +164,8 @@ class AlongRenderer(RowsRenderer):
             if s.lanes <= 32 and s.cluster == 1:
                 w.line(f"const {ctype} {name} = reduce::lanes<{op}, {s.lanes}>({part});")
             else:
-                shared = self.names.unique(reduction.name, "_parts")
                 warps = s.lanes // 32
-                w.line(f"__shared__ {ctype} {shared}[{warps * s.cluster}];")
+                shared = w.exchange(reduction.name, "_parts", ctype, warps * s.cluster)
                 how = f"block<{op}, {warps}>" if s.cluster == 1 else f"cluster<{op}, {warps}, {s.cluster}>"
                 w.line(f"const {ctype} {name} = reduce::{how}({part}, {shared});")
             self.terms[Reduced(k)] = name
@@ -229,7 +202,7 @@ class AlongRenderer(RowsRenderer):
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
         wanted = self.program.needed([running.shift])
-        known = self._of_row(self.stages.stage(running.shift))
+        known = self.stages.of_row(self.stages.stage(running.shift))
         early = [n for n in known if Result(n) in wanted and n not in self._early]
         self.emitter.statements(w, self.terms, lambda n: n in early)
         self._early.update(early)
@@ -239,24 +212,11 @@ class AlongRenderer(RowsRenderer):
         w.line(f"const {reduction.ctype} {total} = {part} * math::exp({name} - {shift});{why}")
         self.terms[Reduced(k)] = total
 
-    def _row_stores(self, stage: int) -> None:
-        n = len(self.space.outer)
-        stores = self._row_stored(stage)
-        if not stores:
-            return
-        conditions = ["lane == 0"] if self.s.lanes * self.s.cluster > 1 else []
-        conditions += ["inside"] if self._has_inside else []
-        with self.w.block(f"if ({' && '.join(conditions)})", when=bool(conditions)):
-            for k in stores:
-                store = self.program.stores[k]
-                text = self.emitter.stored(store, self.terms, lambda v: ctype_of(self.program, v))
-                offset = self.rows.offset(store.operand.strides[:n])
-                self.w.line(f"{self.pointers.stores[k]}[{offset}] = {text};")
-
     # ---- the vectors of a thread
 
-    def _open_vectors(self, *, loading: bool = False) -> None:
-        """Opens the loop over the thread's vectors of the row: ``col`` is where one begins.
+    @contextmanager
+    def _over_row(self, *, loading: bool = False) -> Iterator[None]:
+        """Writes the loop over the thread's vectors of the row: ``col`` is where one begins.
 
         Where rows stay in registers, its passes are spelled out; those past the end are left out, or, when loading,
         read the last vector, so that no load waits for a condition.
@@ -265,37 +225,39 @@ class AlongRenderer(RowsRenderer):
         several = s.lanes * s.cluster > 1
         beside = s.form == "shared" and s.cluster > 1 and not self.unrolled
         many = f" * {s.vector}" if s.vector > 1 else ""
+        start = f"lane{many}" if several else "0"
         if not self.unrolled and (self.ragged or not self.unroll):
             if self.length // self.step >= PASSES:
                 w.line(f"#pragma unroll {PASSES}")
-            first = self._from(f"lane{many}" if several else "0")
-            first += f", at = threadIdx.x{many}" if beside else ""
-            more = f", at += {s.lanes * s.vector}" if beside else ""
-            w.open(f"for ({s.itype} col = {first}; col < {self.end}; col += {self.step}{more})")
-            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            at, more = (f", at = threadIdx.x{many}", f", at += {s.lanes * s.vector}") if beside else ("", "")
+            first = f"{s.itype} col = {self._from(start)}{at}"
+            with w.block(f"for ({first}; col < {self.end}; col += {self.step}{more})"):
+                self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+                yield
             return
-        start = f"lane{many}" if several else "0"
+        loop = ""
         if self.unroll > 1:
             spelled = self.unrolled or self.unroll <= (MOST_COPIES if loading else PASSES)
             w.line("#pragma unroll" if spelled else f"#pragma unroll {PASSES}")
-            w.open(f"for ({'int' if self.unrolled else s.itype} u = 0; u < {self.unroll}; ++u)")
+            loop = f"for ({'int' if self.unrolled else s.itype} u = 0; u < {self.unroll}; ++u)"
             inner = f"u * {s.lanes * s.cluster} + lane" if several else "u"
             start = f"({inner}){many}" if several and many else f"{inner}{many}"
-        else:
-            w.open("")
         start = self._from(start)
         if self.ragged and loading:
             start = at_most(start, self.space.total - s.vector, s.itype)
-        self._positions = {"col": len(w.lines)}
-        w.line(f"const {s.itype} col = {start};")
-        if beside:
-            self._positions["at"] = len(w.lines)
-            inner = f"(u * {s.lanes} + threadIdx.x)" if self.unroll > 1 else "threadIdx.x"
-            w.line(f"const uint32 at = {inner}{many};")
-        self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-        self._guarded = self.ragged and not loading
-        if self._guarded:
-            w.open(f"if ({self._inside(self.length // self.step)})")
+        with w.block(loop):
+            places = {"col": len(w.lines)}  # the lines that say where a vector is
+            w.line(f"const {s.itype} col = {start};")
+            if beside:
+                places["at"] = len(w.lines)
+                inner = f"(u * {s.lanes} + threadIdx.x)" if self.unroll > 1 else "threadIdx.x"
+                w.line(f"const uint32 at = {inner}{many};")
+            self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
+            with w.guarded(self._inside(self.length // self.step) if self.ragged and not loading else ""):
+                yield
+            for name, line in reversed(places.items()):
+                if not re.search(rf"\b{name}\b", "\n".join(w.lines[line + 1 :])):
+                    del w.lines[line]
 
     def _inside(self, full: int) -> str:
         """Returns the C condition that a pass has an element; the first ``full`` passes of a whole row always
@@ -307,12 +269,3 @@ class AlongRenderer(RowsRenderer):
     def _from(self, start: str) -> str:
         """Returns the C expression of a position counted from the row's first element."""
         return start if self.begin == "0" else self.begin if start == "0" else f"{self.begin} + {start}"
-
-    def _close_vectors(self) -> None:
-        if self._guarded:
-            self.w.close()
-        for name, line in reversed(self._positions.items()):
-            if not any(re.search(rf"\b{name}\b", text) for text in self.w.lines[line + 1 :]):
-                del self.w.lines[line]
-        self._positions, self._guarded = {}, False
-        self.w.close()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from math import prod
 
-from codegen.expr import Emitter, Index, Load, Reduction, Result, Value, ctype_of
+from codegen.buffers import Edge
+from codegen.expr import Emitter, Index, Load, Reduction, Result, Value
 from codegen.iteration import Coordinates, at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.l2_policy import streams
-from codegen.pointwise.body import plus, vector_type
+from codegen.pointwise.body import read, registers, vector_type, write
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
 from codegen.rows.stages import Running, Stages, stages_along
@@ -24,12 +25,12 @@ class RowsRenderer(ABC):
     A stage is a loop over the row that combines the values of its reductions and stores the values that are known by
     then.  After it every thread of the row has the results, and what follows from them alone is computed once.
 
-    dim  the dimension of the space along which the elements of a vector lie.
+    dim         the dimension of the space along which the elements of a vector lie.
+    neighbours  rows of a thread, which are next to each other.
     """
 
     dim: int
-    #: names of C variables that number positions; coordinates are named after them, with a number
-    positions: tuple[str, ...] = ("row", "col", "at")
+    neighbours = 1
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         self.spec, self.s = spec, schedule
@@ -46,6 +47,7 @@ class RowsRenderer(ABC):
         self.terms: dict[Value, str] = {}
         self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
+        self.edge = Edge(self.count, schedule.rows)
         #: loads that the L2 cache is to evict last
         everywhere = (*self.space.outer, *self.space.row)
         self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
@@ -60,7 +62,7 @@ class RowsRenderer(ABC):
     def render(self) -> KernelSource:
         w, s, program = self.w, self.s, self.program
         w.parameters += self.pointers.parameters()
-        shared = self._body()
+        self._body()
         return w.source(
             program,
             self._details(),
@@ -68,21 +70,19 @@ class RowsRenderer(ABC):
             threads=s.threads,
             barriers=s.threads > 1 if self.space.walk is not None else s.lanes * s.cluster > 1,
             blocks_per_sm=s.resident or None,
-            shared_bytes=shared,
             cluster=s.cluster,
         )
 
-    def _body(self) -> int:
-        """Writes the statements of the kernel; returns the bytes of its dynamic shared memory."""
+    def _body(self) -> None:
+        """Writes the statements of the kernel."""
         self._place()
         self._row_values()
-        shared = self._keep()
+        self._keep()
         self._stages()
-        return shared
 
     def _blocks(self) -> int:
         """Returns the number of blocks, or of clusters of blocks."""
-        return -(-self.count // self.s.rows)
+        return self.edge.tiles
 
     def _stages(self) -> None:
         for stage in range(self.stages.last + 1):
@@ -105,8 +105,8 @@ class RowsRenderer(ABC):
         """Writes ``row``, the first of the thread's rows, and ``lane``, its number among the row's threads."""
 
     @abstractmethod
-    def _keep(self) -> int:
-        """Writes the reads of what several stages need; returns the bytes of dynamic shared memory for it."""
+    def _keep(self) -> None:
+        """Writes the reads of what several stages need."""
 
     @abstractmethod
     def _scalars(self, stage: int) -> None:
@@ -123,15 +123,8 @@ class RowsRenderer(ABC):
         """Writes the combination of the parts of each row's threads, and sets the terms of the reductions' results."""
 
     @abstractmethod
-    def _row_stores(self, stage: int) -> None:
-        """Writes the stores with one value for each row, by one of its threads."""
-
-    @abstractmethod
-    def _open_vectors(self, *, loading: bool = False) -> None:
-        """Opens the loop over the thread's vectors of the row: ``col`` is where one begins."""
-
-    @abstractmethod
-    def _close_vectors(self) -> None: ...
+    def _over_row(self, *, loading: bool = False) -> AbstractContextManager[None]:
+        """Writes the loop over the thread's vectors of the row: ``col`` is where one begins."""
 
     def _stage(self, stage: int) -> None:
         """Writes the loop over the row, and the reductions that it makes."""
@@ -140,9 +133,8 @@ class RowsRenderer(ABC):
         reductions = [k for k in range(len(self.program.reductions)) if self.stages.made(k) == stage]
         parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
         self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
-        self._open_vectors()
-        self._elements(stage, self.stages.needed(stage), {**parts, **self.beside})
-        self._close_vectors()
+        with self._over_row():
+            self._elements(stage, self.stages.needed[stage], {**parts, **self.beside})
         self.beside = {}
         if parts:
             self._combined(parts)
@@ -191,6 +183,12 @@ class RowsRenderer(ABC):
         """The C expression of the end of a row."""
         return str(self.length) if self.space.chunk is None else "end"
 
+    def _sum(self, store: int, value: str) -> str:
+        """Returns the C expression to store for a reduction of columns or segments."""
+        target = self.program.stores[store].operand.dtype.ctype
+        same = target == self.program.reductions[self.space.sums[store]].ctype
+        return value if same else f"convert<{target}>({value})"
+
     def _row_stored(self, stage: int) -> list[int]:
         """Returns the stores of a stage that have one value for each row."""
         return [
@@ -201,14 +199,29 @@ class RowsRenderer(ABC):
             and self.stages.stage(store.value) == stage
         ]
 
-    def _of_row(self, stage: int) -> list[int]:
-        """Returns the instructions that follow from the reductions of the stage before, once for each row."""
-        every = range(len(self.program.instructions))
-        return [k for k in every if self.stages.stage(Result(k)) == stage and not self.stages.varies(Result(k))]
+    def _row_stores(self, stage: int) -> None:
+        """Writes the stores with one value for each row, by one of its threads."""
+        w, n, program = self.w, len(self.space.outer), self.program
+        stores = {k: program.stores[k] for k in self._row_stored(stage)}
+        if not stores:
+            return
+        first = "lane == 0" if self.s.lanes * self.s.cluster > 1 else ""
+        with w.guarded(first, "inside" if self._has_inside else ""):
+            offsets = {k: self.rows.offset(store.operand.strides[:n]) for k, store in stores.items()}
+            results = {
+                k: registers(w, store.operand, self.neighbours) for k, store in stores.items() if self.neighbours > 1
+            }
+            with w.repeated("e", self.neighbours):
+                for k, store in stores.items():
+                    target = f"{results[k]}[e]" if k in results else f"{self.pointers.stores[k]}[{offsets[k]}]"
+                    w.line(f"{target} = {self.emitter.stored(store, self.terms)};")
+            for k, name in results.items():
+                self._write(k, name, offsets[k])
 
     @property
     def _has_inside(self) -> bool:
-        return self.s.rows > 1 and self.count % self.s.rows != 0
+        """Whether some threads have no row."""
+        return self.edge.ragged
 
     # ---- the vectors of a thread
 
@@ -230,24 +243,22 @@ class RowsRenderer(ABC):
 
     rows: Coordinates
     cols: Coordinates
+    #: dimension and subscript of what a thread has of each of its vectors of a row
+    array, u = "", ""
 
     def _read(self, n: int, target: str, offset: str, *, every: bool = False) -> None:
         """Writes the read of a vector of a load; with ``every``, also where all its elements are the same."""
-        w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
-        vector, kind = self.s.vector, self._kind(operand.strides)
-        if vector == 1 or (kind == "uniform" and not every):
-            w.line(f"{target} = {pointer}[{offset}];")
-        elif kind == "vector":
-            load = "load_evict_last" if n in self.evict_last else "load"
-            w.line(f"{target} = {load}<{vector}>({plus(pointer, offset)});")
-        else:
-            if target.startswith("const "):
-                declared, _, name = target.removeprefix("const ").rpartition(" ")
-                w.line(f"{declared} {name};")
-                target = name
-            step = linear([("e", operand.strides[self.dim])])
-            at = step if offset == "0" else offset if kind == "uniform" else f"{offset} + {step}"
-            w.unrolled_line(f"for (int e = 0; e < {vector}; ++e) {target}[e] = {pointer}[{at}];")
+        count, step = self.s.vector if every else self._count(n), self.program.loads[n].strides[self.dim]
+        load = "load_evict_last" if n in self.evict_last else "load"
+        read(self.w, target, self.pointers.loads[n], offset, count, step, load)
+
+    def _hold(self, loads: Iterable[int]) -> dict[int, str]:
+        """Writes the reads of all of a thread's elements of some loads into registers; returns their C names."""
+        held = {n: registers(self.w, self.program.loads[n], self._count(n), self.array) for n in loads}
+        with self._over_row(loading=True):
+            for n, name in held.items():
+                self._read(n, f"{name}{self.u}", self._offset(self.program.loads[n].strides))
+        return held
 
     def _copy(self, n: int, nbytes: int) -> str:
         """Returns the C function that copies ``nbytes`` bytes of a load to shared memory."""
@@ -255,13 +266,8 @@ class RowsRenderer(ABC):
 
     def _write(self, k: int, values: str, offset: str, guard: str = "") -> None:
         """Writes the store of a vector of results."""
-        w, operand, pointer = self.w, self.program.stores[k].operand, self.pointers.stores[k]
-        if self._kind(operand.strides) == "vector":
-            w.line(f"{guard}store({plus(pointer, offset)}, {values});")
-            return
-        at = linear([("e", operand.strides[self.dim])])
-        at = at if offset == "0" else f"{offset} + {at}"
-        w.unrolled_line(f"for (int e = 0; e < {self.s.vector}; ++e) {guard}{pointer}[{at}] = {values}[e];")
+        step = self.program.stores[k].operand.strides[self.dim]
+        write(self.w, self.pointers.stores[k], offset, values, self.s.vector, step, guard=guard)
 
     # ---- the elements of a vector
 
@@ -271,9 +277,7 @@ class RowsRenderer(ABC):
         held = {n: self._held(n) for n in range(len(program.loads)) if Load(n) in needed}
         stores = [(k, program.stores[k]) for k in self.stages.stored(stage)]
         running = {k: self.stages.running[k] for k in parts if k in self.stages.running}
-        results = {k: self.names.unique(store.operand.name, "_v") for k, store in stores} if s.vector > 1 else {}
-        for k, name in results.items():
-            w.line(f"{vector_type(program.stores[k].operand, s.vector)} {name};")
+        results = {k: registers(w, store.operand, s.vector) for k, store in stores if s.vector > 1}
         # Offsets are the same for all elements of a vector.
         places = {k: self._offset(store.operand.strides) for k, store in stores}
         indices = {k: self._offset(strides) for k, strides in enumerate(program.indices) if Index(k) in needed}
@@ -284,14 +288,14 @@ class RowsRenderer(ABC):
         guard = "if (inside) " if self._has_inside else ""
         with self._over_vector():
             terms = self._element_terms(held, indices, needed)
-            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            self._computed(terms, needed)
             for k, part in parts.items():
                 if k not in running:
                     reduction = program.reductions[k]
                     statement = reduction.into(part, self.emitter.term(reduction.value, terms))
                     w.line(f"{guard}{statement}" if k in self.columns else statement)
             for k, store in stores:
-                text = self.emitter.stored(store, terms, lambda v: ctype_of(program, v))
+                text = self.emitter.stored(store, terms)
                 target = f"{results[k]}[e]" if s.vector > 1 else f"{guard}{self.pointers.stores[k]}[{places[k]}]"
                 w.line(f"{target} = {text};")
         for k, name in results.items():
@@ -299,9 +303,14 @@ class RowsRenderer(ABC):
         for k, one in running.items():
             self._run(one, parts[k], parts[one.most], before[k], held, indices)
 
+    def _computed(self, terms: dict[Value, str], needed: set[Value]) -> None:
+        """Writes the instructions of a loop for an element."""
+        mine = {value.instruction for value in needed if isinstance(value, Result)}
+        self.emitter.statements(self.w, terms, mine.__contains__)
+
     def _over_vector(self) -> AbstractContextManager[None]:
         """Opens a loop over the elements of a vector."""
-        return self.w.unrolled(f"for (int e = 0; e < {self.s.vector}; ++e)", when=self.s.vector > 1)
+        return self.w.repeated("e", self.s.vector)
 
     def _run(
         self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
@@ -314,13 +323,16 @@ class RowsRenderer(ABC):
         w.line(f"{part} *= math::exp({before} - {shift});")
         with self._over_vector(), w.block("", when=self.s.vector == 1):
             terms = {**self._element_terms(held, indices, needed), running.shift: shift}
-            self.emitter.statements(w, terms, lambda k: Result(k) in needed)
+            self._computed(terms, needed)
             w.line(f"{part} += {self.emitter.term(running.value, terms)};")
 
     def _held(self, n: int) -> str:
         """Writes the read of a vector of a load, unless it is in registers; returns the C expression of its element."""
-        operand, name = self.program.loads[n], self._vector(n)
-        self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._offset(operand.strides))
+        if n in self.kept_names:
+            name = f"{self.kept_names[n]}{self.u}"
+        else:
+            operand, name = self.program.loads[n], self._vector(n)
+            self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._offset(operand.strides))
         return name + ("[e]" if self._count(n) > 1 else "")
 
     def _vector(self, n: int) -> str:
@@ -334,11 +346,10 @@ class RowsRenderer(ABC):
         constants.
         """
         program, terms = self.program, dict(self.terms)
-        used = self._used(needed)
         for n, text in held.items():
             operand = program.loads[n]
             value = converted(operand, text, program.real)
-            if value != text and used[Load(n)] > 1:
+            if value != text and self._used(Load(n), needed) > 1:
                 value = constant(self.w, self.names, program, n, text, "_e")
             terms[Load(n)] = value
         for k, text in indices.items():
@@ -350,7 +361,7 @@ class RowsRenderer(ABC):
         step = self.program.indices[k][self.dim] if self.s.vector > 1 else 0
         return f"int32({f'{offset} + ' if step else offset}{linear([('e', step)]) if step else ''})"
 
-    def _used(self, needed: set[Value]) -> Counter[Value]:
-        """Returns how often each value is used by the instructions of a loop."""
+    def _used(self, value: Value, needed: set[Value]) -> int:
+        """Returns how often a value is used by the instructions of a loop."""
         every = enumerate(self.program.instructions)
-        return Counter(v for k, i in every if Result(k) in needed for v in i.args)
+        return sum(i.args.count(value) for k, i in every if value in i.args and Result(k) in needed)

@@ -75,6 +75,12 @@ class RowsSchedule(Schedule):
     def threads(self) -> int:
         return self.lanes * self.rows // (self.vector if self.across else 1)
 
+    @property
+    def exchanged(self) -> int:
+        """Elements of an array in which warps combine reductions of rows (across), or of columns (in a walk)."""
+        side = self.rows // self.vector if self.across else self.lanes
+        return self.threads // max(32, side) * side * self.vector
+
 
 def reads_across(space: Space) -> bool:
     """Tells whether most bytes have their neighbours in the next row, not in the same, and enough rows to be
@@ -108,15 +114,14 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     kept = [program.loads[n] for n in Stages(space).kept()]
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
-    vectors = max(1, -(-space.length // vector))
     shared = [program.loads[n] for n in stages_along(space, "shared", vector).kept("shared")]
     clusters = _clusters(target) if space.chunk is None else [1]
     count = prod(space.outer)
     once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]
-    found = list(_in_registers(target, clusters, vector, vectors, read, once, count)) if space.length else []
-    lanes = min(MAX_THREADS, _power(vectors))
+    found = list(_in_registers(space, target, clusters, vector, read, once)) if space.length else []
+    lanes = min(MAX_THREADS, _power(max(1, -(-space.length // vector))))
     if shared and space.chunk is None and lanes >= 128:
-        found += _in_shared(target, vector, min(SHARED_THREADS, lanes), shared, space.length, count)
+        found += _in_shared(space, target, vector, min(SHARED_THREADS, lanes), shared)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     # Rows that are read once from memory, but looked at more often elsewhere, are worth neither a cluster nor shared
@@ -135,18 +140,13 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
 
 
 def _in_registers(
-    target: Target,
-    clusters: Sequence[int],
-    vector: int,
-    vectors: int,
-    read: Sequence[Operand],
-    once: Sequence[Operand],
-    count: int,
+    space: Space, target: Target, clusters: Sequence[int], vector: int, read: Sequence[Operand], once: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields schedules that keep rows in registers, each after its estimated badness, for ``count`` rows.
+    """Yields schedules that keep rows in registers, each after its estimated badness.
 
     read, once  the loads that are kept, and those of a later stage: a compiler has all of these in flight at once.
     """
+    count, vectors = prod(space.outer), max(1, -(-space.length // vector))
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
     for cluster in clusters:
@@ -181,17 +181,15 @@ def _in_registers(
 
 
 def _in_shared(
-    target: Target, vector: int, lanes: int, kept: Sequence[Operand], length: int, count: int
+    space: Space, target: Target, vector: int, lanes: int, kept: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
     """Yields schedules that keep rows in shared memory, several on an SM or as much of one as fits: as
     `_in_registers`.
     """
     itemsize = sum(op.dtype.itemsize for op in kept)
-    for most in (
-        target.arch.shared_bytes_per_sm // 4,
-        target.arch.shared_bytes_per_sm // 2 - 1024,
-        target.arch.shared_bytes_per_block,
-    ):
+    length, count = space.length, prod(space.outer)
+    per_sm = target.arch.shared_bytes_per_sm
+    for most in (per_sm // 4, per_sm // 2 - 1024, target.arch.shared_bytes_per_block):
         cluster = next((c for c in _clusters(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
         if cluster is not None:
             schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
@@ -307,22 +305,20 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         bounded = writes or words > 0 or few
         memory: list[RowsSchedule] = []
         # Parts that are looked at twice are better in small blocks, which do not wait for each other.
-        numbers = (
-            (1024, 512, 256) if few else (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
-        )
-        for threads in numbers:
+        usual = (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
+        for threads in (1024, 512, 256) if few else usual:
             lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
-            warps = max(1, lanes * side // max(32, side))
-            if exchanged * warps * side * vector > EXCHANGE_ACROSS_BYTES:
+            schedule = RowsSchedule("memory", vector, lanes, side * vector, itype, across=True)
+            if exchanged * schedule.exchanged > EXCHANGE_ACROSS_BYTES:
                 continue
             unroll = -(-space.length // lanes)
             registers = 2 * OTHER_REGISTERS + unroll * words
             if unroll and words and registers <= min(MOST_REGISTERS, target.arch.registers_per_sm // (lanes * side)):
-                yield RowsSchedule("registers", vector, lanes, side * vector, itype, across=True)
+                yield replace(schedule, form="registers")
             if again * lanes * side > target.arch.registers_per_sm and threads != 256:
                 continue
             resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
-            memory.append(RowsSchedule("memory", vector, lanes, side * vector, itype, across=True, resident=resident))
+            memory.append(replace(schedule, resident=resident))
         if bounded and not few:  # as many threads as possible, which read rows again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory

@@ -5,6 +5,8 @@ A warp reduces whole segments, one after the other: their reductions need no bar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 
 from codegen.iteration import Coordinates, linear
@@ -17,8 +19,6 @@ from codegen.spec import RowsSpec
 
 class SegmentRenderer(AlongRenderer):
     """Writes kernels whose warps each reduce segments of a row."""
-
-    positions = (*AlongRenderer.positions, "segment")
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
@@ -40,42 +40,39 @@ class SegmentRenderer(AlongRenderer):
     def _at(self) -> str:
         return "place + col"
 
-    def _open_vectors(self, *, loading: bool = False) -> None:
+    @contextmanager
+    def _over_row(self, *, loading: bool = False) -> Iterator[None]:
         w, s = self.w, self.s
-        w.open(f"for (uint32 segment = lane / 32; segment < {self.segments}; segment += {s.lanes * s.cluster // 32})")
-        for k, name in self.beside.items():
-            reduction = self.program.reductions[k]
-            w.line(f"{reduction.ctype} {name} = {reduction.start};")
-        if s.form == "shared":
-            own = "segment"
-            if s.cluster > 1:
+        loop = f"for (uint32 segment = lane / 32; segment < {self.segments}; segment += {s.lanes * s.cluster // 32})"
+        with w.block(loop):
+            for k, name in self.beside.items():
+                w.line(f"{self.program.reductions[k].ctype} {name} = {self.program.reductions[k].start};")
+            if s.form == "shared":
                 warps = s.lanes // 32
-                own = f"(segment / {warps * s.cluster} * {warps} + threadIdx.x / 32)"
-            w.line(f"const uint32 place = {own} * {self.size};")
-        if self.size // (32 * s.vector) >= 4:
-            w.line("#pragma unroll 4")
-        start = f"lane % 32{f' * {s.vector}' if s.vector > 1 else ''}"
-        self.cols = _Columns(w, self.space.row, self.lead, s.itype)
-        for d in range(self.lead):
-            _ = self.cols[d]
-        w.open(f"for ({s.itype} col = {start}; col < {self.size}; col += {32 * s.vector})")
+                own = f"(segment / {warps * s.cluster} * {warps} + threadIdx.x / 32)" if s.cluster > 1 else "segment"
+                w.line(f"const uint32 place = {own} * {self.size};")
+            if self.size // (32 * s.vector) >= 4:
+                w.line("#pragma unroll 4")
+            start = f"lane % 32{f' * {s.vector}' if s.vector > 1 else ''}"
+            self.cols = _Columns(w, self.space.row, self.lead, s.itype)
+            for d in range(self.lead):
+                _ = self.cols[d]
+            with w.block(f"for ({s.itype} col = {start}; col < {self.size}; col += {32 * s.vector})"):
+                yield
+            self._stored_segment()
 
-    def _close_vectors(self) -> None:
+    def _stored_segment(self) -> None:
+        """Writes the reductions of a segment, and their stores."""
         w, n = self.w, len(self.space.outer)
-        w.close()
         for k, name in self.beside.items():
             w.line(f"{name} = reduce::lanes<{self.program.reductions[k].combiner.functor}, 32>({name});")
         stores = [(store, k) for store, k in self.space.sums.items() if k in self.beside]
-        if stores:
-            with w.block("if (lane % 32 == 0)"):
-                for store, k in stores:
-                    operand = self.program.stores[store].operand
-                    over, within = self.rows.terms(operand.strides[:n]), operand.strides[n : n + self.lead]
-                    offset = linear([*over, *self.cols.terms(within)])
-                    same = operand.dtype.ctype == self.program.reductions[k].ctype
-                    value = self.columns[k] if same else f"convert<{operand.dtype.ctype}>({self.columns[k]})"
-                    w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
-        w.close()
+        with w.block("if (lane % 32 == 0)", when=bool(stores)):
+            for store, k in stores:
+                strides = self.program.stores[store].operand.strides
+                over, within = self.rows.terms(strides[:n]), self.cols.terms(strides[n : n + self.lead])
+                value = self._sum(store, self.columns[k])
+                w.line(f"{self.pointers.stores[store]}[{linear([*over, *within])}] = {value};")
 
 
 class _Columns(Coordinates):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from codegen.combiners import ADD, MAX
 from codegen.expr import Index, Load, Reduced, Result, Value
@@ -93,9 +94,14 @@ class Stages:
         elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
         return [n for n, value in elements if self.stage(value) == stage]
 
-    def needed(self, stage: int) -> set[Value]:
-        """Returns all varying values that the loop of a stage computes or reads, except for running sums."""
-        return self.behind(self.ends(stage))
+    @cached_property
+    def needed(self) -> list[set[Value]]:
+        """By stage: all varying values that its loop computes or reads, except for running sums."""
+        return [self.behind(self.ends(stage)) for stage in range(self.last + 1)]
+
+    def of_row(self, stage: int) -> list[int]:
+        """Returns the instructions that follow from the reductions of the stage before, once for each row."""
+        return [k for k, at in enumerate(self._stage) if at == stage and not self._varies[k]]
 
     def behind(self, ends: Iterable[Value]) -> set[Value]:
         """Returns all varying values that ``ends`` depend on, themselves included."""
@@ -112,11 +118,10 @@ class Stages:
 
         early  whether to add the loads of later stages, so that all are in flight at once.
         """
-        uses = [self.needed(stage) for stage in range(self.last + 1)]
         loads = self._space.program.loads
         whole = [n for n, op in enumerate(loads) if form == "registers" or op.strides[-1] != 0]
-        late = {n for n in whole if early and any(Load(n) in needed for needed in uses[1:])}
-        return [n for n in whole if n in late or sum(Load(n) in needed for needed in uses) > 1]
+        late = {n for n in whole if early and any(Load(n) in needed for needed in self.needed[1:])}
+        return [n for n in whole if n in late or sum(Load(n) in needed for needed in self.needed) > 1]
 
 
 def stages_along(space: Space, form: str, vector: int) -> Stages:

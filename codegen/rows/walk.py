@@ -17,20 +17,15 @@ from math import prod
 from codegen.expr import Index, Load, Reduced
 from codegen.iteration import Coordinates, linear
 from codegen.kernel import constant
-from codegen.pointwise.body import vector_type
+from codegen.pointwise.body import plus, read, registers
 from codegen.rows.along import AlongRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import repeated, streamed
 from codegen.spec import RowsSpec
 
-#: C variables that number rows, besides ``row``.
-_POSITIONS = ("first", "fetched", "after")
-
 
 class WalkRenderer(AlongRenderer):
     """Writes kernels whose blocks walk many rows and combine their columns."""
-
-    positions = (*AlongRenderer.positions, "begin", *_POSITIONS)
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
         super().__init__(spec, schedule)
@@ -53,9 +48,9 @@ class WalkRenderer(AlongRenderer):
         self.room = self._kept_elements() if self.follows else self.length
         if self.ahead:
             self.kept = streamed(self.space)
-        repeats = repeated(self.space)
-        self.kept = [n for n in self.kept if n not in repeats]
-        self._repeats = {n: self.names.unique(self.program.loads[n].name, "_v") for n in repeats}
+        self.kept = [n for n in self.kept if n not in repeated(self.space)]
+        #: by load: C name of the registers that hold it for all rows
+        self._repeats: dict[int, str] = {}
         self._own: dict[int, str] = {}
         for k in sorted(set(self.space.sums.values())):
             self._own[k] = self.names.unique(self.program.reductions[k].name, "_own")
@@ -85,11 +80,12 @@ class WalkRenderer(AlongRenderer):
         rows = self.s.rows
         return rows > 1 and (self.each is None or self.each % rows != 0)
 
-    def _body(self) -> int:
+    def _body(self) -> None:
         w, s = self.w, self.s
         self._place()
         self._before()
-        shared = self._ring() if self.ahead else 0
+        if self.ahead:
+            self._arriving = self._carve((self.ahead if self.follows else s.stages) * s.rows * self.room)
         rows = self._turns()
         if self.follows:
             self._first_rows(rows)
@@ -108,10 +104,9 @@ class WalkRenderer(AlongRenderer):
             if self.follows:
                 self._take_over(rows)
             elif s.form == "registers":
-                self._keep_in_registers()
+                self.kept_names = self._hold(self.kept)
             self._stages()
         self._finish()
-        return shared
 
     def _turns(self) -> str:
         """Returns the C expression of how many steps a block takes through its rows."""
@@ -185,15 +180,8 @@ class WalkRenderer(AlongRenderer):
             rows = self._numbered("first", [self.program.loads[k].strides for k in self._next])
             for k, name in self._next.items():
                 w.line(f"{self.program.loads[k].dtype.ctype} {name} = {self._row_value(k, rows)};")
-        if self._repeats:
-            for k, name in self._repeats.items():
-                kind = vector_type(self.program.loads[k], self._count(k))
-                w.line(f"{kind} {name}{f'[{self.unroll}]' if self.unroll > 1 else ''};")
-            self._open_vectors(loading=True)
-            for k, name in self._repeats.items():
-                target = f"{name}[u]" if self.unroll > 1 else name
-                self._read(k, target, self._offset(self.program.loads[k].strides))
-            self._close_vectors()
+        if repeats := repeated(self.space):
+            self._repeats = self._hold(repeats)
         for k, name in self._own.items():
             reduction = self.program.reductions[k]
             start = " = {}" if reduction.combiner.neutral == 0 else ""
@@ -203,8 +191,7 @@ class WalkRenderer(AlongRenderer):
         if s.lanes > 32:
             for k, reduction in enumerate(self.program.reductions):
                 if k not in self._own:
-                    self._exchanged[k] = self.names.unique(reduction.name, "_parts")
-                    w.line(f"__shared__ {reduction.ctype} {self._exchanged[k]}[2][{s.threads // 32}];")
+                    self._exchanged[k] = w.exchange(reduction.name, "_parts", reduction.ctype, 2, s.threads // 32)
 
     def _numbered(self, position: str, every: Sequence[tuple[int, ...]]) -> Coordinates:
         """Writes those coordinates of a row that some strides need; returns the coordinates."""
@@ -215,19 +202,6 @@ class WalkRenderer(AlongRenderer):
         return f"{self.pointers.loads[k]}[{rows.offset(self.program.loads[k].strides[: len(self.space.outer)])}]"
 
     # ---- rows in flight
-
-    def _ring(self) -> int:
-        """Declares the shared memory in which rows arrive; returns its bytes."""
-        w, s, used = self.w, self.s, 0
-        w.line("FUSEGRAPH_DYNAMIC_SHARED(shared);")
-        for n in self.kept:
-            operand = self.program.loads[n]
-            name = self._arriving[n] = self.names.unique(operand.name, "_s")
-            start = f"shared + {used}" if used else "shared"
-            w.line(f"{operand.dtype.ctype}* const {name} = reinterpret_cast<{operand.dtype.ctype}*>({start});")
-            slots = self.ahead if self.follows else s.stages
-            used += -(-slots * s.rows * self.room * operand.dtype.itemsize // 16) * 16
-        return used
 
     def _slot(self, step: str, slots: int) -> str:
         """Returns the C expression of where the row of a step begins in shared memory, in elements."""
@@ -245,8 +219,7 @@ class WalkRenderer(AlongRenderer):
             nbytes = self.s.vector * operand.dtype.itemsize
             for start in range(0, nbytes, 16):
                 more = f" + {start // operand.dtype.itemsize}" if start else ""
-                source = (pointer if offset == "0" else f"{pointer} + {offset}") + more
-                self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {source});")
+                self.w.line(f"copy_async<{min(nbytes, 16)}>({name} + {into}{more}, {plus(pointer, offset)}{more});")
 
     def _fetched(self, number: str) -> None:
         """Declares the row whose copies begin."""
@@ -270,36 +243,29 @@ class WalkRenderer(AlongRenderer):
         with w.block(f"for (uint32 step = 0; step < {self.ahead}; ++step)" if several else ""):
             at = self._slot("step", self.ahead)
             self._fetched(self._number(0) if several else "0" if self.s.rows == 1 else "sub")
-            self._open_vectors(loading=True)
-            with w.block(f"if (step < {rows})", when=several):
-                self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
-            w.line("copy_async_commit();")
-            self._close_vectors()
+            with self._over_row(loading=True):
+                with w.guarded(f"step < {rows}" if several else ""):
+                    self._copies(f"{at} + {self._mine}" if at != "0" else self._mine)
+                w.line("copy_async_commit();")
 
     def _take_over(self, rows: str) -> None:
         """Writes how an arrived row is moved on to registers, and the start of the copies of a later row into its
         place.
         """
         w, own = self.w, self.rows
-        for n in self.kept:
-            name = self.kept_names[n] = self.names.unique(self.program.loads[n].name, "_v")
-            many = f"[{self.unroll}]" if self.unroll > 1 else ""
-            w.line(f"{vector_type(self.program.loads[n], self.s.vector)} {name}{many};")
+        self.kept_names = {n: registers(w, self.program.loads[n], self.s.vector, self.array) for n in self.kept}
         at = self._slot("step", self.ahead)
         if at != "0":
             w.line(f"const uint32 at = {at};")
         place = self._mine if at == "0" else f"at + {self._mine}"
         self._fetched(self._number(self.ahead))
-        self._open_vectors(loading=True)
-        w.line(f"copy_async_wait<{self.ahead * self.unroll - 1}>();")
-        for n in self.kept:
-            target, source = f"{self.kept_names[n]}{'[u]' if self.unroll > 1 else ''}", self._arriving[n]
-            wide = f"load_shared<{self.s.vector}>({source} + {place})"
-            w.line(f"{target} = {wide if self.s.vector > 1 else f'{source}[{place}]'};")
-        with w.block(f"if (step + {self.ahead} < {rows})"):
-            self._copies(place)
-        w.line("copy_async_commit();")
-        self._close_vectors()
+        with self._over_row(loading=True):
+            w.line(f"copy_async_wait<{self.ahead * self.unroll - 1}>();")
+            for n, name in self.kept_names.items():
+                read(w, f"{name}{self.u}", self._arriving[n], place, self.s.vector, load="load_shared")
+            with w.block(f"if (step + {self.ahead} < {rows})"):
+                self._copies(place)
+            w.line("copy_async_commit();")
         self.rows = own
 
     def _fetch(self, rows: str) -> None:
@@ -309,29 +275,18 @@ class WalkRenderer(AlongRenderer):
         with w.block(f"if (step < {rows})"):
             w.line(f"const uint32 into = {self._slot('step', s.stages)};")
             self._fetched(self._number(0))
-            self._open_vectors()
-            self._copies(f"into + {self._mine}")
-            self._close_vectors()
+            with self._over_row():
+                self._copies(f"into + {self._mine}")
         w.line("copy_async_commit();")
         w.line(f"if (step < {self.ahead}) continue;")
         w.line(f"copy_async_wait<{self.ahead}>();")
 
     def _held(self, n: int) -> str:
-        u = "[u]" if self.unroll > 1 else ""
         if n in self._repeats:
-            return f"{self._repeats[n]}{u}{'[e]' if self._count(n) > 1 else ''}"
-        if n not in self._arriving or n in self.kept_names:
-            return super()._held(n)
-        return self._arrived(n)
-
-    def _arrived(self, n: int) -> str:
-        """Writes the read of an arrived row's vector; returns the C expression of an element."""
-        vector, source = self.s.vector, f"{self._arriving[n]} + at + {self._mine}"
-        if vector == 1:
-            return f"{self._arriving[n]}[at + {self._mine}]"
-        name = self._vector(n)
-        self.w.line(f"const {vector_type(self.program.loads[n], vector)} {name} = load_shared<{vector}>({source});")
-        return f"{name}[e]"
+            return f"{self._repeats[n]}{self.u}{'[e]' if self._count(n) > 1 else ''}"
+        if n in self._arriving and n not in self.kept_names:
+            return self._picked_up(n, self._arriving[n], f"at + {self._mine}")
+        return super()._held(n)
 
     # ---- a row
 
@@ -377,31 +332,25 @@ class WalkRenderer(AlongRenderer):
             exchanges: dict[str, str] = {}
             for k, name in self._own.items():
                 reduction = self.program.reductions[k]
-                if reduction.ctype not in exchanges:
-                    exchange = exchanges[reduction.ctype] = self.names.unique(f"{reduction.ctype} columns")
-                    size = s.threads // max(32, s.lanes) * s.lanes * s.vector
-                    w.line(f"__shared__ {reduction.ctype} {exchange}[{size}];")
-                if self.unroll > 1:
-                    w.line("#pragma unroll")
-                loop = f"for (int u = 0; u < {self.unroll}; ++u) " if self.unroll > 1 else ""
+                ctype = reduction.ctype
+                if ctype not in exchanges:
+                    exchanges[ctype] = w.exchange(f"{ctype} columns", "", ctype, s.exchanged)
                 across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
-                w.line(f"{loop}{across}({name}[{self._u}], {exchanges[reduction.ctype]});")
+                statement = f"{across}({name}[{self._u}], {exchanges[ctype]});"
+                if self.unroll > 1:
+                    w.unrolled_line(f"for (int u = 0; u < {self.unroll}; ++u) {statement}")
+                else:
+                    w.line(statement)
             w.line("if (sub > 0) return;")
         self.rows = self._begin
-        self._open_vectors()
-        for store, step in self.walk.sums:
-            operand, k = self.program.stores[store].operand, self.space.sums[store]
-            own, dtype = f"{self._own[k]}[{self._u}]", operand.dtype.ctype
-            kept, cols = self.rows.terms(operand.strides[:n]), self.cols.terms(operand.strides[n:])
-            offset = linear([("part", step), *kept, *cols])
-            same = dtype == self.program.reductions[k].ctype
-            if s.vector == 1:
-                value = f"{own}[0]" if same else f"convert<{dtype}>({own}[0])"
-                w.line(f"{self.pointers.stores[store]}[{offset}] = {value};")
-                continue
-            name = self.names.unique(operand.name, "_v")
-            w.line(f"{vector_type(operand, s.vector)} {name};")
-            value = f"{own}[e]" if same else f"convert<{dtype}>({own}[e])"
-            w.unrolled_line(f"for (int e = 0; e < {s.vector}; ++e) {name}[e] = {value};")
-            self._write(store, name, offset)
-        self._close_vectors()
+        with self._over_row():
+            for store, step in self.walk.sums:
+                operand, name = self.program.stores[store].operand, self._own[self.space.sums[store]]
+                kept, cols = self.rows.terms(operand.strides[:n]), self.cols.terms(operand.strides[n:])
+                offset = linear([("part", step), *kept, *cols])
+                if s.vector == 1:
+                    w.line(f"{self.pointers.stores[store]}[{offset}] = {self._sum(store, f'{name}[{self._u}][0]')};")
+                    continue
+                results = registers(w, operand, s.vector)
+                w.each_element(s.vector, f"{results}[e] = {self._sum(store, f'{name}[{self._u}][e]')};")
+                self._write(store, results, offset)

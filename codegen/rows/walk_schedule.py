@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import log2, prod
 
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK, MAX_REGISTERS_PER_THREAD
@@ -82,7 +83,8 @@ def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tu
             steps = -(-min(walk.chunk, walked) // rows)
             registers = OTHER_REGISTERS + unroll * (vector * sum_words(space) + same // 4)
             waste = unroll * lanes / vectors * steps * rows / min(walk.chunk, walked)
-            static = rows > 1 and threads // max(32, lanes) * lanes * vector * exchanged
+            schedule = RowsSchedule("", vector, lanes, rows, itype)
+            static = rows > 1 and schedule.exchanged * exchanged
             if static > DEFAULT_SHARED_BYTES_PER_BLOCK:
                 continue
             for form, ring in (("registers", True), ("shared", True), ("registers", False), ("memory", False)):
@@ -113,4 +115,4 @@ def _every(space: Space, target: Target, vector: int, itype: str) -> Iterator[tu
                 bad *= 1 + max(0.0, own / limit - 1) * 4 + 0.3 * (wanted / resident - 1)
                 bad *= 1 + max(0.0, 1 - flight * resident / FLIGHT_BYTES)
                 bad *= (1.0 if form == "registers" else 1.03) if ring else 1.3 if form == "registers" else 1.5
-                yield bad, RowsSchedule(form, vector, lanes, rows, itype, resident=resident, stages=stages)
+                yield bad, replace(schedule, form=form, resident=resident, stages=stages)

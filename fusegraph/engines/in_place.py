@@ -97,4 +97,4 @@ def _read_again(spec: RowsSpec, schedule: RowsSchedule, load: int, store: int) -
     if schedule.form != "memory" and load in stages.kept(schedule.form):
         return False
     written = stages.stage(space.program.stores[store].value)
-    return any(Load(load) in stages.needed(stage) for stage in range(written + 1, stages.last + 1))
+    return any(Load(load) in stages.needed[stage] for stage in range(written + 1, stages.last + 1))

@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 from codegen.attention import simt as attention_simt
+from codegen.attention.spec import AttentionSpec, Pages
 from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
 from codegen.iteration import restrided
-from codegen.spec import AttentionSpec, Pages
 from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor

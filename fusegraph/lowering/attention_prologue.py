@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from codegen.attention.spec import ComputedRows
 from codegen.declined import Declined
 from codegen.iteration import restrided
-from codegen.spec import ComputedRows
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.base import alignment as aligned

@@ -13,7 +13,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from codegen.spec import Bound
+from codegen.attention.spec import Bound
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE

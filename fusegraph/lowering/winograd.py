@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.direct_convolution.spec import WinogradSpec
 from codegen.expr import Operand, Program
+from codegen.winograd import WinogradSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.contraction import accept

@@ -51,7 +51,7 @@ def _no_shape(types: Types, _: Attributes) -> TensorType:
 #: logarithms of the sums of exponentials if they are wanted.  origin names what was recognised (`passes.speculation`),
 #: probabilities the tensor that the values are multiplied with, rounded says whether it has their dtype.  If paged, k
 #: and v are the containers, k as it is.  With parts, results have one dimension more, the first: each is the attention
-#: to a part of the keys.  With order, the last result counts tiles of queries (`codegen.spec.AttentionSpec`).
+#: to a part of the keys.  With order, the last result counts tiles of queries (`codegen.attention.spec.AttentionSpec`).
 #: `passes.attention` makes it of products and softmax.
 ATTENTION = Op(
     name="attention",

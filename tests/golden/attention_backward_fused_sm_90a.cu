@@ -64,7 +64,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         Barrier sums_empty[2];
         int number;
         alignas(16) float numbers[2][2][96];  // lse and row_dot of a tile's queries, and of the next one's
-        Barrier held_full[1], held_empty[1], full[2], empty[2];
+        Barrier held_full[1];
+        Barrier held_empty[1];
+        Barrier full[2];
+        Barrier empty[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -60,7 +60,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_rounded_by_val
         alignas(1024) bfloat16 queries[3][1][64][64];
         alignas(1024) bfloat16 losses[3][1][64][64];
         alignas(16) float numbers[2][2][2][64];  // lse and row_dot of a tile's queries, and of the next one's
-        Barrier held_full[1], held_empty[1], full[3], empty[3];
+        Barrier held_full[1];
+        Barrier held_empty[1];
+        Barrier full[3];
+        Barrier empty[3];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -59,7 +59,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_ker
         alignas(1024) bfloat16 losses[1][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 keys[3][1][96][64];
         alignas(1024) bfloat16 values[3][1][96][64];
-        Barrier held_full[1], held_empty[1], full[3], empty[3];
+        Barrier held_full[1];
+        Barrier held_empty[1];
+        Barrier full[3];
+        Barrier empty[3];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -42,8 +42,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
         alignas(1024) bfloat16 queries[2][2][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 keys[2][2][128][64];
         alignas(1024) bfloat16 values[2][2][128][64];
-        Barrier queries_full[2], queries_empty[2];
-        Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
+        Barrier queries_full[2];
+        Barrier queries_empty[2];
+        Barrier keys_full[2];
+        Barrier keys_empty[2];
+        Barrier values_full[2];
+        Barrier values_empty[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -54,10 +54,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
         alignas(1024) bfloat16 queries[2][2][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 keys[2][2][128][64];
         alignas(1024) bfloat16 values[2][2][128][64];
-        Barrier queries_full[2], queries_empty[2];
-        Barrier keys_full[2], keys_empty[2], values_full[2], values_empty[2];
-        Barrier spans_full[2], spans_empty[2];
-        attention::Span spans[2];  // of queries to come, and the end
+        Barrier queries_full[2];
+        Barrier queries_empty[2];
+        Barrier keys_full[2];
+        Barrier keys_empty[2];
+        Barrier values_full[2];
+        Barrier values_empty[2];
+        Barrier spans_full[2];
+        Barrier spans_empty[2];
+        attention::Span spans[2];  // of queries to come, and the end; who reads one says so
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -67,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
             barrier_init(shared.queries_full[i], 1);
             barrier_init(shared.queries_empty[i], 2);
             barrier_init(shared.spans_full[i], 1);
-            barrier_init(shared.spans_empty[i], 257);  // whoever reads says so
+            barrier_init(shared.spans_empty[i], 257);
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(shared.keys_full[i], 1);

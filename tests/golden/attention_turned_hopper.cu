@@ -55,7 +55,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
         alignas(1024) bfloat16 queries[2][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 keys[3][1][128][64];
         alignas(1024) bfloat16 values[3][1][128][64];
-        Barrier keys_full[3], keys_empty[3], values_full[3], values_empty[3];
+        Barrier keys_full[3];
+        Barrier keys_empty[3];
+        Barrier values_full[3];
+        Barrier values_empty[3];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
         alignas(1024) bfloat16 a[4][128][64];  // tiles of loss: stages first, rows swizzled
         alignas(1024) bfloat16 b[4][4][64][64];
         alignas(1024) bfloat16 dx_out[2][64][128];  // results on their way out
-        Barrier full[4], empty[4];
+        Barrier full[4];
+        Barrier empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -32,7 +32,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
         alignas(1024) bfloat16 b[8][64][64];
         alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
         float sums_parts_of_warps[2][4][64];  // what each warp has of a chunk of columns
-        Barrier full[8], empty[8], turn[2];
+        Barrier full[8];
+        Barrier empty[8];
+        Barrier turn[2];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
         alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
         alignas(128) float x_scale_in[4][64];  // of x_scale: one for all rows
         alignas(128) float x_bias_in[4][64];  // of x_bias: one for all rows
-        Barrier full[4], empty[4];
+        Barrier full[4];
+        Barrier empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) products_kernel(
         alignas(1024) bfloat16 a[4][128][64];  // tiles of x: stages first, rows swizzled
         alignas(1024) bfloat16 b[4][4][64][64];  // 128 columns of each of w0, w1
         alignas(1024) bfloat16 y_out[2][2][64][64];  // results on their way out
-        Barrier full[4], empty[4];
+        Barrier full[4];
+        Barrier empty[4];
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);

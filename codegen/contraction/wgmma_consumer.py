@@ -1,0 +1,199 @@
+"""The consumers of the Hopper kernels: warpgroups that multiply the stages of a tile, and hand its sums over.
+
+What a consumer does with a stage is a `MainLoop`: it multiplies the tiles as they lie in shared memory, adds up the
+sums of each stage by itself, or computes the fragments of operand A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from codegen.contraction.wgmma_block import Block
+from codegen.contraction.wgmma_computed import OperandAWriter
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS
+from codegen.contraction.wgmma_loads import OperandWriter
+from codegen.contraction.wgmma_results import Results
+from codegen.contraction.wgmma_schedule import adds_up_stages
+from codegen.iteration import linear
+from codegen.operands import ComputedOperand, Gathered, MappedOperand, panel_size
+from codegen.pipeline import Signals, await_products, products
+from codegen.tile_path import TilePath
+
+
+class MainLoop:
+    """The products of a tile's stages, in the operands' ``types``: while one is multiplied, that before is released."""
+
+    def __init__(self, block: Block, types: tuple[str, str]) -> None:
+        self.block, self.w, self.s, self.ring = block, block.w, block.s, block.ring
+        self.wgmma = f"wgmma<{types[0]}, {types[1]}, {block.columns}"
+        #: Unrolling it makes compilation a fifth longer; only products of few columns are too short to hide the loop.
+        self.rolled = block.s.groups > 1 or block.columns > GROUP_ROWS
+
+    def begin(self) -> None:
+        """Writes what stays the same for all tiles."""
+
+    def begin_tile(self) -> None:
+        """Declares the sums of a tile."""
+        block = self.block
+        pieces = f"[{self.s.pieces}]" if self.s.pieces > 1 else ""
+        zero = " = {}" if block.phased else ""
+        self.w.line(f"{block.register_type} sum{pieces}[{block.columns // 2}]{zero};")
+        self.w.line("int previous = 0;")
+
+    def stage(self, first: str) -> None:
+        """Writes what is done with a stage that is full."""
+        self._multiply(self.block.sum, f"k > {first} || kk > 0")
+        with self.w.block(f"if (k > {first})"):
+            await_products(self.w, 1, "the products of the previous stage are done")
+            self.ring.release("previous", at="previous")
+        self.w.line("previous = stage.index;")
+        self.w.moved("stage", "previous")
+
+    def end_tile(self) -> None:
+        """Writes the wait for the sums, and the release of the last stage."""
+        await_products(self.w)
+        if self.s.split_k == 1:  # else the ring is not filled again
+            some = "last > 0 && " if self.block.phased else ""
+            self.ring.release("previous", condition=f"{some}t == 0", at="previous")
+
+    def _multiply(self, sums: str, adds: str) -> None:
+        """Writes the products of a stage, which are added to the sums where the C condition ``adds`` holds."""
+        w, block, a, b = self.w, self.block, self.block.parts.a, self.block.parts.b
+        assert not isinstance(a, ComputedOperand)
+        if self.s.gather:
+            w.line("fence_async_shared();  // the producer's copies are ordinary writes")
+        flags = "" if a.along_k and b.along_k else f", {int(not a.along_k)}, {int(not b.along_k)}"
+        place = block.rows if a.along_k else block.rows.removesuffix(f" * {GROUP_ROWS}")
+        group = products(w, sums.partition("[")[0], (self.ring, "stage"))
+        with group, w.unrolled("for (int kk = 0; kk < 4; ++kk)"), block.pieces():
+            w.line(f"{self.wgmma}{flags}>(")
+            w.line(f"    {sums}, {self._descriptor(a, 'a', self.s.tile_m, place)},")
+            w.line(f"    {self._descriptor(b, 'b', block.columns)}, {adds});")
+
+    def _descriptor(self, side: MappedOperand | Gathered | TilePath, name: str, size: int, place: str = "0") -> str:
+        """Returns the matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies.
+
+        place  C expression of its first row, or of its panel across the reduction.
+        """
+        k = self.block.parts.reduction
+        at, step = f"shared.{name}[stage.index]", 32 // k.itemsize
+        if not side.along_k:
+            width = panel_size(size, k.itemsize) * k.itemsize
+            return f"matrix_descriptor<{width}>({at}[{place}][kk * {step}], {k.panel * width}, {8 * width})"
+        if k.per_stage == 1:
+            return f"matrix_descriptor<128>(&{at}[{place}][kk * {step}], 16, 1024)"
+        width = k.panel * k.itemsize
+        if width == 16:
+            return f"matrix_descriptor<0>({at}[kk * 2][{place}], {size * 16}, 128)"
+        steps = width // 32
+        panel, inside = (f"kk / {steps}", f"kk % {steps} * {step}") if steps > 1 else ("kk", "0")
+        return f"matrix_descriptor<{width}>(&{at}[{panel}][{place}][{inside}], 16, {width * 8})"
+
+
+class StageSums(MainLoop):
+    """Products whose sums of each stage threads add to the tile's, while the other consumers multiply."""
+
+    def begin_tile(self) -> None:
+        count = self.block.columns // 2
+        self.w.line(f"float sum[{count}] = {{}}, part[{count}];  // of a tile, and of one stage of it")
+
+    def stage(self, first: str) -> None:
+        self._multiply("part", "kk > 0")
+        await_products(self.w)
+        self.w.line("wgmma_hold(part);")
+        self.ring.release()
+        self.w.reads("part")
+        self.w.unrolled_line(f"for (int i = 0; i < {self.block.columns // 2}; ++i) sum[i] += part[i];")
+
+    def end_tile(self) -> None:
+        pass
+
+
+class ComputedProducts(MainLoop):
+    """Products whose operand A is computed: each fragment while the one before is multiplied."""
+
+    def __init__(self, block: Block, types: tuple[str, str], operand_a: OperandAWriter) -> None:
+        super().__init__(block, types)
+        self._a, self.rolled = operand_a, False
+
+    def begin(self) -> None:
+        self._a.begin()
+
+    def begin_tile(self) -> None:
+        super().begin_tile()
+        self._a.begin_tile()
+
+    def stage(self, first: str) -> None:
+        w, b = self.w, self.block.parts.b
+        self._a.begin_stage()
+        with w.unrolled("for (int kk = 0; kk < 4; ++kk)"):
+            self._a.fragment()
+            with products(w, "sum", (self.ring, "stage")):
+                w.line(f"{self.wgmma}{'' if b.along_k else ', 1'}>(")
+                w.line(f"    sum, part[kk % 2], {self._descriptor(b, 'b', self.block.columns)},")
+                w.line(f"    k > {first} || kk > 0);")
+            await_products(w, 1, "the product before is done: its fragment, and at first its stage, are free")
+            self.ring.release("previous", condition=f"kk == 0 && k > {first} && t == 0", at="previous")
+        w.line("previous = stage.index;")
+        w.moved("stage", "previous")
+
+
+def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) -> MainLoop:
+    """Returns what a consumer does with a stage."""
+    if isinstance(operand_a, OperandAWriter):
+        return ComputedProducts(block, types, operand_a)
+    return (StageSums if adds_up_stages(block.spec, types) else MainLoop)(block, types)
+
+
+class Turns:
+    """The turns of two ping-pong consumers: one multiplies while the other works on its sums."""
+
+    def __init__(self, block: Block) -> None:
+        self._w, self._signals = block.w, Signals(block.w, "turn", 2)
+
+    def begin(self) -> None:
+        self._w.line("uint32 turn = 1 - group;  // consumer 0 begins: the phase before the first counts as completed")
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Writes the wait for a consumer's turn, and its end."""
+        self._signals.wait("group", "turn")
+        self._w.line("turn ^= 1;")
+        yield
+        self._signals.arrive("1 - group", condition="t == 0", note="the stages that follow are the other's")
+
+
+def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
+    """Writes what a warpgroup does that multiplies: the loop over its tiles."""
+    block, w, s = loop.block, loop.w, loop.s
+    w.line(f"registers_increase<{s.registers[1]}>();")
+    w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
+    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
+    w.line(f"const int row = {row};  // of a thread's first result {place}")
+    w.line(f"Ring<{s.stages}> stage;")
+    results.epilogue.scalars()
+    loop.begin()
+    results.begin()
+    first, last = block.stages()
+    if turns:
+        turns.begin()
+    with block.tiles(in_turn=turns is not None):
+        if block.phased:
+            results.batch_coordinates()
+            first, last = block.stages_of_phase()
+        results.bring_operands()
+        loop.begin_tile()
+        with turns.taken() if turns else nullcontext():
+            if loop.rolled:
+                w.line("#pragma unroll 1")
+            with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
+                block.ring.wait()
+                loop.stage(first)
+        loop.end_tile()
+        w.line()
+        w.reads("sum")
+        with results.sums_of_cluster():
+            results.write()
+    results.end()
