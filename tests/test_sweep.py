@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fusegraph.bench.sweep.cases import DTYPES, KINDS, MOST_BYTES, MOST_OPERATIONS, Case, case
+from fusegraph.bench.sweep.cases import KINDS, case
+from fusegraph.bench.sweep.draw import DTYPES, MOST_BYTES, MOST_OPERATIONS, Case
 from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands, summary, worst
 from fusegraph.cli import main
 

@@ -31,7 +31,8 @@ def sweep(
     """
     if find_spec("torch") is None:
         raise FusegraphError("--suite sweep compares with torch, which is not installed")
-    from fusegraph.bench.sweep.cases import DTYPES, KINDS, case
+    from fusegraph.bench.sweep.cases import KINDS, case
+    from fusegraph.bench.sweep.draw import DTYPES
     from fusegraph.bench.sweep.run import Sweep, summary, worst
 
     try:

@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fusegraph.bench.sweep.cases import Case, Operand, case
+from fusegraph.bench.sweep.cases import case
+from fusegraph.bench.sweep.draw import Case, Operand
 from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.report import artifacts
 
