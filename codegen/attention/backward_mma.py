@@ -13,8 +13,8 @@ from math import prod
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
 from codegen.attention.backward_scores import sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.fragments import check_types
-from codegen.attention.mma import PAD, padded
+from codegen.attention.fragments import check_types, padded
+from codegen.attention.mma import PAD, SHARED_IN_L2
 from codegen.attention.tiles import VectorTiles, backward_sources
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -28,8 +28,6 @@ from codegen.target import Target
 
 #: Registers of a thread that scores, gradients, operands and sums may take.
 HELD = 208
-#: Share of the L2 cache that may hold the tiles which blocks running at the same time share.
-SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,11 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) 
 
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
-        self.spec, self.s, self.a = spec, schedule, spec.attention
+        self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = [self.w.names.unique(op.name) for op in spec.arguments]
         top = linear([("r0", 1), ("warp", ATOM.m)])
-        self.scores = BackwardFragments(self.w, spec, self.w.names, schedule.height, schedule.cols, top, ATOM.m)
+        self.scores = BackwardFragments(self.w, spec, schedule.height, schedule.cols, top, ATOM.m)
         self.written = [self.w.names.unique(op.name) for op in spec.written]
         self.sums = sums(spec, self.written)
         self.held, self.brought = backward_sources(spec, self.arguments)
@@ -115,29 +113,24 @@ class _Renderer:
         self.threads = 32 * schedule.warps
 
     def render(self) -> KernelSource:
-        w, s, spec, a, scores = self.w, self.s, self.spec, self.a, self.scores
-        tiles, batches = Edge(spec.rows, s.height).tiles, prod(spec.batch)
+        w, s, spec, scores = self.w, self.s, self.spec, self.scores
         w.share(buffers(spec, s, self.element))
         place_warp(w, ATOM)
-        w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(s.heads, batches)}>(blockIdx.x);")
-        # The last queries of a causal mask meet the most keys: they begin first.
-        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in a.bounds)
-        w.line(f"const int r0 = {f'({tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
-        scores.coordinates("at.row", spec.batch)
+        scores.place("blockIdx.x", s.heads)
         scores.unit()
         scores.scalars()
         self._state()
         for source in self.held:
             self.tiles.fill(source, "r0", self.threads)
         scores.intervals()
-        head = f"b{len(a.batch) - 1}"
-        with w.block(f"for ({scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+        with scores.met():
             self._loop()
         for x in self.sums:
             scores.store(x.name, x.operand, x.written, x.elements, padded(x.elements), x.times)
         detail = f"for {s.height} {spec.over} a block, {ATOM.m} a warp, tiles of {s.cols} of the others"
         detail += f" in {STAGES} stages (cp.async)"
-        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
+        blocks = scores.tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=self.threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps in registers."""
@@ -154,8 +147,6 @@ class _Renderer:
     def _loop(self) -> None:
         """Writes the loop over the tiles of one head."""
         spec, scores = self.spec, self.scores
-        scores.bound_numbers()
-        scores.met()
         scores.define()
         self._fill()
         by_scores = self.written[-1] if spec.by_scores is not None else ""

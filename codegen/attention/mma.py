@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention.fragments import ScoreFragments, check_types
+from codegen.attention.fragments import ScoreFragments, check_types, padded
 from codegen.attention.scores import argument_names, merged
 from codegen.attention.spec import AttentionSpec
 from codegen.attention.tiles import VectorTiles, forward_sources
-from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
@@ -49,11 +49,6 @@ class AttentionMmaSchedule(Schedule):
     @property
     def rows(self) -> int:
         return ATOM.m * self.warps
-
-
-def padded(elements: int) -> int:
-    """Returns the number of elements of a padded row."""
-    return -(-elements // 16) * 16
 
 
 def buffers(spec: AttentionSpec, s: AttentionMmaSchedule, element: str = "float16") -> Buffers:
@@ -106,8 +101,8 @@ class _Renderer:
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
         top = linear([("m0", 1), ("warp", ATOM.m if schedule.warps > 1 else 0)])
-        self.scores = ScoreFragments(self.w, spec, self.w.names, schedule.keys, top, ATOM.m, schedule.rows)
-        self.written = self.scores.written(self.w.names)
+        self.scores = ScoreFragments(self.w, spec, schedule.keys, top, ATOM.m, schedule.rows, schedule.heads)
+        self.written = self.scores.written()
         self.element = self.scores.element
         self.tiles = VectorTiles(self.w, self.scores, self.element)
         self.queries, *self.brought = forward_sources(self.scores, self.arguments)
@@ -115,12 +110,10 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
-        tiles, batches = Edge(spec.rows, s.rows).tiles, prod(spec.batch)
         w.share(buffers(spec, s, self.element))
         wide = w.buffers["values"].shape[-1]
         place_warp(w, ATOM)
-        w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(s.heads, batches)}>(blockIdx.x);")
-        scores.place("at.row", "at.col")
+        scores.place("blockIdx.x")
         scores.unit()
         scores.scalars()
         scores.state(self.arguments[-1] if spec.sink is not None else "", wide)
@@ -143,7 +136,8 @@ class _Renderer:
         scores.finish(self.written[-1] if spec.stats is not None else "")
         scores.store(self.written[0], wide)
         detail = f"{s.rows} queries a block, {ATOM.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
-        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
+        blocks = scores.tiles * prod(spec.batch)
+        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=self.threads)
 
     def _fill(self) -> None:
         """Writes the function that brings a tile of keys and values."""

@@ -68,8 +68,8 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
-        self.scores = Scores(self.w, spec, self.w.names, LANES)
-        self.written = self.scores.written(self.w.names)
+        self.scores = Scores(self.w, spec, LANES)
+        self.written = self.scores.written()
         self.real = spec.program.real
         self.tiles = Tiles(self.w, self.scores, self.real)
         self.width = Edge(spec.width, LANES)

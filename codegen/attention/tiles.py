@@ -35,14 +35,6 @@ class Source:
     computed: RowsPrologue | None = None
     pages: tuple[Pages, str] | None = None
 
-    def together(self, batch: Sequence[int]) -> int:
-        """Returns how many neighbours are copied at once."""
-        op = self.operand
-        steps = [step for n, step in zip((*batch, self.total), op.strides) if n > 1]
-        steps += [self.pages[0].step] if self.pages is not None else []
-        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
-        return VECTOR if aligned and not any(n % VECTOR for n in (self.elements, *steps)) else 1
-
 
 def forward_sources(scores: Scores, names: Sequence[str]) -> tuple[Source, ...]:
     """Returns those of queries, keys and values, given the C names of the arguments."""
@@ -126,7 +118,11 @@ class VectorTiles(Tiles):
         self.k.line(f"store_shared(&{to}[r][d], {value});")
 
     def _together(self, source: Source) -> int:
-        return source.together(self.scores.spec.batch)
+        op = source.operand
+        steps = [step for n, step in zip((*self.scores.spec.batch, source.total), op.strides) if n > 1]
+        steps += [source.pages[0].step] if source.pages is not None else []
+        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
+        return VECTOR if aligned and not any(n % VECTOR for n in (source.elements, *steps)) else 1
 
     def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         k, t, d = self.k, self.scores.t, self.column

@@ -17,12 +17,6 @@ def await_queries(b: Block, query: str, work: str) -> None:
         b.w.line(f"compute_queries({work}, {query}.index);")
 
 
-def prefetch_queries(b: Block, work: str) -> None:
-    """Writes the prefetch of what the next tile of queries, if there is one, is computed from."""
-    if not b.queries and b.work > b.s.blocks:
-        b.w.line(f"prefetch_queries({work});")
-
-
 def define_queries(b: Block, prologue: RowsPrologue) -> None:
     """Writes the functions that compute a consumer's rows of a tile of queries, and prefetch what this reads."""
     w, spec, part, panel = b.w, b.spec, b.part, b.panel
@@ -34,8 +28,7 @@ def define_queries(b: Block, prologue: RowsPrologue) -> None:
         w.line(f"store_row<{panel}>(&shared.queries[index][d / {panel}][{part}][0], r, d % {panel}, {name});")
 
     with w.block("const auto compute_queries = [&](int work, int index)", "};"):
-        b.tile_at("work")
-        b.scores.begin("at.row", "at.col")
+        b.scores.begin("work")
         held = prologue.hold(rows)
         if b.out_map:
             # The results stored last may lie in the other place.
@@ -50,8 +43,7 @@ def define_queries(b: Block, prologue: RowsPrologue) -> None:
     if b.work > b.s.blocks:
         with w.block("const auto prefetch_queries = [&](int work)", "};"):
             w.line(f"if (work >= {b.work}) return;")
-            b.tile_at("work")
-            b.scores.begin("at.row", "at.col")
+            b.scores.begin("work")
             prologue.prefetch(rows)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.attention.fragments import check_types
+from codegen.attention.fragments import check_types, padded
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
 from codegen.attention.spec import AttentionSpec, Pages
@@ -123,16 +123,11 @@ def narrow(spec: AttentionSpec) -> bool:
     return spec.q.dtype.itemsize == 1
 
 
-def columns(width: int) -> int:
-    """Returns how many columns the product with the values has."""
-    return -(-width // 16) * 16
-
-
 def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
     """Returns what a block has in shared memory."""
     t, size = spec.q.dtype.ctype, spec.q.dtype.itemsize
     deep, wide, panel = panels(spec.depth, size), panels(spec.width), 2 * PANEL // size
-    of_values = (1, columns(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
+    of_values = (1, padded(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
     found = [
         Buffer("queries", t, (max(deep, wide), s.rows, panel), s.ahead, 0, SWIZZLED, "panels of 128 bytes, swizzled"),
         Buffer("keys", t, (deep, s.keys, panel), s.stages, 0, SWIZZLED),
@@ -153,8 +148,8 @@ def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
 def registers_held(spec: AttentionSpec, keys: int) -> int:
     """Returns how many registers of a consumer's thread scores, probabilities and results take."""
     if narrow(spec):
-        return keys // 2 + keys // 8 + columns(spec.width)
-    return keys // 2 + keys // 4 + columns(spec.width) // 2
+        return keys // 2 + keys // 8 + padded(spec.width)
+    return keys // 2 + keys // 4 + padded(spec.width) // 2
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
@@ -250,7 +245,7 @@ def _narrow_values(spec: AttentionSpec, argument: int) -> TensorMap:
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
-    return box(spec, turned, argument, spec.width, spec.keys, columns(spec.width))
+    return box(spec, turned, argument, spec.width, spec.keys, padded(spec.width))
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
