@@ -8,7 +8,7 @@ row_dot, numbers of the thread's rows if those are queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from codegen.attention.backward_scores import BackwardScores
@@ -76,8 +76,11 @@ class BackwardFragments(BackwardScores):
             if self.whole.sloped:
                 self.keep("slope", "slope_of")
 
-    def random_state(self) -> None:
-        """Writes the bits that say which elements of a tile are kept."""
+    def arrays(self, operands: Iterable[str], *more: str) -> None:
+        """Declares the products with a tile of columns, ``more`` floats, operands A, and which elements are kept."""
+        names = ["s", *["d"] * self.whole.with_loss, *["slope"] * self.whole.sloped]
+        self.w.line(f"float {', '.join([*(f'{name}[{self.width // 2}]' for name in names), *more])};")
+        self.w.line(f"uint32 {', '.join(f'{name}[{self.width // 16}][4]' for name in operands)};")
         if self.random is not None:
             self.w.line(f"uint32 kept[{-(-self.width // 2 // BITS)}];  // a bit an element of a tile")
 
@@ -137,10 +140,7 @@ class BackwardFragments(BackwardScores):
             yield
 
     def _by_query(self, numbers: str, pointer: str, statement: Callable[[str, str], str]) -> None:
-        """Writes a statement for each of a thread's elements, given its index and the number of its query.
-
-        That is one of ``numbers``, those of rows; or, where columns are queries, of those that ``pointer`` points to.
-        """
+        """Writes a statement for each element, given its index and its query's number (of ``pointer`` for columns)."""
         w, count = self.w, self.width // 2
         if self.whole.queries:
             w.unrolled_line(f"for (int i = 0; i < {count}; ++i) {statement('i', f'{numbers}[i / 2 % 2]')}")

@@ -21,13 +21,13 @@ from codegen.attention import backward_wgmma_schedule as wgmma
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_block import Block, descriptor
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, panels
+from codegen.attention.wgmma_schedule import PANEL, ROWS, panels
 from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear, packed
 from codegen.kernel import parameter
-from codegen.pipeline import Meeting, Relay, await_products, products, results, use
+from codegen.pipeline import GROUP, Meeting, Relay, await_products, products, results, use
 from codegen.spec import KernelSource, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import refusal

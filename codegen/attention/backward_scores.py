@@ -11,7 +11,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.attention.spec import Bound
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge, every, where
 from codegen.expr import Operand, literal
 from codegen.iteration import extent
 from codegen.kernel import Kernel, converted
@@ -159,10 +159,10 @@ class BackwardScores(Scores):
         op, real = self.whole.lse, self.spec.program.real
         text = f"{literal(log2(e), real)} * {converted(op, f'{name}[{self.offset(op, query)}]', real)}"
         text = f"attention::lse({text})" if self.whole.guarded else text
-        return f"{exists} ? {text} : infinity<{real}>()" if exists else text
+        return where(exists, text, f"infinity<{real}>()")
 
     def row_dot_of(self, name: str, query: str, exists: str) -> str:
         """Returns the C expression of the row_dot of a query; 0 if it does not exist."""
         op, real = self.whole.row_dot, self.spec.program.real
         text = converted(op, f"{name}[{self.offset(op, query)}]", real)
-        return f"{exists} ? {text} : {literal(0.0, real)}" if exists else text
+        return where(exists, text, literal(0.0, real))

@@ -7,7 +7,6 @@ elements of the results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
@@ -106,8 +105,7 @@ class _Renderer:
             self._tile()
         self._results()
         detail = f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others"
-        blocks = scores.tiles * prod(spec.batch)
-        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=THREADS)
+        return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=THREADS)
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.spec import AttentionSpec
 from codegen.expr import Operand, Program
@@ -105,9 +104,8 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def written(self) -> tuple[Operand, ...]:
-        return tuple(
-            op for op in (self.first, self.second, self.by_scores, self.by_queries, self.order) if op is not None
-        )
+        every = self.first, self.second, self.by_scores, self.by_queries, self.order
+        return tuple(op for op in every if op is not None)
 
     @property
     def rounded(self) -> tuple[Operand, ...]:
@@ -123,11 +121,6 @@ class AttentionBackwardSpec(KernelSpec):
     def summed(self) -> int:
         """The number of queries that share a key, over which its results are summed."""
         return self.attention.batch[-1] if self.shared and not self.queries else 1
-
-    @property
-    def empty(self) -> bool:
-        a = self.attention
-        return not all((prod(a.batch), a.rows, a.keys, a.depth, a.width))
 
     @property
     def approximate(self) -> bool:

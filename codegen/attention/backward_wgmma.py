@@ -15,9 +15,8 @@ from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_block import Block
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, buffers, registers
-from codegen.attention.wgmma_schedule import GROUP
 from codegen.kernel import parameter
-from codegen.pipeline import Meeting, await_products, results, use
+from codegen.pipeline import GROUP, Meeting, await_products, results, use
 from codegen.spec import KernelSource
 
 NUMBERS = 4  #: First named barrier between consumers and the warps that bring numbers of queries; others begin at 1.

@@ -17,13 +17,13 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, tiles
 from codegen.attention.fragments import padded
 from codegen.attention.scores import kernel_detail
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, coordinates
+from codegen.attention.wgmma_schedule import PANEL, ROWS, box, coordinates
 from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
-from codegen.pipeline import Pipeline, await_products, products
+from codegen.pipeline import GROUP, Pipeline, await_products, products
 from codegen.spec import KernelSource, TensorMap
 
 
@@ -202,14 +202,9 @@ class Block:
 
     def fragments(self, *more: str) -> None:
         """Declares the sums of a tile of rows, the products with a tile of columns, and operands A."""
-        w, cols, spec = self.w, self.s.cols, self.spec
         for r in self.results:
-            w.line(f"float {r.sums}[{padded(r.held.elements) // 2}] = {{}};")
-        names = ["s", *["d"] * spec.with_loss, *["slope"] * spec.sloped]
-        w.line(f"float {', '.join([*(f'{name}[{cols // 2}]' for name in names), *more])};")
-        operands = dict.fromkeys(["factor", *(r.a for r in self.results)])
-        w.line(f"uint32 {', '.join(f'{name}[{cols // 16}][4]' for name in operands)};")
-        self.scores.random_state()
+            self.w.line(f"float {r.sums}[{padded(r.held.elements) // 2}] = {{}};")
+        self.scores.arrays(dict.fromkeys(["factor", *(r.a for r in self.results)]), *more)
 
     def wgmma(self, steps: int, width: int, *operands: str, turned: bool = True) -> None:
         """Writes products of so many columns, 16 elements a step; ``turned``: operand B has them in its rows."""

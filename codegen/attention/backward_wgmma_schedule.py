@@ -10,11 +10,11 @@ from codegen.attention.backward_fragments import random_registers
 from codegen.attention.backward_scores import INTERVALS, own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.fragments import check_types, padded
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, SHARED_IN_L2, box, panels
+from codegen.attention.wgmma_schedule import PANEL, ROWS, SHARED_IN_L2, box, panels
 from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
-from codegen.pipeline import barriers
+from codegen.pipeline import GROUP, barriers
 from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
@@ -104,7 +104,7 @@ def check(spec: AttentionBackwardSpec, target: Target) -> None:
         raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
     if a.depth > 256 or a.width > 256:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
-    if spec.empty:
+    if a.empty:
         raise Declined("there is nothing to multiply")
     totals, elements = (a.rows, a.keys, a.keys, a.rows), (a.depth, a.depth, a.width, a.width)
     for n, (op, total, each) in enumerate(zip(spec.arguments, totals, elements)):

@@ -193,7 +193,7 @@ class ScoreFragments(Scores):
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
     def softmax(self, chains: int, rounded: str = "") -> None:
-        """Writes the softmax of the scores made last; exponentials are rounded to a type before they are summed."""
+        """Writes the softmax of the scores made last; with a type, exponentials are ``rounded`` before summing."""
         self._taken_in("softmax", f"{chains}, {rounded}" if rounded else str(chains), "rescale")
 
     def largest(self, chains: int) -> None:

@@ -111,9 +111,7 @@ class Masks:
         return first, f"{' || '.join(none)} ? 0 : {last}" if none else last
 
     def _most(self, number: int, start: str, end: str, *, keys: bool = False, sign: int = 1) -> str:
-        """Returns the C expression of the largest value of row * i + start of a bound, for queries i from ``start`` to
-        ``end``; or of key * j + start, for ``keys``.  With the sign -1, its negative.
-        """
+        """Returns a bound's largest row * i + start for queries i, or key * j + start; sign -1: its negative."""
         bound = self.spec.bounds[number]
         terms, constant = self._start(number, bound)
         step = bound.key if keys else bound.row

@@ -91,10 +91,8 @@ class Scores(Masks):
         spec = self.spec
         after = () if spec.epilogue is None else spec.epilogue.loads
         scored = (*spec.program.loads, *(() if spec.weight is None else spec.weight.loads))
-        queries, keys, values = (
-            (*spec.batch, *size) for size in ((spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width))
-        )
-        out = (*spec.batch, spec.rows, spec.width)
+        sizes = (spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width), (spec.rows, spec.width)
+        queries, keys, values, out = ((*spec.batch, *size) for size in sizes)
         spaces = [(queries, spec.q), (keys, spec.k), (values, spec.v), *((out, op) for op in (*spec.results, *after))]
         places = [extent(space, op.strides) for space, op in (*spaces, *((spec.space, op) for op in scored))]
         for rows, computed in zip((spec.rows, spec.keys, spec.keys), spec.computed):
@@ -140,13 +138,12 @@ class Scores(Masks):
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
     def complete(
-        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, blocks: int, threads: int
+        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, tiles: int, threads: int
     ) -> KernelSource:
-        """Returns the kernel, whose body is written, given the C names of its arguments and of what it writes.
-
-        Names of computed arguments are empty; the order in which blocks count is no parameter.
+        """Returns the kernel, with a block for each of so many tiles of rows of each batch, given the C names of its
+        arguments, empty for those that are computed, and of what it writes, without the order in which blocks count.
         """
-        k, spec = self.w, self.whole
+        k, spec, blocks = self.w, self.whole, tiles * prod(self.whole.batch)
         k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
         k.parameters += self.parameters()
         k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]

@@ -154,6 +154,11 @@ class AttentionSpec(KernelSpec):
         return (*self.results, *(() if self.stats is None else (self.stats,)))
 
     @property
+    def empty(self) -> bool:
+        """Whether there is nothing to multiply."""
+        return 0 in (*self.space, self.depth, self.width)
+
+    @property
     def space(self) -> tuple[int, ...]:
         """Sizes of the program's space."""
         return (*self.batch, self.rows, self.keys)

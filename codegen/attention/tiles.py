@@ -9,7 +9,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.scores import Scores
 from codegen.attention.spec import Pages
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge, every, where
 from codegen.expr import Operand
 from codegen.iteration import linear, long_enough
 from codegen.kernel import Kernel, converted
@@ -81,11 +81,8 @@ class Tiles:
 
     def _store(self, to: str, vector: str, count: int, exists: str) -> None:
         """Writes the store of ``count`` elements that are computed, zeros where the C condition does not hold."""
-        value = self._kept(f"{vector}[e]", exists)
+        value = where(exists, f"{vector}[e]", f"{self.element}(0)")
         self.k.unrolled_line(f"for (int e = 0; e < {count}; ++e) {to}[r][d + e] = {value};")
-
-    def _kept(self, value: str, exists: str) -> str:
-        return f"{exists} ? {value} : {self.element}(0)" if exists else value
 
     def _together(self, source: Source) -> int:
         """Returns how many neighbours a thread brings at once."""
@@ -95,7 +92,7 @@ class Tiles:
         """Writes the copy of what a thread brings as its ``i``-th."""
         self.k.line(f"const {self.scores.t} r = {first} + i / {padded}, d = i % {padded};")
         value = converted(source.operand, f"{source.name}[{self._place(source, 'r', 'd')}]", self.element)
-        self.k.line(f"{to}[i / {padded}][d] = {self._kept(value, edge.inside('r'))};")
+        self.k.line(f"{to}[i / {padded}][d] = {where(edge.inside('r'), value, f'{self.element}(0)')};")
 
     def _place(self, source: Source, row: str, column: str) -> str:
         """Returns the C expression of an element's place; if rows lie in pages, writes which one this is."""
@@ -133,13 +130,12 @@ class VectorTiles(Tiles):
         to = f"{to}[r][{d}]"
         if stored != self.element:
             k.line(f"Vector<{self.element}, {each}> v = {{}};")
-            with k.block(f"if ({exists})", when=bool(exists)):
+            with k.guarded(exists):
                 k.line(f"const auto x = load<{each}>({source.name} + {place});")
                 k.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{self.element}>(x[e]);")
             k.line(f"store_shared(&{to}, v);")
         elif each == 1:
-            value = f"{source.name}[{place}]"
-            k.line(f"{to} = {f'{exists} ? {value} : {stored}{{}}' if exists else value};")
+            k.line(f"{to} = {where(exists, f'{source.name}[{place}]', f'{stored}{{}}')};")
         elif exists:
             k.line(f"const bool exists = {exists};")
             k.line(f"copy_async<16>(&{to}, {source.name} + (exists ? {place} : 0), exists ? 16 : 0);")

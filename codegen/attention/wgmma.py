@@ -18,10 +18,10 @@ from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_producer import produce
 from codegen.attention.wgmma_results import await_queries, define_queries, free_results, store_results
-from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule
+from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule
 from codegen.attention.wgmma_walk import Intervals, Lists, Spans
 from codegen.iteration import linear
-from codegen.pipeline import await_products, products
+from codegen.pipeline import GROUP, await_products, products
 from codegen.spec import KernelSource
 
 

@@ -9,10 +9,10 @@ from codegen.attention import wgmma_schedule as schedules
 from codegen.attention.fragments import ScoreFragments, padded
 from codegen.attention.scores import approximated, argument_names, kernel_detail
 from codegen.attention.spec import AttentionSpec
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, AttentionWgmmaSchedule, box, buffers
+from codegen.attention.wgmma_schedule import PANEL, ROWS, AttentionWgmmaSchedule, box, buffers
 from codegen.declined import Declined
 from codegen.kernel import Kernel, parameter
-from codegen.pipeline import Meeting, Pipeline, initialize
+from codegen.pipeline import GROUP, Meeting, Pipeline, initialize
 from codegen.spec import KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.wgmma_block import Block
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, coordinates, panels
+from codegen.attention.wgmma_schedule import PANEL, ROWS, coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
-from codegen.pipeline import Pipeline
+from codegen.pipeline import GROUP, Pipeline
 
 
 def await_queries(b: Block, query: str, work: str) -> None:

@@ -14,12 +14,12 @@ from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
-from codegen.pipeline import barriers
+from codegen.pipeline import GROUP, barriers
 from codegen.spec import TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
 
-GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
+ROWS = 64  # of a warpgroup's products
 PANEL = 64  # 16-bit elements of 128 bytes
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
@@ -196,7 +196,7 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
         raise Declined("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
         raise Declined(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
-    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+    if spec.empty:
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
     if narrow(spec) and spec.pages is not None:
@@ -334,9 +334,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Returns the time of a batch's queries, in columns of scores of all tiles of keys that are met: wide tiles reach
-    farther beyond a diagonal, narrow ones are more numerous.
-    """
+    """Returns the time of a batch's queries, in columns of scores of all tiles met: wide ones overlap a diagonal."""
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
     begun_early = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 from codegen.attention.ranges import LANES, Ranges
 from codegen.attention.wgmma_block import Block
-from codegen.attention.wgmma_schedule import GROUP
 from codegen.buffers import every
-from codegen.pipeline import Pipeline
+from codegen.pipeline import GROUP, Pipeline
 
 #: A tile of queries that meets so many tiles of keys, or fewer, takes less time than looking at further queries.
 FEW_TILES = 8
