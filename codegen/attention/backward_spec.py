@@ -85,18 +85,6 @@ class AttentionBackwardSpec(KernelSpec):
         return self.attention.keys if self.queries else self.attention.rows
 
     @property
-    def held(self) -> tuple[Operand, Operand]:
-        """What a block keeps of its rows: operands of the scores and of the products with the loss."""
-        a = self.attention
-        return (a.q, a.out) if self.queries else (a.k, a.v)
-
-    @property
-    def brought(self) -> tuple[Operand, Operand]:
-        """The other operands."""
-        a = self.attention
-        return (a.k, a.v) if self.queries else (a.q, a.out)
-
-    @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the kernel reads besides the program's loads: its first arguments."""
         a = self.attention

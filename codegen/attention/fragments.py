@@ -21,7 +21,7 @@ from codegen.kernel import Kernel
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
-    """Raises Declined with the reason if tensor cores cannot compute an attention; ``small``: 8-bit floats are fine."""
+    """Raises Declined with a reason if tensor cores cannot compute attention; ``small``: 8-bit floats are float16."""
     kind = spec.q.dtype.name
     floats = [op.dtype for op in (spec.q, spec.k, spec.v)]
     if small and all(d.is_float and d.itemsize == 1 for d in floats):
@@ -35,7 +35,7 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
 
 
 def padded(elements: int) -> int:
-    """Returns how many elements, or columns, are multiplied for so many."""
+    """Returns how many elements, or columns, tensor cores multiply where there are so many."""
     return Edge(elements, 16).padded
 
 
@@ -58,7 +58,7 @@ def factored(program: Program) -> int | None:
 
 
 class ScoreFragments(Scores):
-    """Writes scores and results of a block's queries, so many ``rows``; of so many ``heads`` tiles follow each other.
+    """Writes scores and results of a block's queries, so many ``rows``; tiles of so many ``heads`` follow each other.
 
     When a tile of ``keys`` is masked, the ``group`` of queries from ``top`` on (a C expression) is looked at together.
     What is ``known`` of ranges is told as to `Scores`.
@@ -82,7 +82,7 @@ class ScoreFragments(Scores):
         self.made = ""
 
     def place(self, number: str, *, keys: bool = True, some: bool = False) -> None:
-        """Writes where a tile of queries is and, with ``keys``, which tiles of keys it meets, with ``some`` any."""
+        """Writes where a tile of queries is and, with ``keys``, the tiles of keys it meets (``some``: at least one)."""
         self.begin(number)
         self.bound_numbers()
         if keys:
