@@ -8,7 +8,7 @@ row_dot, numbers of the thread's rows if those are queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from codegen.attention.backward_scores import BackwardScores
@@ -20,26 +20,21 @@ from codegen.buffers import Edge
 from codegen.expr import Index, Operand, Result, literal
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.naming import Names
 
 #: Bits of a word; registers for the keys of Philox's ten rounds, which are computed before the loop over tiles.
 BITS, KEYS = 32, 20
 
 
 def random_registers(a: AttentionSpec, cols: int) -> int:
-    """Returns how many registers a thread needs to draw dropout's random numbers and to hold a bit for each element
-    kept.
-    """
+    """Returns how many registers a thread needs to draw random numbers, and to hold a bit for each element kept."""
     return -(-cols // 2 // BITS) + KEYS if a.weight is not None and random_words(a.weight) is not None else 0
 
 
 class BackwardFragments(BackwardScores):
     """Tiles of ``height`` rows, of which ``group`` from ``top`` on are looked at together, and ``width`` columns."""
 
-    def __init__(
-        self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int, top: str, group: int
-    ) -> None:
-        super().__init__(w, spec, names, height, width)
+    def __init__(self, w: Kernel, spec: AttentionBackwardSpec, height: int, width: int, top: str, group: int) -> None:
+        super().__init__(w, spec, height, width)
         self.top, self.group, self.element_type = top, group, spec.attention.q.dtype.ctype
         #: the random numbers of the weight, which probabilities and products with the loss share
         self.random = None if self.weight is None else random_words(self.weight.program)
@@ -56,9 +51,6 @@ class BackwardFragments(BackwardScores):
             exists = self.row_tiles.inside("m")
             w.line(f"lse[f] = {self.lse_of(lse, 'm', exists)};")
             w.line(f"row_dot[f] = {self.row_dot_of(row_dot, 'm', exists)};")
-
-    def literal(self, value: float) -> str:
-        return literal(value, "float")
 
     @property
     def trivial(self) -> bool:
@@ -84,8 +76,11 @@ class BackwardFragments(BackwardScores):
             if self.whole.sloped:
                 self.keep("slope", "slope_of")
 
-    def random_state(self) -> None:
-        """Writes the bits that say which elements of a tile are kept."""
+    def arrays(self, operands: Iterable[str], *more: str) -> None:
+        """Declares the products with a tile of columns, ``more`` floats, operands A, and which elements are kept."""
+        names = ["s", *["d"] * self.whole.with_loss, *["slope"] * self.whole.sloped]
+        self.w.line(f"float {', '.join([*(f'{name}[{self.width // 2}]' for name in names), *more])};")
+        self.w.line(f"uint32 {', '.join(f'{name}[{self.width // 16}][4]' for name in operands)};")
         if self.random is not None:
             self.w.line(f"uint32 kept[{-(-self.width // 2 // BITS)}];  // a bit an element of a tile")
 
@@ -133,9 +128,7 @@ class BackwardFragments(BackwardScores):
 
     @contextmanager
     def _weighted(self, tile: str, values: str) -> Iterator[None]:
-        """Writes the weight of a tile's ``values``, two neighbours at a time, around what uses the vector
-        ``weighted``.
-        """
+        """Writes the weight of a tile's ``values``, two at a time, around what uses the vector ``weighted``."""
         assert self.weight is not None
         program = self.weight.program
         drawn = None if self.random is None else self.random.compared
@@ -147,10 +140,7 @@ class BackwardFragments(BackwardScores):
             yield
 
     def _by_query(self, numbers: str, pointer: str, statement: Callable[[str, str], str]) -> None:
-        """Writes a statement for each of a thread's elements, given its index and the number of its query.
-
-        That is one of ``numbers``, those of rows; or, where columns are queries, of those that ``pointer`` points to.
-        """
+        """Writes a statement for each element, given its index and its query's number (of ``pointer`` for columns)."""
         w, count = self.w, self.width // 2
         if self.whole.queries:
             w.unrolled_line(f"for (int i = 0; i < {count}; ++i) {statement('i', f'{numbers}[i / 2 % 2]')}")
@@ -160,9 +150,7 @@ class BackwardFragments(BackwardScores):
             w.unrolled_line(f"for (int i = 0; i < 4; ++i) {statement('j + i', 'x[i % 2]')}")
 
     def probabilities(self, tile: str, lse: str) -> None:
-        """Writes the probabilities of a tile's products; where columns are queries, ``lse`` points to the tile's
-        numbers.
-        """
+        """Writes a tile's probabilities; where columns are queries, ``lse`` points to the tile's numbers."""
         w, element = self.w, self.element_type
         if not self.trivial:
             w.line(f"scores({tile});")

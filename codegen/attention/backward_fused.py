@@ -21,13 +21,13 @@ from codegen.attention import backward_wgmma_schedule as wgmma
 from codegen.attention.backward_scores import without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_block import Block, descriptor
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, panels
+from codegen.attention.wgmma_schedule import PANEL, ROWS, panels
 from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear, packed
 from codegen.kernel import parameter
-from codegen.pipeline import Meeting, Relay, await_products, products, results, use
+from codegen.pipeline import GROUP, Meeting, Relay, await_products, products, results, use
 from codegen.spec import KernelSource, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import refusal
@@ -149,7 +149,7 @@ class _Fused(Block):
         with self.begin(self.buffers):
             self.sums.init()
             w.line(f"shared.number = take_number({self.order});")
-        self.place("shared.number", 1, last_first=self.growing)
+        self.scores.place("shared.number", 1)
         w.line()
         with w.block("if (group < 0)"):
             self.producer(nullcontext())
@@ -162,12 +162,12 @@ class _Fused(Block):
         if not met or (a.rows > a.keys and any(b.key > 0 for b in a.bounds)):
             # No block writes a tile of queries to which none adds.
             zeroed.append((self.number, 4 * prod(a.batch) * a.rows * a.depth))
-        return self.source(self.tiles * self.batches, tuple(zeroed))
+        return self.source(self.work, tuple(zeroed))
 
     def _bring_numbers(self) -> None:
         """Writes the warp that brings a tile's numbers, once consumers have read those of the tile two before it."""
         w = self.w
-        with w.role("numbers", "threadIdx.x / 32 == 1", otherwise=True), self.met():
+        with w.role("numbers", "threadIdx.x / 32 == 1", otherwise=True), self.scores.met():
             with w.loop("for (int tile = first; tile < last; ++tile)"):
                 self.bring_numbers("[tile % 2]")
                 self.numbers.sync()
@@ -180,7 +180,7 @@ class _Fused(Block):
         with w.role("writer", f"threadIdx.x >= {first}", otherwise=True):
             w.line(f"const int writer = (threadIdx.x - {first}) / 32;")
             w.line(f"Ring<{WRITERS}> sent;")
-            with self.met(), w.loop("for (int tile = first; tile < last; ++tile, ++sent)"):
+            with self.scores.met(), w.loop("for (int tile = first; tile < last; ++tile, ++sent)"):
                 w.line("if (sent.index != writer) continue;")
                 self.sums.wait("sent", at="writer")
                 with w.block("if (threadIdx.x % 32 == 0)"):
@@ -196,7 +196,7 @@ class _Fused(Block):
         w.line(f"int32* const turns = {self.order} + {linear([*terms, ('tile', 1)], 1)};")
         self.scores.keys = s.height
         begin, end = self.scores.keys_range(f"tile * {s.cols}", s.cols, whole=True)
-        if self.growing:
+        if self.scores.last_first:
             turn = f"{f'({end})' if '?' in end else end} - 1 - r0 / {s.height}"
         else:
             turn = linear([(f"r0 / {s.height}", 1), *([(f"({begin})", -1)] if begin != "0" else [])])
@@ -226,7 +226,7 @@ class _Fused(Block):
         w.line(f"Ring<{WRITERS}> sent;  // places of gradients and of their products with the keys")
         self.fragments(f"by_k[{self.queries // 2}]")
         self.rows.wait("held")
-        with self.met():
+        with self.scores.met():
             self.scores.define()
             self.numbers.sync(condition="first < last")
             with w.loop("for (int tile = first; tile < last; ++tile, ++stage, ++sent)"):

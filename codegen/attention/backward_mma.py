@@ -13,23 +13,20 @@ from math import prod
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
 from codegen.attention.backward_scores import sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.fragments import check_types
-from codegen.attention.mma import PAD, padded
+from codegen.attention.fragments import check_types, padded
+from codegen.attention.mma import PAD, SHARED_IN_L2
 from codegen.attention.tiles import VectorTiles, backward_sources
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import MMA_16816 as ATOM
-from codegen.products import STAGES, add_products, multiply, place_warp, ring
+from codegen.products import ATOM_M, STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import KernelSource
 from codegen.target import Target
 
 #: Registers of a thread that scores, gradients, operands and sums may take.
 HELD = 208
-#: Share of the L2 cache that may hold the tiles which blocks running at the same time share.
-SHARED_IN_L2 = 4 / 15
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,15 @@ class AttentionBackwardMmaSchedule(Schedule):
 
     @property
     def height(self) -> int:
-        return ATOM.m * self.warps
+        return ATOM_M * self.warps
 
 
 def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardMmaSchedule, element: str = "float16") -> Buffers:
     """Returns what a block has in shared memory, of elements of 16 bits."""
-    depth, width = padded(spec.attention.depth), padded(spec.attention.width)
+    sizes = padded(spec.attention.depth), padded(spec.attention.width)
     held, brought = (("queries", "losses"), ("keys", "values"))[:: 1 if spec.queries else -1]
-    rows = [Buffer(name, element, (s.height, n), pad=PAD, align=VECTORS) for name, n in zip(held, (depth, width))]
-    rows += [
-        Buffer(name, element, (s.cols, n), STAGES, pad=PAD, align=VECTORS) for name, n in zip(brought, (depth, width))
-    ]
+    rows = [Buffer(name, element, (s.height, n), pad=PAD, align=VECTORS) for name, n in zip(held, sizes)]
+    rows += [Buffer(name, element, (s.cols, n), STAGES, pad=PAD, align=VECTORS) for name, n in zip(brought, sizes)]
     numbers = () if spec.queries else ("lse", "row_dot")
     return Buffers((*rows, *(Buffer(name, "float", (s.cols,), STAGES, align=VECTORS) for name in numbers)))
 
@@ -76,12 +71,12 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     check_types(a)
     if spec.loss.dtype.name != a.q.dtype.name:
         raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
-    if spec.empty:
+    if a.empty:
         raise Declined("there is nothing to multiply")
     preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16), (2, 16)]
     if not spec.queries:
         preferred = [(4, 32), (8, 32), (4, 16), (8, 64), (2, 16)]
-    if spec.rows <= 2 * ATOM.m:
+    if spec.rows <= 2 * ATOM_M:
         preferred = [(2, 32), (2, 16), *preferred]
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
@@ -101,61 +96,48 @@ def render(spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) 
 
 class _Renderer:
     def __init__(self, spec: AttentionBackwardSpec, schedule: AttentionBackwardMmaSchedule) -> None:
-        self.spec, self.s, self.a = spec, schedule, spec.attention
+        self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = [self.w.names.unique(op.name) for op in spec.arguments]
-        top = linear([("r0", 1), ("warp", ATOM.m)])
-        self.scores = BackwardFragments(self.w, spec, self.w.names, schedule.height, schedule.cols, top, ATOM.m)
+        top = linear([("r0", 1), ("warp", ATOM_M)])
+        self.scores = BackwardFragments(self.w, spec, schedule.height, schedule.cols, top, ATOM_M)
         self.written = [self.w.names.unique(op.name) for op in spec.written]
         self.sums = sums(spec, self.written)
         self.held, self.brought = backward_sources(spec, self.arguments)
         self.element = self.scores.element_type
         self.tiles = VectorTiles(self.w, self.scores, self.element, "x")
-        self.with_loss = spec.first is not None or spec.by_scores is not None
         self.threads = 32 * schedule.warps
 
     def render(self) -> KernelSource:
-        w, s, spec, a, scores = self.w, self.s, self.spec, self.a, self.scores
-        tiles, batches = Edge(spec.rows, s.height).tiles, prod(spec.batch)
+        w, s, spec, scores = self.w, self.s, self.spec, self.scores
         w.share(buffers(spec, s, self.element))
-        place_warp(w, ATOM)
-        w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(s.heads, batches)}>(blockIdx.x);")
-        # The last queries of a causal mask meet the most keys: they begin first.
-        growing = spec.queries and any(b.key < 0 and b.row > 0 for b in a.bounds)
-        w.line(f"const int r0 = {f'({tiles - 1} - at.col)' if growing else 'at.col'} * {s.height};")
-        scores.coordinates("at.row", spec.batch)
+        place_warp(w)
+        scores.place("blockIdx.x", s.heads)
         scores.unit()
         scores.scalars()
         self._state()
         for source in self.held:
             self.tiles.fill(source, "r0", self.threads)
         scores.intervals()
-        head = f"b{len(a.batch) - 1}"
-        with w.block(f"for ({scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+        with scores.met():
             self._loop()
         for x in self.sums:
             scores.store(x.name, x.operand, x.written, x.elements, padded(x.elements), x.times)
-        detail = f"for {s.height} {spec.over} a block, {ATOM.m} a warp, tiles of {s.cols} of the others"
+        detail = f"for {s.height} {spec.over} a block, {ATOM_M} a warp, tiles of {s.cols} of the others"
         detail += f" in {STAGES} stages (cp.async)"
-        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
+        return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=self.threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps in registers."""
-        w, s, spec = self.w, self.s, self.spec
-        half = s.cols // 2
         for x in self.sums:
-            w.line(f"float {x.name}[{padded(x.elements) // 2}] = {{}};")
-        w.line(f"float s[{half}]{f', d[{half}]' if self.with_loss else ''}{f', slope[{half}]' if spec.sloped else ''};")
-        w.line(f"uint32 factor[{s.cols // ATOM.k}][4];")
-        self.scores.random_state()
-        if spec.queries:
+            self.w.line(f"float {x.name}[{padded(x.elements) // 2}] = {{}};")
+        self.scores.arrays(["factor"])
+        if self.spec.queries:
             self.scores.row_numbers(*self.arguments[4:])
 
     def _loop(self) -> None:
         """Writes the loop over the tiles of one head."""
         spec, scores = self.spec, self.scores
-        scores.bound_numbers()
-        scores.met()
         scores.define()
         self._fill()
         by_scores = self.written[-1] if spec.by_scores is not None else ""
@@ -164,7 +146,7 @@ class _Renderer:
             self._multiply("s", 0)
             scores.probabilities("tile", "&shared.lse[stage][0]")
             self._add("by_p")
-            if self.with_loss:
+            if self.spec.with_loss:
                 self._multiply("d", 1)
                 scores.gradients("tile", "&shared.row_dot[stage][0]", by_scores, "factor")
             self._add("by_s")
@@ -183,15 +165,15 @@ class _Renderer:
                 w.line(f"const {scores.t} x = c0 + i;")
                 exists = Edge(spec.cols, s.cols).inside("x")
                 w.line(f"shared.lse[stage][i] = {scores.lse_of(lse, 'x', exists)};")
-                if self.with_loss:
+                if self.spec.with_loss:
                     w.line(f"shared.row_dot[stage][i] = {scores.row_dot_of(row_dot, 'x', exists)};")
 
     def _multiply(self, result: str, which: int) -> None:
         """Writes the products of the warp's rows with a tile."""
-        multiply(self.w, ATOM, self.element, result, self.held[which].tile, self.brought[which].tile)
+        multiply(self.w, self.element, result, self.held[which].tile, self.brought[which].tile)
 
     def _add(self, name: str) -> None:
         """Writes the products of the operands A in registers with a tile, if they are for a result."""
         for x in self.sums:
             if x.name == name:
-                add_products(self.w, ATOM, self.element, name, "factor", self.brought[x.tile].tile)
+                add_products(self.w, self.element, name, "factor", self.brought[x.tile].tile)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import e, log2
+from math import e, log2, prod
 
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import Scores
 from codegen.attention.spec import Bound
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge, every, where
 from codegen.expr import Operand, literal
 from codegen.iteration import extent
 from codegen.kernel import Kernel, converted
-from codegen.naming import Names
 
 #: C variables of what ranges say of a tile's rows: see `BackwardScores`.
 INTERVALS = ("low", "high", "begin", "end")
@@ -75,16 +75,19 @@ class BackwardScores(Scores):
 
     whole: AttentionBackwardSpec
 
-    def __init__(self, w: Kernel, spec: AttentionBackwardSpec, names: Names, height: int, width: int) -> None:
+    def __init__(self, w: Kernel, spec: AttentionBackwardSpec, height: int, width: int) -> None:
         self.height, self.width = height, width
         #: whether keys that do not exist count, too, when it is asked which tiles meet
         self.whole_tiles = False
-        super().__init__(w, spec.attention, names, width if spec.queries else height)
+        super().__init__(w, spec.attention, width if spec.queries else height)
         self.whole = spec
         self.turned, self.row_tiles = not spec.queries, Edge(spec.attention.rows, height if spec.queries else width)
         if self.turned:
             self.ragged = False  # what becomes of keys that do not exist is not stored
-        self.ranged = bool(spec.attention.ranges)
+        self.ranged, self.tiles = bool(spec.attention.ranges), Edge(spec.rows, height).tiles
+        #: whether the last rows begin first: later queries meet more keys
+        growing = any(b.row > 0 and b.key < 0 for b in spec.attention.bounds)
+        self.last_first = growing and (spec.queries or spec.fused)
         #: whether ranges that give intervals are all there are, so that begin and end matter
         self.settled = self.ranged and spec.attention.inside == spec.attention.within
         self.differ = bool(spec.attention.bounds) or self.settled or self.ragged
@@ -125,34 +128,41 @@ class BackwardScores(Scores):
             starts.append(f"low / {self.width}")
             stops.append(f"(high + {self.width - 1}) / {self.width}")
 
-    def met(self) -> None:
-        """Writes ``first`` and ``last``: the rows meet the tiles of columns from first to last - 1."""
-        spec = self.whole
-        if spec.queries:
-            self.keys_met("r0", self.height)
-            return
-        first, last = self._range("r0", self.key_tiles, self.row_tiles, keys=True, whole=self.whole_tiles)
-        self.w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
+    def place(self, number: str, heads: int) -> None:
+        """Writes where the tile of rows of this number is, if so many heads are worked on together."""
+        tiles, batches = self.tiles, prod(self.whole.batch)
+        self.w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(heads, batches)}>({number});")
+        self.w.line(f"const int r0 = {f'({tiles - 1} - at.col)' if self.last_first else 'at.col'} * {self.height};")
+        self.coordinates("at.row", self.whole.batch)
+
+    @contextmanager
+    def met(self) -> Iterator[None]:
+        """Writes a loop over the heads that share keys; rows meet tiles of columns from ``first`` to ``last`` - 1."""
+        spec, head = self.whole, f"b{len(self.spec.batch) - 1}"
+        with self.w.loop(f"for ({self.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
+            self.bound_numbers()
+            if spec.queries:
+                self.keys_met("r0", self.height)
+            else:
+                first, last = self._range("r0", self.key_tiles, self.row_tiles, keys=True, whole=self.whole_tiles)
+                self.w.line(f"const int first = {first}, last = {last};  // tiles of queries that the keys may meet")
+            yield
 
     def unbroken(self, top: str, group: int) -> str:
-        """Returns the C condition that ``group`` rows from ``top`` on and a tile of columns break no bound and no
-        range.
-        """
+        """Returns the C condition that so many rows from ``top`` on and a tile of columns break no bound or range."""
         rows, columns = (top, group), ("c0", self.width)
         bounds = self.inside(*columns, *rows) if self.turned else self.inside(*rows, *columns)
         return every(bounds, f"c0 >= begin && c0 + {self.width} <= end" if self.settled else "")
 
     def lse_of(self, name: str, query: str, exists: str) -> str:
-        """Returns the C expression of the lse of a query, to base 2; infinity, so no probabilities, if it does not
-        exist.
-        """
+        """Returns the C expression of the lse of a query, to base 2; infinity (no probabilities) if there is none."""
         op, real = self.whole.lse, self.spec.program.real
         text = f"{literal(log2(e), real)} * {converted(op, f'{name}[{self.offset(op, query)}]', real)}"
         text = f"attention::lse({text})" if self.whole.guarded else text
-        return f"{exists} ? {text} : infinity<{real}>()" if exists else text
+        return where(exists, text, f"infinity<{real}>()")
 
     def row_dot_of(self, name: str, query: str, exists: str) -> str:
         """Returns the C expression of the row_dot of a query; 0 if it does not exist."""
         op, real = self.whole.row_dot, self.spec.program.real
         text = converted(op, f"{name}[{self.offset(op, query)}]", real)
-        return f"{exists} ? {text} : {literal(0.0, real)}" if exists else text
+        return where(exists, text, literal(0.0, real))

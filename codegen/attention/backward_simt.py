@@ -7,7 +7,6 @@ elements of the results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
@@ -74,20 +73,19 @@ class _Renderer:
         self.spec, self.s, self.a, self.real = spec, schedule, spec.attention, spec.program.real
         self.w = Kernel(spec.name)
         self.arguments = [self.w.names.unique(op.name) for op in spec.arguments]
-        self.scores = BackwardScores(self.w, spec, self.w.names, schedule.height, LANES)
+        self.scores = BackwardScores(self.w, spec, schedule.height, LANES)
         self.written = [self.w.names.unique(op.name) for op in spec.written]
         self.sums = sums(spec, self.written)
         self.held, self.brought = backward_sources(spec, self.arguments)
         self.tiles = Tiles(self.w, self.scores, self.real)
 
     def render(self) -> KernelSource:
-        w, s, spec, a, real, scores = self.w, self.s, self.spec, self.a, self.real, self.scores
+        w, s, spec, real, scores = self.w, self.s, self.spec, self.real, self.scores
         w.share(buffers(spec, s))
         w.line(f"const int t = threadIdx.x, lane = t % {LANES}, row = t / {LANES} * {s.rows};")
         scores.unit()
-        tiles = Edge(spec.rows, s.height).tiles
-        w.line(f"const int r0 = blockIdx.x % {tiles} * {s.height};")
-        scores.coordinates(f"(blockIdx.x / {tiles})", spec.batch)
+        w.line(f"const int r0 = blockIdx.x % {scores.tiles} * {s.height};")
+        scores.coordinates(f"(blockIdx.x / {scores.tiles})", spec.batch)
         scores.scalars()
         for source in self.held:
             self.tiles.fill(source, "r0", THREADS)
@@ -98,21 +96,16 @@ class _Renderer:
             with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)"):
                 self._numbers("lse[r]", "row_dot[r]", "r0 + row + r")
         scores.intervals()
-        head = f"b{len(a.batch) - 1}"
-        with w.block(f"for ({scores.t} {head} = 0; {head} < {spec.summed}; ++{head})", when=spec.summed > 1):
-            scores.bound_numbers()
-            scores.met()
-            with w.block("for (int tile = first; tile < last; ++tile)"):
-                w.line(f"const int c0 = tile * {LANES};")
-                w.line("__syncthreads();  // the tile before has been used")
-                for source in self.brought:
-                    self.tiles.fill(source, "c0", THREADS)
-                w.line("__syncthreads();")
-                self._tile()
+        with scores.met(), w.block("for (int tile = first; tile < last; ++tile)"):
+            w.line(f"const int c0 = tile * {LANES};")
+            w.line("__syncthreads();  // the tile before has been used")
+            for source in self.brought:
+                self.tiles.fill(source, "c0", THREADS)
+            w.line("__syncthreads();")
+            self._tile()
         self._results()
         detail = f"for {s.height} {spec.over} a block, {s.rows} a warp, in tiles of {LANES} of the others"
-        blocks = tiles * prod(spec.batch)
-        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=THREADS)
+        return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=THREADS)
 
     def _numbers(self, lse: str, row_dot: str, query: str) -> None:
         """Writes the lse and row_dot of a query; one that does not exist has no probabilities."""

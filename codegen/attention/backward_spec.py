@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.spec import AttentionSpec
 from codegen.expr import Operand, Program
@@ -86,18 +85,6 @@ class AttentionBackwardSpec(KernelSpec):
         return self.attention.keys if self.queries else self.attention.rows
 
     @property
-    def held(self) -> tuple[Operand, Operand]:
-        """What a block keeps of its rows: operands of the scores and of the products with the loss."""
-        a = self.attention
-        return (a.q, a.out) if self.queries else (a.k, a.v)
-
-    @property
-    def brought(self) -> tuple[Operand, Operand]:
-        """The other operands."""
-        a = self.attention
-        return (a.k, a.v) if self.queries else (a.q, a.out)
-
-    @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the kernel reads besides the program's loads: its first arguments."""
         a = self.attention
@@ -105,9 +92,8 @@ class AttentionBackwardSpec(KernelSpec):
 
     @property
     def written(self) -> tuple[Operand, ...]:
-        return tuple(
-            op for op in (self.first, self.second, self.by_scores, self.by_queries, self.order) if op is not None
-        )
+        every = self.first, self.second, self.by_scores, self.by_queries, self.order
+        return tuple(op for op in every if op is not None)
 
     @property
     def rounded(self) -> tuple[Operand, ...]:
@@ -123,11 +109,6 @@ class AttentionBackwardSpec(KernelSpec):
     def summed(self) -> int:
         """The number of queries that share a key, over which its results are summed."""
         return self.attention.batch[-1] if self.shared and not self.queries else 1
-
-    @property
-    def empty(self) -> bool:
-        a = self.attention
-        return not all((prod(a.batch), a.rows, a.keys, a.depth, a.width))
 
     @property
     def approximate(self) -> bool:

@@ -15,9 +15,8 @@ from codegen.attention.backward_scores import INTERVALS, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_block import Block
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, buffers, registers
-from codegen.attention.wgmma_schedule import GROUP
 from codegen.kernel import parameter
-from codegen.pipeline import Meeting, await_products, results, use
+from codegen.pipeline import GROUP, Meeting, await_products, results, use
 from codegen.spec import KernelSource
 
 NUMBERS = 4  #: First named barrier between consumers and the warps that bring numbers of queries; others begin at 1.
@@ -51,15 +50,13 @@ class _Separate(Block):
                 self._bring_numbers()
         with w.role("consumer", otherwise=True, groups=self.s.groups):
             self._consumer()
-        return self.source(min(self.tiles * self.batches, self.s.blocks))
+        return self.source(min(self.work, self.s.blocks))
 
     @contextmanager
     def _work(self) -> Iterator[None]:
         """Writes a loop over the block's tiles of rows."""
-        count = self.tiles * self.batches
-        with self.w.loop(f"for (int work = blockIdx.x; work < {count}; work += gridDim.x, ++held)"):
-            # The last queries of a causal mask meet the most keys: they begin first.
-            self.place("work", min(self.s.heads, self.batches), last_first=self.spec.queries and self.growing)
+        with self.w.loop(f"for (int work = blockIdx.x; work < {self.work}; work += gridDim.x, ++held)"):
+            self.scores.place("work", self.s.heads)
             yield
 
     def _bring_numbers(self) -> None:
@@ -74,7 +71,7 @@ class _Separate(Block):
             w.line("int place = 0;")
             with self._work():
                 self.scores.intervals()
-                with self.met(), w.loop("for (int tile = first; tile < last; ++tile, place ^= 1)"):
+                with self.scores.met(), w.loop("for (int tile = first; tile < last; ++tile, place ^= 1)"):
                     self.bring_numbers("[reader][place]")
                     self.numbers.sync("reader")
 
@@ -96,7 +93,7 @@ class _Separate(Block):
             if self.scores.ranged:
                 every = (f"{name} = shared.met[held.index][{n}]" for n, name in enumerate(INTERVALS))
                 w.line(f"const int {', '.join(every)};")
-            with self.met():
+            with self.scores.met():
                 self.scores.define()
                 w.line(f"Ring<{s.stages}> previous = stage;")
                 w.moved("previous", "out of scope")

@@ -15,14 +15,15 @@ from codegen.attention.backward_fragments import BackwardFragments
 from codegen.attention.backward_scores import INTERVALS
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.backward_wgmma_schedule import AttentionBackwardWgmmaSchedule, tiles
-from codegen.attention.scores import kernel_details
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, coordinates
+from codegen.attention.fragments import padded
+from codegen.attention.scores import kernel_detail
+from codegen.attention.wgmma_schedule import PANEL, ROWS, box, coordinates
 from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
-from codegen.expr import Operand
+from codegen.expr import Operand, literal
 from codegen.iteration import linear
 from codegen.kernel import Kernel, parameter
-from codegen.pipeline import Pipeline, await_products, products
+from codegen.pipeline import GROUP, Pipeline, await_products, products
 from codegen.spec import KernelSource, TensorMap
 
 
@@ -68,11 +69,10 @@ class Block:
         w = self.w = Kernel(spec.name)
         self.part = f"group * {ROWS}" if s.groups > 1 else "0"
         self.first_row = linear([("r0", 1), ("group", ROWS if s.groups > 1 else 0)])
-        self.tiles, self.batches = -(-spec.rows // s.height), prod(spec.batch)
-        self.growing = any(b.row > 0 and b.key < 0 for b in self.a.bounds)  # whether later queries meet more keys
         maps = [w.names.unique(op.name, "_map") for op in spec.arguments[:4]]
         self.lse, self.row_dot = (w.names.unique(op.name) for op in spec.arguments[4:])
-        self.scores = BackwardFragments(w, spec, w.names, s.height, s.cols, self.first_row, ROWS)
+        self.scores = BackwardFragments(w, spec, s.height, s.cols, self.first_row, ROWS)
+        self.work = self.scores.tiles * prod(spec.batch)
         every = [self._operand(buffer, maps) for buffer in tiles(spec, s)]
         self.held, self.brought = every[:2], every[2:]
         for tile in sorted(every, key=lambda tile: tile.map.argument):
@@ -109,14 +109,9 @@ class Block:
         s = self.s
         tiles = f"for {s.height} {self.spec.over} a block, tiles of {s.cols} of the others in {s.stages} stages"
         consumers = f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}"
+        program, details = self.a.program, (kernel_detail(self.a), f"{tiles} filled by TMA, {consumers}")
         return self.w.source(
-            self.a.program,
-            [*kernel_details(self.a), f"{tiles} filled by TMA, {consumers}"],
-            blocks=blocks,
-            threads=s.threads,
-            barriers=True,
-            blocks_per_sm=1,
-            zeroed=zeroed,
+            program, details, blocks=blocks, threads=s.threads, barriers=True, blocks_per_sm=1, zeroed=zeroed
         )
 
     # ---- the block
@@ -136,23 +131,6 @@ class Block:
         w.line("__syncthreads();")
         w.line()
 
-    def place(self, number: str, heads: int, *, last_first: bool) -> None:
-        """Writes where the tile of rows of this number is."""
-        self.w.line(f"const Tile at = tile_at<{self.batches}, {self.tiles}, {heads}>({number});")
-        self.w.line(f"const int r0 = {f'({self.tiles - 1} - at.col)' if last_first else 'at.col'} * {self.s.height};")
-        self.scores.coordinates("at.row", self.spec.batch)
-
-    @contextmanager
-    def met(self) -> Iterator[None]:
-        """Writes which tiles of columns are met; around this and what is written inside, a loop over the heads that
-        share keys.
-        """
-        count, head = self.spec.summed, f"b{len(self.a.batch) - 1}"
-        with self.w.loop(f"for ({self.scores.t} {head} = 0; {head} < {count}; ++{head})", when=count > 1):
-            self.scores.bound_numbers()
-            self.scores.met()
-            yield
-
     # ---- what brings tiles and numbers
 
     def producer(self, work: AbstractContextManager[None]) -> None:
@@ -170,7 +148,7 @@ class Block:
                 for n, name in enumerate(INTERVALS if ranged else ()):
                     w.line(f"shared.met[held.index][{n}] = {name};")
                 self._load(self.held, self.rows, "held", "r0")
-            with self.met(), w.loop("for (int tile = first; tile < last; ++tile, ++stage)"):
+            with self.scores.met(), w.loop("for (int tile = first; tile < last; ++tile, ++stage)"):
                 self.ring.acquire()
                 if ranged:
                     w.line("if (lane != 0) continue;")
@@ -224,14 +202,9 @@ class Block:
 
     def fragments(self, *more: str) -> None:
         """Declares the sums of a tile of rows, the products with a tile of columns, and operands A."""
-        w, cols, spec = self.w, self.s.cols, self.spec
         for r in self.results:
-            w.line(f"float {r.sums}[{columns(r.held.elements) // 2}] = {{}};")
-        names = ["s", *["d"] * spec.with_loss, *["slope"] * spec.sloped]
-        w.line(f"float {', '.join([*(f'{name}[{cols // 2}]' for name in names), *more])};")
-        operands = dict.fromkeys(["factor", *(r.a for r in self.results)])
-        w.line(f"uint32 {', '.join(f'{name}[{cols // 16}][4]' for name in operands)};")
-        self.scores.random_state()
+            self.w.line(f"float {r.sums}[{padded(r.held.elements) // 2}] = {{}};")
+        self.scores.arrays(dict.fromkeys(["factor", *(r.a for r in self.results)]), *more)
 
     def wgmma(self, steps: int, width: int, *operands: str, turned: bool = True) -> None:
         """Writes products of so many columns, 16 elements a step; ``turned``: operand B has them in its rows."""
@@ -273,7 +246,7 @@ class Block:
             return
         b = descriptor(f"&shared.{result.b.buffer.name}[stage.index][0][kk * 16][0]", self.s.cols * 128)
         with products(self.w, result.sums, (self.ring, "stage"), registers=result.a):
-            steps, width = self.s.cols // 16, columns(result.b.elements)
+            steps, width = self.s.cols // 16, padded(result.b.elements)
             self.wgmma(steps, width, f"{result.sums}, {result.a}[kk], {b}, true);")
 
     # ---- results
@@ -286,7 +259,7 @@ class Block:
         w = self.w
         for r in self.results:
             if not r.mapped:
-                self.scores.store(r.sums, r.op, r.name, r.held.elements, columns(r.held.elements), r.factor)
+                self.scores.store(r.sums, r.op, r.name, r.held.elements, padded(r.held.elements), r.factor)
         if not self.mapped:
             # Warps that multiply are in step; where there was nothing to multiply one may be late.
             w.line(f"named_barrier_sync(1 + group, {GROUP});  // all warps have been here")
@@ -312,9 +285,9 @@ class Block:
     def _hand_over(self, r: Result) -> None:
         """Writes a result, rounded, to the place from where TMA stores it."""
         w, out = self.w, r.op.dtype.ctype
-        with w.unrolled(f"for (int j = 0; j < {columns(r.held.elements)}; j += 16)"):
+        with w.unrolled(f"for (int j = 0; j < {padded(r.held.elements)}; j += 16)"):
             w.line(f"Vector<{out}, 2> v[4];")
-            factor = "" if r.factor == 1 else f"{self.scores.literal(r.factor)} * "
+            factor = "" if r.factor == 1 else f"{literal(r.factor, 'float')} * "
             value = f"{factor}{r.sums}[j / 2 + i]"
             w.unrolled_line(f"for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = convert<{out}>({value});")
             pointer = f"&shared.{r.held.buffer.name}[held.index][j / {PANEL}][{self.part}][0]"

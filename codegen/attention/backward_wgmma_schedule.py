@@ -9,12 +9,12 @@ from math import prod
 from codegen.attention.backward_fragments import random_registers
 from codegen.attention.backward_scores import INTERVALS, own_ranges
 from codegen.attention.backward_spec import AttentionBackwardSpec
-from codegen.attention.fragments import check_types
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, box, columns, panels
+from codegen.attention.fragments import check_types, padded
+from codegen.attention.wgmma_schedule import PANEL, ROWS, SHARED_IN_L2, box, panels
 from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
-from codegen.pipeline import barriers
+from codegen.pipeline import GROUP, barriers
 from codegen.target import Target
 
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
@@ -23,8 +23,6 @@ REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160)}
 FEWER, MOST_WITH_FEWER = (40, 232), 200
 #: Registers of a consumer's thread that scores, gradients, operands and sums may take.
 HELD = {1: 228, 2: 228, 3: 136}
-#: Share of the L2 cache that may hold the tiles which blocks running at the same time share.
-SHARED_IN_L2 = 2 / 5
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,7 @@ class AttentionBackwardWgmmaSchedule(Schedule):
 
 
 def tiles(spec: AttentionBackwardSpec, s: AttentionBackwardWgmmaSchedule) -> list[Buffer]:
-    """Returns the two tiles of rows that a block holds, and the two rings of tiles of columns: of the scores and of the
-    products with the loss.
-    """
+    """Returns two tiles of rows and two rings of tiles of columns: of the scores and of the products with the loss."""
     a, queries, keys = spec.attention, ("queries", "losses"), ("keys", "values")
     rows = s.ahead, s.height, "panels of 128 bytes, swizzled", queries if spec.queries else keys
     cols = s.stages, s.cols, "", keys if spec.queries else queries
@@ -87,7 +83,7 @@ def registers_held(spec: AttentionBackwardSpec, cols: int, *, apart: bool) -> in
     """Returns how many registers of a consumer's thread scores, gradients, operands and sums take."""
     a = spec.attention
     first, second = spec.first is not None, spec.second is not None
-    sums = columns(a.depth) // 2 * first + columns(a.width) // 2 * second
+    sums = padded(a.depth) // 2 * first + padded(a.width) // 2 * second
     factors = cols // 4 * (1 + (first and second and apart))
     return sums + cols // 2 * (2 + spec.sloped) + factors + random_registers(a, cols)
 
@@ -108,12 +104,11 @@ def check(spec: AttentionBackwardSpec, target: Target) -> None:
         raise Declined(f"tensor cores multiply {spec.loss.name} in {a.q.dtype.name}")
     if a.depth > 256 or a.width > 256:
         raise Declined(f"the sums of {max(a.depth, a.width)} elements do not fit the registers of a warpgroup")
-    if spec.empty:
+    if a.empty:
         raise Declined("there is nothing to multiply")
-    for n, (op, rows, elements) in enumerate(
-        ((a.q, a.rows, a.depth), (a.k, a.keys, a.depth), (a.v, a.keys, a.width), (a.out, a.rows, a.width))
-    ):
-        box(a, op, n, rows, elements, 64)
+    totals, elements = (a.rows, a.keys, a.keys, a.rows), (a.depth, a.depth, a.width, a.width)
+    for n, (op, total, each) in enumerate(zip(spec.arguments, totals, elements)):
+        box(a, op, n, total, each, 64)
 
 
 def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBackwardWgmmaSchedule, ...]:
@@ -131,7 +126,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
     found = []
     for groups, width in product((1, 2) if spec.rows <= ROWS else (2,), widths):
-        cols = min(width, max(16, -(-spec.cols // 16) * 16))
+        cols = min(width, max(16, padded(spec.cols)))
         # The threads that bring tiles look at ranges, too, which takes more registers.
         most = min(HELD[groups], MOST_WITH_FEWER) if own_ranges(spec) else HELD[groups]
         if registers_held(spec, cols, apart=False) > most:

@@ -132,12 +132,8 @@ class RowsPrologue(Elements):
                 pointer, index = read.args[:2]
                 assert isinstance(pointer, Pointer)
                 assert isinstance(index, Index)
-                yield (
-                    program.tables[pointer.table],
-                    self.pointers.tables[pointer.table],
-                    program.indices[index.index],
-                    read.multiples[0],
-                )
+                table, name = program.tables[pointer.table], self.pointers.tables[pointer.table]
+                yield table, name, program.indices[index.index], read.multiples[0]
 
     def _dense(self, strides: Sequence[int]) -> bool:
         """Tells whether the elements of a row are neighbours, as far as the strides tell them apart."""
@@ -220,10 +216,8 @@ class RowsPrologue(Elements):
         if self.vector <= last or strides[-2] == strides[-1] * last:
             text = linear([(long_enough("e", self.vector, strides[-1]), strides[-1])])
         else:
-            rows, rest = (
-                long_enough(x, self.vector, n) for x, n in zip((f"(e / {last})", f"e % {last}"), strides[-2:])
-            )
-            text = linear([(rows, strides[-2]), (rest, strides[-1])])
+            parts = zip((f"(e / {last})", f"e % {last}"), strides[-2:])
+            text = linear([(long_enough(x, self.vector, n), n) for x, n in parts])
         return "" if text == "0" else text
 
     def _wide(self, op: Operand) -> bool:

@@ -7,7 +7,7 @@ first of them in the block's tile of queries, which begins at ``m0``, ``lane``, 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from math import e, log, log2
+from math import e, log, log2, prod
 
 from codegen.attention.random import RandomWords, random_words
 from codegen.attention.scores import Scores, stored
@@ -18,14 +18,10 @@ from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.naming import Names
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
-    """Raises Declined with the reason if tensor cores cannot compute an attention.
-
-    With ``small``, 8-bit floats are accepted, too: they become float16.
-    """
+    """Raises Declined with a reason if tensor cores cannot compute attention; ``small``: 8-bit floats are float16."""
     kind = spec.q.dtype.name
     floats = [op.dtype for op in (spec.q, spec.k, spec.v)]
     if small and all(d.is_float and d.itemsize == 1 for d in floats):
@@ -38,14 +34,17 @@ def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
         raise Declined("tensor cores do not add up in float64")
 
 
+def padded(elements: int) -> int:
+    """Returns how many elements, or columns, tensor cores multiply where there are so many."""
+    return Edge(elements, 16).padded
+
+
 #: The score that a thread has of the e-th of two neighbours.
 SCORE = "s[j + f * 2 + e]"
 
 
 def factored(program: Program) -> int | None:
-    """Returns the instruction that multiplies every product by one number before anything else is done with it; or
-    None.
-    """
+    """Returns the instruction that multiplies every product by one number before all else is done with it; or None."""
     varies = varying(program, lambda v: not isinstance(v, Load) or any(program.loads[v.operand].strides))
     found = [k for k, i in enumerate(program.instructions) if Anchor() in i.args]
     if len(found) != 1 or any(s.value == Anchor() for s in program.stores):
@@ -59,18 +58,19 @@ def factored(program: Program) -> int | None:
 
 
 class ScoreFragments(Scores):
-    """Writes scores and results of a block's queries, so many ``rows``.
+    """Writes scores and results of a block's queries, so many ``rows``; tiles of so many ``heads`` follow each other.
 
     When a tile of ``keys`` is masked, the ``group`` of queries from ``top`` on (a C expression) is looked at together.
     What is ``known`` of ranges is told as to `Scores`.
     """
 
     def __init__(
-        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, top: str, group: int, rows: int, **known: bool
+        self, w: Kernel, spec: AttentionSpec, keys: int, top: str, group: int, rows: int, heads: int, **known: bool
     ) -> None:
-        super().__init__(w, spec, names, keys, **known)
+        super().__init__(w, spec, keys, **known)
         self.top, self.group_rows, self.block_rows = top, group, rows
-        self.row_tiles = Edge(spec.rows, rows)
+        self.row_tiles, self.heads = Edge(spec.rows, rows), min(heads, prod(spec.batch))
+        self.tiles = self.row_tiles.tiles
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded
         self.lift = 0
@@ -81,25 +81,21 @@ class ScoreFragments(Scores):
         #: the tile of which scores were made last
         self.made = ""
 
-    def place(self, batch: str, col: str, *, keys: bool = True, some: bool = False) -> None:
-        """Writes where a tile of queries is and, with ``keys``, which tiles of keys it may meet (with ``some``, at
-        least one).
-
-        ``batch`` and ``col`` are C expressions of its numbers.
-        """
-        self.begin(batch, col)
+    def place(self, number: str, *, keys: bool = True, some: bool = False) -> None:
+        """Writes where a tile of queries is and, with ``keys``, the tiles of keys it meets (``some``: at least one)."""
+        self.begin(number)
         self.bound_numbers()
         if keys:
             self.keys_met("m0", self.block_rows, some=some)
 
-    def begin(self, batch: str, col: str) -> None:
-        """Writes where a tile of queries begins."""
-        w, spec = self.w, self.spec
-        tiles = -(-spec.rows // self.block_rows)
+    def begin(self, number: str) -> None:
+        """Writes where the tile of queries of this number begins."""
+        w, spec, tiles = self.w, self.spec, self.tiles
+        w.line(f"const Tile at = tile_at<{prod(spec.batch)}, {tiles}, {self.heads}>({number});")
         # The last queries of a causal mask meet the most keys: they begin first.
-        position = f"({tiles - 1} - {col})" if spec.growing and tiles > 1 else col
+        position = f"({tiles - 1} - at.col)" if spec.growing and tiles > 1 else "at.col"
         w.line(f"const int m0 = {position} * {self.block_rows};")
-        self.coordinates(batch)
+        self.coordinates("at.row")
 
     def _factor(self) -> Value | None:
         first, inner = factored(self.edge.program), factored(self.inner.program)
@@ -170,11 +166,11 @@ class ScoreFragments(Scores):
 
     def _intervals(self) -> None:
         """Writes the intervals of keys that a thread's two rows meet."""
-        w, spec = self.w, self.spec
+        w = self.w
         w.line("int begin[2], end[2];  // the keys that a row meets are those from begin to end - 1")
         with w.unrolled("for (int f = 0; f < 2; ++f)"):
             m = "m0 + row + f * 8"
-            w.line(f"const int m = {m if spec.rows % self.block_rows == 0 else f'min({m}, {spec.rows - 1})'};")
+            w.line(f"const int m = {self.row_tiles.held(m)};")
             self.interval("m")
 
     def _weighted_at_random(self, weight: Epilogue, random: RandomWords) -> None:
@@ -197,10 +193,7 @@ class ScoreFragments(Scores):
             self.w.line(f"scores({f'{tile} / 2, {tile} % 2' if self.listed else tile});")
 
     def softmax(self, chains: int, rounded: str = "") -> None:
-        """Writes the softmax of the tile whose scores were made last.
-
-        If the type ``rounded`` is given, exponentials are rounded to it before they are summed.
-        """
+        """Writes the softmax of the scores made last; with a type, exponentials are ``rounded`` before summing."""
         self._taken_in("softmax", f"{chains}, {rounded}" if rounded else str(chains), "rescale")
 
     def largest(self, chains: int) -> None:
@@ -301,7 +294,7 @@ class ScoreFragments(Scores):
         with w.unrolled(f"for (int i = 0; i < {width // 2}; i += 2)"):
             w.line(f"const {self.t} m = m0 + row + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;")
             exists = self.existing(columns)
-            with w.block(f"if ({exists})", when=bool(exists)):
+            with w.guarded(exists):
                 missing = (lambda e: f"n + {e} >= {spec.width}") if spec.width % 2 else None
                 run = Run(2, len(spec.batch) + 1, "e", missing)
                 self.epilogue.results([*self.batch, "m", "n"], ["o[i + e] * inverse[i / 2 % 2]"], run)

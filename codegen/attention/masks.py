@@ -11,7 +11,6 @@ from codegen.epilogue import Epilogue
 from codegen.expr import Anchor, Operand
 from codegen.iteration import linear, negated
 from codegen.kernel import Kernel
-from codegen.naming import Names
 
 #: More than there are queries and keys.  Bounds further away are moved to this distance: they decide the same, and what
 #: is added to them still fits an int.
@@ -25,12 +24,12 @@ class Masks:
     where none of them is broken; see `codegen.attention.scores.Scores`.
     """
 
-    def __init__(self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, *, listed: bool, spanned: bool) -> None:
+    def __init__(self, w: Kernel, spec: AttentionSpec, keys: int, *, listed: bool, spanned: bool) -> None:
         self.w, self.spec, self.keys, self.listed, self.spanned = w, spec, keys, listed, spanned
         self.real = real = spec.program.real
         known = listed or spanned
         inner, loads = (spec.within, spec.within_loads) if known else (spec.inside, spec.inside_loads)
-        self.edge, self.inner = (Epilogue(w, p, names, spec.space, real, real) for p in (spec.program, inner))
+        self.edge, self.inner = (Epilogue(w, p, w.names, spec.space, real, real) for p in (spec.program, inner))
         self.inner.pointers.loads = [self.edge.pointers.loads[n] for n in loads]
         #: the tiles of queries and of keys
         self.row_tiles, self.key_tiles = Edge(spec.rows, 1), Edge(spec.keys, keys)
@@ -46,9 +45,7 @@ class Masks:
         return self.inner.program.stores[0].value == Anchor(0)
 
     def offset(self, op: Operand, *place: str) -> str:
-        """Returns the C expression of the offset of an element of this batch; ``place`` is its position behind the
-        batch.
-        """
+        """Returns the C expression of an element's offset; ``place`` is its position behind this batch."""
         return linear(list(zip((*self.batch, *place), op.strides)))
 
     def bound_numbers(self) -> None:
@@ -114,9 +111,7 @@ class Masks:
         return first, f"{' || '.join(none)} ? 0 : {last}" if none else last
 
     def _most(self, number: int, start: str, end: str, *, keys: bool = False, sign: int = 1) -> str:
-        """Returns the C expression of the largest value of row * i + start of a bound, for queries i from ``start`` to
-        ``end``; or of key * j + start, for ``keys``.  With the sign -1, its negative.
-        """
+        """Returns a bound's largest row * i + start for queries i, or key * j + start; sign -1: its negative."""
         bound = self.spec.bounds[number]
         terms, constant = self._start(number, bound)
         step = bound.key if keys else bound.row
@@ -126,12 +121,11 @@ class Masks:
 
     def ranges(self, chosen: Sequence[int] | None = None) -> Ranges:
         """Returns what writes the extents of some of the ranges, or of all."""
-        return Ranges(self.w, self.spec, self.batch, self.edge.pointers.loads, chosen)
+        every = range(len(self.spec.ranges))
+        return Ranges(self.w, self.spec, self.batch, self.edge.pointers.loads, every if chosen is None else chosen)
 
     def of_ranges(self, rows: int, starts: list[str], stops: list[str]) -> None:
-        """Adds to ``starts`` the first tiles of keys that ranges let queries meet, and to ``stops`` those behind the
-        last ones.
-        """
+        """Adds the first tiles of keys that ranges let queries meet to ``starts``, and those behind to ``stops``."""
         intervals = Ranges.intervals(self.spec)
         if not intervals:
             return
@@ -184,9 +178,7 @@ class Masks:
             self._limit(bound.key, ranges.of_row(n, row), "begin[f]", "end[f]")
 
     def _limit(self, key: int, rest: str, low: str, high: str, total: int = 0) -> None:
-        """Writes the narrowing of an interval of keys, or of ``total`` positions, to those n for which a sum is not
-        negative: key * n + rest, a C expression.
-        """
+        """Writes the narrowing of an interval, of keys or ``total`` positions, to those n with key * n + rest >= 0."""
         if not key:
             self.w.line(f"if ({rest} < 0) {high} = 0;")
             return

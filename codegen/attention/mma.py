@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codegen.attention.fragments import ScoreFragments, check_types
+from codegen.attention.fragments import ScoreFragments, check_types, padded
 from codegen.attention.scores import argument_names, merged
 from codegen.attention.spec import AttentionSpec
 from codegen.attention.tiles import VectorTiles, forward_sources
-from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.buffers import VECTORS, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import MMA_16816 as ATOM
-from codegen.products import STAGES, add_products, multiply, place_warp, ring
+from codegen.products import ATOM_K, ATOM_M, STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -48,12 +47,7 @@ class AttentionMmaSchedule(Schedule):
 
     @property
     def rows(self) -> int:
-        return ATOM.m * self.warps
-
-
-def padded(elements: int) -> int:
-    """Returns the number of elements of a padded row."""
-    return -(-elements // 16) * 16
+        return ATOM_M * self.warps
 
 
 def buffers(spec: AttentionSpec, s: AttentionMmaSchedule, element: str = "float16") -> Buffers:
@@ -73,7 +67,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
     check_types(spec, small=True)
-    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+    if spec.empty:
         raise Declined("there is nothing to multiply")
     tall = max(spec.depth, spec.width)
     preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16)] if tall <= 128 else [(4, 32), (8, 32), (4, 16)]
@@ -83,7 +77,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
         preferred = [(2, 32), (2, 64), (2, 16), *preferred]
     producer_warps = 0
     if any(spec.computed[1:]):  # nothing is in flight while keys or values are computed: other warps multiply meanwhile
-        warps = next((n for n in (1, 2, 4) if ATOM.m * n >= spec.rows), 8)
+        warps = next((n for n in (1, 2, 4) if ATOM_M * n >= spec.rows), 8)
         preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
@@ -105,9 +99,9 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
-        top = linear([("m0", 1), ("warp", ATOM.m if schedule.warps > 1 else 0)])
-        self.scores = ScoreFragments(self.w, spec, self.w.names, schedule.keys, top, ATOM.m, schedule.rows)
-        self.written = self.scores.written(self.w.names)
+        top = linear([("m0", 1), ("warp", ATOM_M if schedule.warps > 1 else 0)])
+        self.scores = ScoreFragments(self.w, spec, schedule.keys, top, ATOM_M, schedule.rows, schedule.heads)
+        self.written = self.scores.written()
         self.element = self.scores.element
         self.tiles = VectorTiles(self.w, self.scores, self.element)
         self.queries, *self.brought = forward_sources(self.scores, self.arguments)
@@ -115,23 +109,21 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, scores = self.w, self.s, self.spec, self.scores
-        tiles, batches = Edge(spec.rows, s.rows).tiles, prod(spec.batch)
         w.share(buffers(spec, s, self.element))
         wide = w.buffers["values"].shape[-1]
-        place_warp(w, ATOM)
-        w.line(f"const Tile at = tile_at<{batches}, {tiles}, {min(s.heads, batches)}>(blockIdx.x);")
-        scores.place("at.row", "at.col")
+        place_warp(w)
+        scores.place("blockIdx.x")
         scores.unit()
         scores.scalars()
         scores.state(self.arguments[-1] if spec.sink is not None else "", wide)
         w.line(f"float s[{s.keys // 2}], rescale[2];")
-        w.line(f"uint32 probability[{s.keys // ATOM.k}][4];")
+        w.line(f"uint32 probability[{s.keys // ATOM_K}][4];")
         scores.define()
         self._fill()
         self.tiles.fill(self.queries, "m0", self.threads)
         producers = f"warp >= {s.warps}" if s.producer_warps else ""
         with ring(w, backwards=True, some=not spec.some_meet_none, producers=producers):
-            multiply(w, ATOM, self.element, "s", "queries", "keys")
+            multiply(w, self.element, "s", "queries", "keys")
             scores.make("tile")
             # With many keys the errors of rounding even out in the sum; with few, the divisor is the sum of the rounded
             # exponentials, which are what is multiplied.  Statistics are of the unrounded exponentials.
@@ -139,11 +131,11 @@ class _Renderer:
             scores.softmax(CHAINS, self.element if few else "")
             w.line("attention::scale(o, rescale);")
             w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")
-            add_products(w, ATOM, self.element, "o", "probability", "values")
+            add_products(w, self.element, "o", "probability", "values")
         scores.finish(self.written[-1] if spec.stats is not None else "")
         scores.store(self.written[0], wide)
-        detail = f"{s.rows} queries a block, {ATOM.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
-        return scores.complete(self.arguments, self.written, detail, blocks=tiles * batches, threads=self.threads)
+        detail = f"{s.rows} queries a block, {ATOM_M} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
+        return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=self.threads)
 
     def _fill(self) -> None:
         """Writes the function that brings a tile of keys and values."""

@@ -20,9 +20,7 @@ VECTOR, UNROLL = 4, 8
 
 @dataclass(frozen=True)
 class Number:
-    """An integer of a query or key: coefficient * position + sum of coefficient * load, its first coefficient
-    positive.
-    """
+    """An integer of a query or key: coefficient * position + sum of coefficient * load, the first of them positive."""
 
     position: int
     loads: tuple[tuple[int, int], ...]
@@ -37,15 +35,10 @@ class Ranges:
     """
 
     def __init__(
-        self,
-        w: Writer,
-        spec: AttentionSpec,
-        batch: Sequence[str],
-        pointers: Sequence[str],
-        chosen: Sequence[int] | None = None,
+        self, w: Writer, spec: AttentionSpec, batch: Sequence[str], pointers: Sequence[str], chosen: Sequence[int]
     ) -> None:
         self.w, self.spec, self.batch, self.pointers = w, spec, batch, pointers
-        self.ranges = {n: spec.ranges[n] for n in (range(len(spec.ranges)) if chosen is None else chosen)}
+        self.ranges = {n: spec.ranges[n] for n in chosen}
         #: the numbers of keys (True) or queries, each once; and for each range the index of its number, and its sign
         self._numbers: dict[bool, list[Number]] = {}
         self._which: dict[bool, dict[int, tuple[int, int]]] = {}
@@ -117,11 +110,8 @@ class Ranges:
         terms += [(f"int64({self._at(x, position, axis)})", c) for x, c in number.loads]
         return linear(terms)
 
-    def _extents(self, start: str, stop: str, *, of_keys: bool, lanes: bool) -> None:
-        """Writes the extents of the numbers from position start to stop - 1.
-
-        A lane looks at every one, or, with ``lanes``, at every 32nd.
-        """
+    def extents(self, start: str, stop: str, *, of_keys: bool, lanes: bool = False) -> None:
+        """Writes the extents of the numbers from start to stop - 1, of which a lane looks at all, or at every 32nd."""
         w, (axis, letter, name) = self.w, (-1, "n", "keys") if of_keys else (-2, "m", "rows")
         looped = []
         for k, number in enumerate(self._numbers[of_keys]):
@@ -151,7 +141,7 @@ class Ranges:
         """Writes the extents of ``count`` queries, or keys, from ``start`` on; all lanes of a warp look at some."""
         w, (total, name) = self.w, (self.spec.keys, "keys") if of_keys else (self.spec.rows, "rows")
         end = f"min({start} + {count}, {total})" if total % count else f"{start} + {count}"
-        self._extents(start, end, of_keys=of_keys, lanes=True)
+        self.extents(start, end, of_keys=of_keys, lanes=True)
         for k, number in enumerate(self._numbers[of_keys]):
             if number.loads:
                 w.line(f"{name}{k}.over_lanes();")
@@ -159,14 +149,8 @@ class Ranges:
             if rest := self._rest(bound):
                 w.line(f"const int64 rest{n} = {linear(rest)};")
 
-    def keys(self, start: str, stop: str) -> None:
-        """Writes the extents of the keys from start to stop - 1, which one lane looks at."""
-        self._extents(start, stop, of_keys=True, lanes=False)
-
     def end(self, n: int, keys: int) -> str:
-        """Returns the C expression of the first tile of ``keys`` keys that queries meet, or of the one behind
-        the last.
-        """
+        """Returns the C expression of the first tile of so many keys that queries meet, or of that behind the last."""
         furthest, every = self.sum(n, keys=False), self.spec.keys
         if self.ranges[n].key > 0:
             return f"int(min(max({negated(furthest)}, int64(0)), int64({every}))) / {keys}"
@@ -180,9 +164,7 @@ class Ranges:
         return linear(terms, bound.start)
 
     def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:
-        """Returns the largest (or least) value of a range's sum; without ``rows`` or ``keys``, that of its
-        other parts.
-        """
+        """Returns the largest (or least) value of a range's sum, or of its parts without ``rows`` or ``keys``."""
         parts = [(f"rest{n}", 1)] if self._rest(self.ranges[n]) else []
         for name, of_keys in [("rows", False)] * rows + [("keys", True)] * keys:
             k, sign = self._which[of_keys][n]

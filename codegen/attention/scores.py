@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -16,15 +16,7 @@ from codegen.attention.spec import AttentionSpec, ComputedRows, Pages
 from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Operand, Program, Store, literal
-from codegen.iteration import (
-    bounds,
-    collapse,
-    coordinates,
-    extent,
-    far,
-    long,
-    signed_index_type,
-)
+from codegen.iteration import bounds, collapse, coordinates, extent, far, long, signed_index_type
 from codegen.kernel import Kernel, converted, parameter
 from codegen.naming import Names
 from codegen.spec import KernelSource
@@ -74,14 +66,14 @@ class Scores(Masks):
     """
 
     def __init__(
-        self, w: Kernel, spec: AttentionSpec, names: Names, keys: int, *, listed: bool = False, spanned: bool = False
+        self, w: Kernel, spec: AttentionSpec, keys: int, *, listed: bool = False, spanned: bool = False
     ) -> None:
-        super().__init__(w, spec, names, keys, listed=listed, spanned=spanned)
+        super().__init__(w, spec, keys, listed=listed, spanned=spanned)
         #: what the kernel is for
         self.whole: AttentionSpec | AttentionBackwardSpec = spec
-        self.computed = tuple(None if c is None else RowsPrologue(w, c, names) for c in spec.computed)
+        self.computed = tuple(None if c is None else RowsPrologue(w, c, w.names) for c in spec.computed)
         self.weight, self.epilogue = (
-            None if p is None else Epilogue(w, p, names, space, self.real, self.real)
+            None if p is None else Epilogue(w, p, w.names, space, self.real, self.real)
             for p, space in ((spec.weight, spec.space), (spec.epilogue, (*spec.batch, spec.rows, spec.width)))
         )
         #: whether rows of tiles are keys, and columns queries
@@ -99,10 +91,8 @@ class Scores(Masks):
         spec = self.spec
         after = () if spec.epilogue is None else spec.epilogue.loads
         scored = (*spec.program.loads, *(() if spec.weight is None else spec.weight.loads))
-        queries, keys, values = (
-            (*spec.batch, *size) for size in ((spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width))
-        )
-        out = (*spec.batch, spec.rows, spec.width)
+        sizes = (spec.rows, spec.depth), (spec.keys, spec.depth), (spec.keys, spec.width), (spec.rows, spec.width)
+        queries, keys, values, out = ((*spec.batch, *size) for size in sizes)
         spaces = [(queries, spec.q), (keys, spec.k), (values, spec.v), *((out, op) for op in (*spec.results, *after))]
         places = [extent(space, op.strides) for space, op in (*spaces, *((spec.space, op) for op in scored))]
         for rows, computed in zip((spec.rows, spec.keys, spec.keys), spec.computed):
@@ -117,9 +107,7 @@ class Scores(Masks):
         return (self.key_tiles, self.row_tiles) if self.turned else (self.row_tiles, self.key_tiles)
 
     def page(self, pages: Pages, table: str, number: str) -> str:
-        """Returns the C expression of the block that holds a page, given by its number (a C expression of one that
-        exists).
-        """
+        """Returns the C expression of the block that holds a page, given that of the number of one that exists."""
         place = self.offset(pages.table, f"({number})")
         return f"min(max(int({table}[{place}]), 0), {pages.blocks - 1})"
 
@@ -143,24 +131,24 @@ class Scores(Masks):
         loads = self.spec.loads[len(first) :]
         return [*first, *(parameter(op, name) for op, name in zip(loads, names))]
 
-    def written(self, names: Names) -> list[str]:
+    def written(self) -> list[str]:
         """Returns the C names of what is written."""
+        names = self.w.names
         results = [names.unique(self.spec.out.name)] if self.epilogue is None else self.epilogue.pointers.stores
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
     def complete(
-        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, blocks: int, threads: int
+        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, tiles: int, threads: int
     ) -> KernelSource:
-        """Returns the kernel, whose body is written, given the C names of its arguments and of what it writes.
-
-        Names of computed arguments are empty; the order in which blocks count is no parameter.
+        """Returns the kernel, with a block for each of so many tiles of rows of each batch, given the C names of its
+        arguments, empty for those that are computed, and of what it writes, without the order in which blocks count.
         """
-        k, spec = self.w, self.whole
+        k, spec, blocks = self.w, self.whole, tiles * prod(self.whole.batch)
         k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
         k.parameters += self.parameters()
         k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
         program = approximated(spec) if isinstance(spec, AttentionSpec) else spec.program
-        details, numbers = [*kernel_details(self.spec), detail], range(len(k.parameters))
+        details, numbers = (kernel_detail(self.spec), detail), range(len(k.parameters))
         return k.source(program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers)
 
     def sunk(self, name: str) -> None:
@@ -259,15 +247,7 @@ class Scores(Masks):
         return f"min({position}, {self.t}({edge.total - 1}))"
 
     def evaluate(
-        self,
-        epilogue: Epilogue,
-        starts: Mapping[str, str],
-        row: str,
-        col: str,
-        value: str,
-        *,
-        guarded: bool,
-        count: int,
+        self, epilogue: Epilogue, starts: dict[str, str], row: str, col: str, value: str, *, guarded: bool, count: int
     ) -> None:
         """Writes a program on ``count`` neighbours in a tile's row, which are queries if rows are keys.
 
@@ -310,11 +290,11 @@ def argument_names(spec: AttentionSpec, names: Names) -> list[str]:
     return [names.unique(op.name) if n in spec.read else "" for n, op in enumerate(spec.arguments)]
 
 
-def kernel_details(spec: AttentionSpec) -> list[str]:
-    """Returns lines of the kernel's heading."""
+def kernel_detail(spec: AttentionSpec) -> str:
+    """Returns a line of the kernel's heading."""
     batch = prod(spec.batch)
     sizes = f"{f'{batch} x ' if batch > 1 else ''}{spec.rows} queries and {spec.keys} keys of {spec.depth} elements"
-    return [f"{sizes}, values of {spec.width}, {spec.q.dtype.name}"]
+    return f"{sizes}, values of {spec.width}, {spec.q.dtype.name}"
 
 
 def approximated(spec: AttentionSpec) -> Program:

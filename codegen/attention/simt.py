@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.scores import Scores, argument_names, merged, stored
 from codegen.attention.spec import AttentionSpec
@@ -68,8 +67,8 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
-        self.scores = Scores(self.w, spec, self.w.names, LANES)
-        self.written = self.scores.written(self.w.names)
+        self.scores = Scores(self.w, spec, LANES)
+        self.written = self.scores.written()
         self.real = spec.program.real
         self.tiles = Tiles(self.w, self.scores, self.real)
         self.width = Edge(spec.width, LANES)
@@ -97,8 +96,7 @@ class _Renderer:
             self._tile()
         self._results()
         detail = f"{s.rows} queries a block, {s.queries} a warp, tiles of {LANES} keys"
-        blocks = tiles * prod(spec.batch)
-        return scores.complete(self.arguments, self.written, detail, blocks=blocks, threads=threads)
+        return scores.complete(self.arguments, self.written, detail, tiles=tiles, threads=threads)
 
     def _state(self) -> None:
         """Writes what a thread keeps of the rows of its warp."""
@@ -147,7 +145,7 @@ class _Renderer:
                 value = stored(spec.out, "o[r][c] * inverse", real)
                 w.line(f"{guard(exists)}{self.written[0]}[{scores.offset(spec.out, 'm', 'n')}] = {value};")
                 return
-            with w.block(f"if ({exists})", when=bool(exists)):
+            with w.guarded(exists):
                 scores.epilogue.results([*scores.batch, "m", "n"], ["o[r][c] * inverse"])
 
     def _results(self) -> None:

@@ -24,8 +24,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where the rows of keys or values lie: row j of a batch is row j % size of the block that the table has for page j
-    / size.
+    """Where rows of keys or values lie: row j of a batch is row j % size of the block in the table for page j / size.
 
     table   strides over batch + (page,).
     size    rows of a page, which is a block.
@@ -129,9 +128,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def arguments(self) -> tuple[Operand, ...]:
-        """Queries, keys, values, tables of pages and the sink: its first arguments, except for those that are
-        computed.
-        """
+        """Queries, keys, values, tables of pages and the sink: its first arguments, unless they are computed."""
         tables = () if self.pages is None else tuple(p.table for p in self.pages)
         return (self.q, self.k, self.v, *tables, *(() if self.sink is None else (self.sink,)))
 
@@ -143,9 +140,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def loads(self) -> tuple[Operand, ...]:
-        """What the kernel reads behind these: the tensors that arguments are computed from, and the other programs'
-        loads.
-        """
+        """What it reads behind these: the tensors that arguments are computed from, and the other programs' loads."""
         first = (op for c in self.computed if c is not None for op in (*c.program.loads, *c.program.tables))
         return (*first, *(op for p in (self.program, self.weight, self.epilogue) if p is not None for op in p.loads))
 
@@ -157,6 +152,11 @@ class AttentionSpec(KernelSpec):
     @property
     def written(self) -> tuple[Operand, ...]:
         return (*self.results, *(() if self.stats is None else (self.stats,)))
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to multiply."""
+        return 0 in (*self.space, self.depth, self.width)
 
     @property
     def space(self) -> tuple[int, ...]:

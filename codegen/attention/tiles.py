@@ -9,7 +9,7 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.scores import Scores
 from codegen.attention.spec import Pages
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge, every, where
 from codegen.expr import Operand
 from codegen.iteration import linear, long_enough
 from codegen.kernel import Kernel, converted
@@ -34,14 +34,6 @@ class Source:
     elements: int
     computed: RowsPrologue | None = None
     pages: tuple[Pages, str] | None = None
-
-    def together(self, batch: Sequence[int]) -> int:
-        """Returns how many neighbours are copied at once."""
-        op = self.operand
-        steps = [step for n, step in zip((*batch, self.total), op.strides) if n > 1]
-        steps += [self.pages[0].step] if self.pages is not None else []
-        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
-        return VECTOR if aligned and not any(n % VECTOR for n in (self.elements, *steps)) else 1
 
 
 def forward_sources(scores: Scores, names: Sequence[str]) -> tuple[Source, ...]:
@@ -89,11 +81,8 @@ class Tiles:
 
     def _store(self, to: str, vector: str, count: int, exists: str) -> None:
         """Writes the store of ``count`` elements that are computed, zeros where the C condition does not hold."""
-        value = self._kept(f"{vector}[e]", exists)
+        value = where(exists, f"{vector}[e]", f"{self.element}(0)")
         self.k.unrolled_line(f"for (int e = 0; e < {count}; ++e) {to}[r][d + e] = {value};")
-
-    def _kept(self, value: str, exists: str) -> str:
-        return f"{exists} ? {value} : {self.element}(0)" if exists else value
 
     def _together(self, source: Source) -> int:
         """Returns how many neighbours a thread brings at once."""
@@ -103,7 +92,7 @@ class Tiles:
         """Writes the copy of what a thread brings as its ``i``-th."""
         self.k.line(f"const {self.scores.t} r = {first} + i / {padded}, d = i % {padded};")
         value = converted(source.operand, f"{source.name}[{self._place(source, 'r', 'd')}]", self.element)
-        self.k.line(f"{to}[i / {padded}][d] = {self._kept(value, edge.inside('r'))};")
+        self.k.line(f"{to}[i / {padded}][d] = {where(edge.inside('r'), value, f'{self.element}(0)')};")
 
     def _place(self, source: Source, row: str, column: str) -> str:
         """Returns the C expression of an element's place; if rows lie in pages, writes which one this is."""
@@ -126,7 +115,11 @@ class VectorTiles(Tiles):
         self.k.line(f"store_shared(&{to}[r][d], {value});")
 
     def _together(self, source: Source) -> int:
-        return source.together(self.scores.spec.batch)
+        op = source.operand
+        steps = [step for n, step in zip((*self.scores.spec.batch, source.total), op.strides) if n > 1]
+        steps += [source.pages[0].step] if source.pages is not None else []
+        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
+        return VECTOR if aligned and not any(n % VECTOR for n in (source.elements, *steps)) else 1
 
     def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         k, t, d = self.k, self.scores.t, self.column
@@ -137,13 +130,12 @@ class VectorTiles(Tiles):
         to = f"{to}[r][{d}]"
         if stored != self.element:
             k.line(f"Vector<{self.element}, {each}> v = {{}};")
-            with k.block(f"if ({exists})", when=bool(exists)):
+            with k.guarded(exists):
                 k.line(f"const auto x = load<{each}>({source.name} + {place});")
                 k.unrolled_line(f"for (int e = 0; e < {each}; ++e) v[e] = convert<{self.element}>(x[e]);")
             k.line(f"store_shared(&{to}, v);")
         elif each == 1:
-            value = f"{source.name}[{place}]"
-            k.line(f"{to} = {f'{exists} ? {value} : {stored}{{}}' if exists else value};")
+            k.line(f"{to} = {where(exists, f'{source.name}[{place}]', f'{stored}{{}}')};")
         elif exists:
             k.line(f"const bool exists = {exists};")
             k.line(f"copy_async<16>(&{to}, {source.name} + (exists ? {place} : 0), exists ? 16 : 0);")

@@ -17,11 +17,11 @@ from codegen.attention.scores import merged
 from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_producer import produce
-from codegen.attention.wgmma_results import await_queries, define_queries, free_results, prefetch_queries, store_results
-from codegen.attention.wgmma_schedule import GROUP, PANEL, AttentionWgmmaSchedule
+from codegen.attention.wgmma_results import await_queries, define_queries, free_results, store_results
+from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule
 from codegen.attention.wgmma_walk import Intervals, Lists, Spans
 from codegen.iteration import linear
-from codegen.pipeline import await_products, products
+from codegen.pipeline import GROUP, await_products, products
 from codegen.spec import KernelSource
 
 
@@ -145,7 +145,8 @@ class _Consumer:
     def _tiles(self) -> None:
         """Writes the products with all keys, of which the first have begun, and with all values but the last."""
         w, s, scores = self.w, self.s, self.scores
-        prefetch_queries(self.b, self.walk.following)
+        if not self.b.queries and self.b.work > s.blocks:
+            w.line(f"prefetch_queries({self.walk.following});")
         await_products(w)
         self.keys.release()
         w.reads("s")

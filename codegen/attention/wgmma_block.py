@@ -6,13 +6,13 @@ from contextlib import suppress
 from math import prod
 
 from codegen.attention import wgmma_schedule as schedules
-from codegen.attention.fragments import ScoreFragments
-from codegen.attention.scores import approximated, argument_names, kernel_details
+from codegen.attention.fragments import ScoreFragments, padded
+from codegen.attention.scores import approximated, argument_names, kernel_detail
 from codegen.attention.spec import AttentionSpec
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, AttentionWgmmaSchedule, box, buffers, columns
+from codegen.attention.wgmma_schedule import PANEL, ROWS, AttentionWgmmaSchedule, box, buffers
 from codegen.declined import Declined
 from codegen.kernel import Kernel, parameter
-from codegen.pipeline import Meeting, Pipeline, initialize
+from codegen.pipeline import GROUP, Meeting, Pipeline, initialize
 from codegen.spec import KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
@@ -30,7 +30,7 @@ class Block:
     panel       elements of queries and keys in a row of 128 bytes; step those that a wgmma adds up.
     width       columns of the products with values.
     part, top   the first row of a consumer: in a tile of queries, and of all.
-    tiles       of queries of a batch; work those of all batches.
+    work        tiles of queries of all batches.
     joined      whether the first product of a tile of queries begins while the one before ends.
     spread      whether lanes of a warp bring the pages of a tile side by side.
     queries, keys, values  the pipelines of their tiles; without that of queries consumers compute them.
@@ -44,9 +44,9 @@ class Block:
         called = [name and names.unique(name, "_map") for name in self.arguments[:3]]
         self.part, self.top = (f"group * {ROWS}", f"m0 + group * {ROWS}") if s.groups > 1 else ("0", "m0")
         known = {"listed": schedules.listed(spec), "spanned": schedules.spanned(spec)}
-        self.scores = ScoreFragments(self.w, spec, names, s.keys, self.top, ROWS, s.rows, **known)
+        self.scores = ScoreFragments(self.w, spec, s.keys, self.top, ROWS, s.rows, s.heads, **known)
         self.scores.lift = LIFT.get(spec.q.dtype.name, 0)
-        self.narrow, self.element, self.width = size == 1, spec.q.dtype.ctype, columns(spec.width)
+        self.narrow, self.element, self.width = size == 1, spec.q.dtype.ctype, padded(spec.width)
         self.panel, self.step = 2 * PANEL // size, 32 // size
         made = schedules.maps(spec, s.rows, s.keys)
         self.scores.quads = made[1].box[1] == 2
@@ -56,21 +56,15 @@ class Block:
             if spec.out.dtype.itemsize == 2 and spec.epilogue is None:
                 self.out_map = box(spec, spec.out, len(spec.read) + len(spec.loads), spec.rows, spec.width, ROWS)
         self.out = names.unique(spec.out.name, "_map")
-        self.written = self.scores.written(names)
+        self.written = self.scores.written()
         self.stats = self.written[-1] if spec.stats is not None else ""
         # Where tiles take different times, and it is known early, a block with short ones takes more.
         self.order = names.unique(spec.order.name) if spec.order is not None and self.scores.spanned else ""
-        self.tiles, self.joined = -(-spec.rows // s.rows), s.joined(spec)
-        self.work = self.tiles * prod(spec.batch)
+        self.joined, self.work = s.joined(spec), self.scores.tiles * prod(spec.batch)
         self.spread = spec.pages is not None and not spec.ranges and min(p.size for p in spec.pages) < s.keys
         self.warps = Meeting(self.w, "warps", s.groups + 1, consumer=GROUP)
         self.keys, self.values = (Pipeline(self.w, name, s.stages, releases=s.groups) for name in ("keys", "values"))
         self.queries = Pipeline(self.w, "queries", s.ahead, releases=s.groups) if 0 in made else None
-
-    def tile_at(self, work: str) -> None:
-        """Writes the coordinates of a tile of queries, given by its number."""
-        batches = prod(self.spec.batch)
-        self.w.line(f"const Tile at = tile_at<{batches}, {self.tiles}, {min(self.s.heads, batches)}>({work});")
 
     def begin(self) -> None:
         """Writes what precedes the roles: what lies in shared memory, and the initialisation of barriers."""
@@ -94,17 +88,11 @@ class Block:
     def source(self) -> KernelSource:
         """Returns the kernel, whose roles are written."""
         s, spec = self.s, self.spec
-        details = [
-            *kernel_details(spec),
-            f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA, {s.groups} consumer "
-            f"warpgroup{'s' if s.groups > 1 else ''} (m64n{s.keys}k{self.step}, m64n{self.width}k{self.step})",
-        ]
+        tiles = f"{s.rows} queries a block, tiles of {s.keys} keys in {s.stages} stages filled by TMA"
+        consumers = f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}"
+        atoms = f"m64n{s.keys}k{self.step}, m64n{self.width}k{self.step}"
+        details = kernel_detail(spec), f"{tiles}, {consumers} ({atoms})"
+        blocks, zeroed = min(self.work, s.blocks), ((len(self.w.parameters) - 1, 4),) if self.order else ()
         return self.w.source(
-            approximated(spec),
-            details,
-            blocks=min(self.work, s.blocks),
-            threads=s.threads,
-            barriers=True,
-            blocks_per_sm=1,
-            zeroed=((len(self.w.parameters) - 1, 4),) if self.order else (),
+            approximated(spec), details, blocks=blocks, threads=s.threads, barriers=True, blocks_per_sm=1, zeroed=zeroed
         )

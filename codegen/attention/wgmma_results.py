@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.wgmma_block import Block
-from codegen.attention.wgmma_schedule import GROUP, PANEL, ROWS, coordinates, panels
+from codegen.attention.wgmma_schedule import PANEL, ROWS, coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
-from codegen.pipeline import Pipeline
+from codegen.pipeline import GROUP, Pipeline
 
 
 def await_queries(b: Block, query: str, work: str) -> None:
@@ -15,12 +15,6 @@ def await_queries(b: Block, query: str, work: str) -> None:
         b.queries.wait(query)
     else:
         b.w.line(f"compute_queries({work}, {query}.index);")
-
-
-def prefetch_queries(b: Block, work: str) -> None:
-    """Writes the prefetch of what the next tile of queries, if there is one, is computed from."""
-    if not b.queries and b.work > b.s.blocks:
-        b.w.line(f"prefetch_queries({work});")
 
 
 def define_queries(b: Block, prologue: RowsPrologue) -> None:
@@ -34,8 +28,7 @@ def define_queries(b: Block, prologue: RowsPrologue) -> None:
         w.line(f"store_row<{panel}>(&shared.queries[index][d / {panel}][{part}][0], r, d % {panel}, {name});")
 
     with w.block("const auto compute_queries = [&](int work, int index)", "};"):
-        b.tile_at("work")
-        b.scores.begin("at.row", "at.col")
+        b.scores.begin("work")
         held = prologue.hold(rows)
         if b.out_map:
             # The results stored last may lie in the other place.
@@ -50,8 +43,7 @@ def define_queries(b: Block, prologue: RowsPrologue) -> None:
     if b.work > b.s.blocks:
         with w.block("const auto prefetch_queries = [&](int work)", "};"):
             w.line(f"if (work >= {b.work}) return;")
-            b.tile_at("work")
-            b.scores.begin("at.row", "at.col")
+            b.scores.begin("work")
             prologue.prefetch(rows)
 
 

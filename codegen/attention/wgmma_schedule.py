@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.attention.fragments import check_types
+from codegen.attention.fragments import check_types, padded
 from codegen.attention.ranges import Ranges
 from codegen.attention.scores import merged
 from codegen.attention.spec import AttentionSpec, Pages
@@ -14,12 +14,12 @@ from codegen.buffers import SWIZZLED, Buffer, Buffers
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
-from codegen.pipeline import barriers
+from codegen.pipeline import GROUP, barriers
 from codegen.spec import TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
 
-GROUP, ROWS = 128, 64  # threads of a warpgroup, rows of its products
+ROWS = 64  # of a warpgroup's products
 PANEL = 64  # 16-bit elements of 128 bytes
 #: Registers of a thread of the producer and of a consumer, by the number of consumers.
 REGISTERS = {1: (40, 240), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
@@ -123,16 +123,11 @@ def narrow(spec: AttentionSpec) -> bool:
     return spec.q.dtype.itemsize == 1
 
 
-def columns(width: int) -> int:
-    """Returns how many columns the product with the values has."""
-    return -(-width // 16) * 16
-
-
 def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
     """Returns what a block has in shared memory."""
     t, size = spec.q.dtype.ctype, spec.q.dtype.itemsize
     deep, wide, panel = panels(spec.depth, size), panels(spec.width), 2 * PANEL // size
-    of_values = (1, columns(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
+    of_values = (1, padded(spec.width), s.keys) if narrow(spec) else (wide, s.keys, PANEL)
     found = [
         Buffer("queries", t, (max(deep, wide), s.rows, panel), s.ahead, 0, SWIZZLED, "panels of 128 bytes, swizzled"),
         Buffer("keys", t, (deep, s.keys, panel), s.stages, 0, SWIZZLED),
@@ -153,8 +148,8 @@ def buffers(spec: AttentionSpec, s: AttentionWgmmaSchedule) -> Buffers:
 def registers_held(spec: AttentionSpec, keys: int) -> int:
     """Returns how many registers of a consumer's thread scores, probabilities and results take."""
     if narrow(spec):
-        return keys // 2 + keys // 8 + columns(spec.width)
-    return keys // 2 + keys // 4 + columns(spec.width) // 2
+        return keys // 2 + keys // 8 + padded(spec.width)
+    return keys // 2 + keys // 4 + padded(spec.width) // 2
 
 
 def coordinates(spec: AttentionSpec, op: Operand, first: str) -> str:
@@ -201,7 +196,7 @@ def check(spec: AttentionSpec, target: Target) -> AttentionSpec:
         raise Declined("queries, keys and values are 8-bit floats of different kinds")
     if spec.depth > 256 or spec.width > 256:
         raise Declined(f"the sums of {max(spec.depth, spec.width)} elements do not fit the registers of a warpgroup")
-    if not all((prod(spec.batch), spec.rows, spec.keys, spec.depth, spec.width)):
+    if spec.empty:
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
     if narrow(spec) and spec.pages is not None:
@@ -250,7 +245,7 @@ def _narrow_values(spec: AttentionSpec, argument: int) -> TensorMap:
     if key != 1 and spec.keys > 1:
         raise Declined(f"{spec.v.name} is multiplied along the keys, which are not neighbours in memory")
     turned = replace(spec.v, strides=(*batch, element, 1))
-    return box(spec, turned, argument, spec.width, spec.keys, columns(spec.width))
+    return box(spec, turned, argument, spec.width, spec.keys, padded(spec.width))
 
 
 def tile_keys(spec: AttentionSpec, most: int) -> int:
@@ -339,9 +334,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
 
 
 def _columns(spec: AttentionSpec, target: Target, groups: int, keys: int) -> int:
-    """Returns the time of a batch's queries, in columns of scores of all tiles of keys that are met: wide tiles reach
-    farther beyond a diagonal, narrow ones are more numerous.
-    """
+    """Returns the time of a batch's queries, in columns of scores of all tiles met: wide ones overlap a diagonal."""
     s = AttentionWgmmaSchedule(groups, keys, stages=2, pingpong=True, blocks=1, ahead=2)
     begun_early = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block and s.joined(spec)
     step = s.rows * -(-spec.rows // (s.rows * MOST_TILES))

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 from codegen.attention.ranges import LANES, Ranges
 from codegen.attention.wgmma_block import Block
-from codegen.attention.wgmma_schedule import GROUP
 from codegen.buffers import every
-from codegen.pipeline import Pipeline
+from codegen.pipeline import GROUP, Pipeline
 
 #: A tile of queries that meets so many tiles of keys, or fewer, takes less time than looking at further queries.
 FEW_TILES = 8
@@ -47,8 +46,7 @@ class Intervals:
 
     def place(self, work: str, *, keys: bool = False) -> None:
         """Writes where the tile of queries of this number is."""
-        self.b.tile_at(work)
-        self.b.scores.place("at.row", "at.col", keys=keys, some=self.b.joined)
+        self.b.scores.place(work, keys=keys, some=self.b.joined)
 
     def fill(self, load: Callable[..., None], load_queries: Callable[[str], None]) -> None:
         """Writes the producer's loads: of a tile of keys and values, and of the queries, under a condition."""
@@ -165,7 +163,7 @@ class Lists(Intervals):
     def fill(self, load: Callable[..., None], load_queries: Callable[[str], None]) -> None:
         w, b = self.w, self.b
         load_queries("lane == 0")
-        ranges = Ranges(b.w, b.spec, b.scores.batch, b.scores.edge.pointers.loads)
+        ranges = b.scores.ranges()
         ranges.tile("m0", b.s.rows)
         with w.block(f"for (int end = last; end > first; end -= {LANES})"):
             self._look_at_tiles(ranges)
@@ -189,7 +187,8 @@ class Lists(Intervals):
         w.line("bool met = false, inside = false;")
         with w.block("if (mine >= first)"):
             stop = f"(mine + 1) * {keys}"
-            ranges.keys(f"mine * {keys}", f"min({stop}, {spec.keys})" if self.b.scores.ragged else stop)
+            stop = f"min({stop}, {spec.keys})" if self.b.scores.ragged else stop
+            ranges.extents(f"mine * {keys}", stop, of_keys=True)
             for name, most in (("met", True), ("inside", False)):
                 sums = (ranges.sum(n, most=most) for n in range(len(spec.ranges)))
                 w.line(f"{name} = {every(*(f'{x} >= 0' for x in sums))};")
