@@ -99,8 +99,7 @@ class Arch:
         )
 
     def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
-        """Returns how many registers of a block its warpgroups may pass on (setmaxnreg) if ``blocks`` blocks share an
-        SM.
+        """Returns how many registers of a block its warpgroups may pass on (setmaxnreg), ``blocks`` blocks to an SM.
 
         The compiler gives every thread as many as fit, a multiple of 8.  There are never more: a warpgroup that asks
         for more than the others have given up waits forever.

@@ -190,9 +190,7 @@ class Program:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What is read and written along the space: loads, then stores.  (The kernel's pointer parameters are these,
-        with the tables in between.)
-        """
+        """What is read and written along the space: loads, then stores.  (Parameters have the tables in between.)"""
         return self.loads + tuple(store.operand for store in self.stores)
 
     @property
@@ -220,9 +218,7 @@ class Program:
 
 
 def literal(value: Any, ctype: str) -> str:
-    """Returns a number as an exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), with NaN and
-    infinity.
-    """
+    """Returns a number, NaN or infinity as exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``)."""
     if ctype == "bool":
         return "true" if value else "false"
     if ctype in ("float", "double"):
@@ -287,10 +283,7 @@ class Emitter:
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
-        """Returns the C expression of a value.
-
-        ``terms`` gives those of loads, indices and the anchor, and of results that have other names than their own.
-        """
+        """Returns a value in C; ``terms`` gives loads, indices, the anchor, and results named other than their own."""
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
         if isinstance(value, Result) and value not in terms:
@@ -298,10 +291,7 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """Returns the C expression of a vector of a table, given the terms of its first element.
-
-        With ``packed``, it is read as `Packed` words.
-        """
+        """Returns a vector of a table in C, given the terms of its first element; ``packed``: as `Packed` words."""
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
         table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
@@ -322,10 +312,7 @@ class Emitter:
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
     def stored(self, store: Store, terms: Mapping[Value, str], given: Callable[[Value], str] | None = None) -> str:
-        """Returns the C expression to write for a store, converted to the storage type.
-
-        ``given`` returns compute types, if those of the program are not all that there are.
-        """
+        """Returns what a store writes, in its storage type; ``given`` returns compute types that the program lacks."""
         text, target = self.term(store.value, terms), store.operand.dtype.ctype
         own = given(store.value) if given else ctype_of(self.program, store.value)
         return text if own == target else f"convert<{target}>({text})"
@@ -350,9 +337,7 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
 
 
 def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:
-    """Returns, for every instruction, whether it depends on a value that varies (along a dimension the caller
-    unrolls).
-    """
+    """Returns, for every instruction, whether it depends on a value that varies (along what the caller unrolls)."""
     result: list[bool] = []
     for instruction in program.instructions:
         result.append(

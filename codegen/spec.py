@@ -21,10 +21,7 @@ class KernelSpec:
 
     @property
     def own_points(self) -> tuple[tuple[int, ...], int] | None:
-        """The program's space and the number of the argument that is its first load; or None.
-
-        None unless every thread reads its loads only at those points whose results it writes.
-        """
+        """(space, argument of the first load) if threads read loads only at points whose results they write."""
         return None
 
 
@@ -246,9 +243,7 @@ class Gather:
         return (self.operand,) if self.program is None else self.program.loads
 
     def steps(self) -> tuple[list[Strides], list[Strides], list[Strides]]:
-        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, and those of the
-        limits.
-        """
+        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, and the limits'."""
         nb, no = len(self.batch), len(self.outer)
         every = [] if self.program is None else [*(op.strides for op in self.program.loads), *self.program.indices]
         return (

@@ -168,9 +168,7 @@ def of_device(
 
 
 def _arch(name: str) -> Arch:
-    """Returns the architecture that schedules for ``sm_XX`` must respect; for one not listed, the closest that it
-    contains.
-    """
+    """Returns the architecture that schedules for ``sm_XX`` must respect; if not listed, the closest it contains."""
     if name in archs.KNOWN:
         return archs.KNOWN[name]
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)

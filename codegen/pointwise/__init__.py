@@ -26,10 +26,7 @@ from codegen.target import Target
 
 
 def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Yields schedules without tiles, best guess first.
-
-    Where it is worth it, the L2 cache evicts last what their kernels stream.
-    """
+    """Yields schedules without tiles, best first; where it is worth it, the L2 cache evicts last what they stream."""
     worth = worth_evict_last(spec.program, spec.shape, target)
     for schedule in _every(spec, target):
         yield replace(schedule, evict_last=worth and schedule.form != "unaligned")

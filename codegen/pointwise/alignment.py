@@ -22,10 +22,7 @@ def known(operand: Operand, vector: int) -> bool:
 
 
 def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
-    """Tells whether the vectors of both operands are aligned at the same elements of the space.
-
-    They are if the offsets of the same row of both differ by whole vectors, and both begin with one.
-    """
+    """Tells whether both begin with a vector, and rows of both differ by whole ones: they are aligned together."""
     steps = zip(operand.strides[:-1], lead.strides[:-1])
     return (
         operand.strides[-1] == 1

@@ -86,11 +86,7 @@ class Elements:
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
     ) -> None:
-        """Writes the reads of vectors of tables.
-
-        ``loaded`` and ``indices`` have the first element's loads and indices; with ``packed``, small elements are read
-        as `Packed` words.
-        """
+        """Writes reads of vectors of tables, given the first element's terms; ``packed``: small ones as `Packed`."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
@@ -105,11 +101,7 @@ class Elements:
             self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
 
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
-        """Writes the statements of one element; returns the C expressions to store, one for each store.
-
-        loaded has the C expression of the element, as stored, for every load that varies; indices those of the
-        program's indices.
-        """
+        """Writes an element's statements, given varying loads as stored, and indices; returns what stores take."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             operand = self.program.loads[n]
@@ -128,10 +120,7 @@ class Elements:
         return [self._emitter.stored(s, terms) for s in self.program.stores]
 
     def elements(self, count: int, loaded: Mapping[int, str], indices: Callable[[], Sequence[str]]) -> list[str]:
-        """Writes the statements of all elements ``e`` of a vector; returns the C names of the results.
-
-        ``indices`` writes what is needed for the indices of an element, and returns their C expressions.
-        """
+        """Writes a vector's elements ``e``, whose indices ``indices`` writes; returns the results' C names."""
         names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
         for store, name in zip(self.program.stores, names):
             self.w.line(f"{vector_type(store.operand, count)} {name};")
@@ -141,9 +130,7 @@ class Elements:
         return names
 
     def _once(self, value: Value, text: str, stem: str) -> str:
-        """Writes a constant for a converted value that is used more than once; returns its name, else the expression
-        itself.
-        """
+        """Writes a constant for a converted value that is used more than once; returns its C expression."""
         simple = "(" not in text and "?" not in text
         if isinstance(value, (Literal, Anchor)) or self.program.uses[value] < 2 or simple:
             return text
@@ -208,10 +195,7 @@ def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
 def read(
     w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load", more: str = ""
 ) -> None:
-    """Writes the read of elements, ``step`` apart, into registers.
-
-    Contiguous ones are one access: ``load``, if it is not empty, with further arguments.
-    """
+    """Writes the read of elements, ``step`` apart, into registers; contiguous ones by ``load``, unless it is empty."""
     if count == 1:
         w.line(f"{target} = {pointer}[{offset}];")
     elif step == 1 and load:
@@ -226,10 +210,7 @@ def read(
 def write(
     w: Writer, pointer: str, offset: str, value: str, count: int, step: int = 1, store: str = "store", guard: str = ""
 ) -> None:
-    """Writes the store of elements, ``step`` apart, which are in registers; under a guard, if there is one.
-
-    Contiguous ones are one access: ``store``, if it is not empty.
-    """
+    """Writes the guarded store of elements, ``step`` apart; contiguous ones by ``store``, unless it is empty."""
     if count == 1:
         w.line(f"{guard}{pointer}[{offset}] = {value};")
     elif step == 1 and store:

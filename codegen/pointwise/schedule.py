@@ -46,10 +46,7 @@ def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
 
 
 def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:
-    """Tells whether all addresses of an operand that are sums of multiples of ``steps`` elements are aligned.
-
-    ``width`` is the alignment, in bytes.
-    """
+    """Tells whether an operand's addresses at sums of multiples of ``steps`` are multiples of ``width`` bytes."""
     return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in steps)
 
 
@@ -144,9 +141,7 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
 
 
 def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
-    """Tells whether a quarter or more of the bytes that a schedule moves goes in accesses of fewer than ``width``
-    bytes.
-    """
+    """Tells whether a quarter or more of the bytes a schedule moves goes in accesses of fewer than ``width`` bytes."""
     shape, program = normalize(spec)
     moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
     return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)

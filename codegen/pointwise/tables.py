@@ -65,10 +65,7 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
-    """Returns how many bytes an element takes of the tables that are read in vectors, and of those that are not.
-
-    Each is that of the largest element; 0 if there is no such table.
-    """
+    """Returns the largest element's bytes of tables that are read in vectors, and of those that are not; 0 if none."""
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):
         if isinstance(instruction, TableRead):

@@ -397,9 +397,7 @@ def _blocks(shape: tuple[int, ...], schedule: TilesSchedule) -> int:
 
 
 def _cost(tiling: Tiling) -> float:
-    """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that reach past
-    the end.
-    """
+    """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that end outside."""
     cost = 0.0
     vector, loads = tiling.schedule.vector, len(tiling.program.loads)
     for n, op in enumerate(tiling.program.operands):

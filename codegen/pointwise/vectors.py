@@ -142,11 +142,7 @@ class VectorsRenderer:
         return blocks
 
     def _cycles(self) -> int:
-        """Writes the body of the cycles form; returns the number of threads.
-
-        Position ``first + u * length`` has the same column as position ``at`` for every u: ``length`` is a multiple of
-        the number of columns, and ``first`` is ``at`` plus a multiple of ``length``.
-        """
+        """Writes the cycles form: ``first + u * length`` has the column of ``at`` for all u; returns the blocks."""
         w, s = self.w, self.schedule
         length = cycle(self.shape, s.vector)
         vectors, groups = length // s.vector, -(-self.total // (length * s.unroll))

@@ -67,10 +67,7 @@ def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
 
 
 def held_from(space: Space, s: PoolSchedule) -> int:
-    """Returns the first window from which on all elements under a thread's windows are read before any is used.
-
-    That is the number of windows if even those along the last are too many.
-    """
+    """Returns the first window from which on all elements are read before any is used; how many there are if none."""
     sizes = [width(window, many) for (_, window), many in zip(space.windows, patch(space, s))]
     bytes_each = sum(max(4, s.vector * space.program.loads[n].dtype.itemsize) for n in space.taps)
     first = len(sizes)
@@ -127,9 +124,7 @@ def _patches(space: Space, back: int, most: int) -> list[int]:
 
 
 def down(space: Space, s: PoolSchedule) -> int:
-    """Returns how many positions lie below each other in a block: several where windows overlap along the last
-    dimension but one that has windows.
-    """
+    """Returns how many positions lie below each other in a block: several where windows overlap there."""
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]

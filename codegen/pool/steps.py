@@ -57,8 +57,7 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
 
 
 def planes_of_block(spec: PoolSpec, target: Target) -> int:
-    """Returns how many planes a block folds in steps; 0 where this is not possible, or no better than each window by
-    itself.
+    """Returns how many planes a block folds in steps; 0 where this cannot be, or is no better than window by window.
 
     In steps, neighbouring threads read neighbouring columns in vectors.  With windows of different sizes, each folded
     by itself, they would read elements far apart, one by one.
@@ -82,17 +81,12 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
 
 
 def vector_of_columns(spec: PoolSpec) -> int:
-    """Returns how many columns a thread folds at once: those of two planes or more, so that vectors of each are
-    aligned.
-    """
+    """Returns how many columns a thread folds at once: those of two planes or more, so that each's are aligned."""
     return widest(normalize(in_steps(spec, 2)[0]))
 
 
 def _separable(space: Space) -> bool:
-    """Tells whether windows lie along the two innermost dimensions, the last contiguous, and can be folded in turn.
-
-    All else must be one dimension, the planes, which no position depends on.
-    """
+    """Tells whether windows along the last two dimensions, the last contiguous, can be folded in turn in each plane."""
     program = space.program
     return (
         [d for d, _ in space.windows] == [1, 2]

@@ -260,9 +260,7 @@ class AlongRenderer(RowsRenderer):
                     del w.lines[line]
 
     def _inside(self, full: int) -> str:
-        """Returns the C condition that a pass has an element; the first ``full`` passes of a whole row always
-        have one.
-        """
+        """Returns the C condition that a pass has an element; the first ``full`` ones of a whole row always do."""
         last = self.space.chunk is None or self.space.total % self.length == 0
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 

@@ -114,9 +114,7 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _part(self, reduction: Reduction) -> str:
-        """Declares the variable in which a thread combines its elements; returns the C expression for an
-        element's row.
-        """
+        """Declares the variable in which a thread combines its elements; returns that of an element's row in C."""
 
     @abstractmethod
     def _combined(self, parts: dict[int, str]) -> None:
@@ -159,9 +157,7 @@ class RowsRenderer(ABC):
                 self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _coordinates(self) -> Coordinates:
-        """Returns the coordinates of ``row``, with those that are needed written; and writes where a part begins and
-        ends.
-        """
+        """Returns the coordinates of ``row``, with those that are needed written, and where a part begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
         if chunk is not None:
@@ -226,9 +222,7 @@ class RowsRenderer(ABC):
     # ---- the vectors of a thread
 
     def _kind(self, strides: tuple[int, ...]) -> str:
-        """Returns how the elements of a vector lie: "vector" (contiguous), "uniform" (all the same one), or
-        "element".
-        """
+        """Returns how a vector's elements lie: "vector" (contiguous), "uniform" (all the same one), or "element"."""
         step = strides[self.dim]
         return "uniform" if step == 0 and self.s.vector > 1 else "vector" if step == 1 else "element"
 
@@ -342,9 +336,7 @@ class RowsRenderer(ABC):
         return self._vectors[n]
 
     def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
-        """Returns the C expressions of an element's loads and indices; writes conversions that are used twice as
-        constants.
-        """
+        """Returns an element's loads and indices in C; writes conversions that are used twice as constants."""
         program, terms = self.program, dict(self.terms)
         for n, text in held.items():
             operand = program.loads[n]

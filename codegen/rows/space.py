@@ -108,9 +108,7 @@ def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
 
 
 def repeated(space: Space) -> list[int]:
-    """Returns the loads of a walk that are the same for all rows that a block walks, but not for all elements
-    of one.
-    """
+    """Returns the loads of a walk that are the same for all rows of a block, but not for all elements of one."""
     return [n for n, op in enumerate(space.program.loads) if space.varies(op) and not _walked(space, op)]
 
 

@@ -34,8 +34,7 @@ class Running:
 
 
 class Stages:
-    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 the reductions over values of
-    stage n.
+    """When a program's values are known: stage 0 needs no reduction, stage n + 1 the reductions over values of stage n.
 
     running  the reductions that are running sums, by number.
     """
@@ -80,10 +79,7 @@ class Stages:
         return False
 
     def ends(self, stage: int) -> list[Value]:
-        """Returns the values that a stage's loop over the row is for: those reduced, and those stored for each element.
-
-        Values of running sums are left out: they follow from the values whose maximum is made.
-        """
+        """Returns the values a stage's loop is for: stored for each element, or reduced but for running sums."""
         program = self._space.program
         made = [k for k in range(len(program.reductions)) if k not in self.running and self.made(k) == stage]
         return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
