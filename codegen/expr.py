@@ -90,8 +90,7 @@ Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced | Pointer
 class Instruction:
     """``ctype name = template(args)``; template has placeholders {0}, {1}, ... for the arguments' C expressions.
 
-    thresholds are those numbers which the arguments are compared with to be less or not, if nothing else is done with
-    them.
+    thresholds are the numbers that arguments are compared with to be less or not, if nothing else is done with them.
     """
 
     name: str
@@ -132,8 +131,7 @@ class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
     With ``at`` it is the place of the first of the largest elements, or of the last that is NaN; -1 if there is none.
-    The sort family, whose reductions choose elements by their places, does not ask for the combiner
-    (`codegen.spec.SortSpec`).
+    The sort family, whose reductions choose elements by their places, does not ask for the combiner (`SortSpec`).
     """
 
     name: str
@@ -269,11 +267,7 @@ def fill(template: str, arguments: list[str]) -> str:
 
 
 class Emitter:
-    """Writes a program's statements, naming values after the graph's tensors.
-
-    Values are named once and can be emitted in parts: instructions that do not depend on the element position along an
-    unrolled dimension first (outside the loop), the others inside.
-    """
+    """Writes statements, naming values after tensors; in parts, such as what is the same for all passes of a loop."""
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
@@ -339,11 +333,10 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
 def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:
     """Returns, for every instruction, whether it depends on a value that varies (along what the caller unrolls)."""
     result: list[bool] = []
+
+    def depends(v: Value) -> bool:
+        return result[v.instruction] if isinstance(v, Result) else not isinstance(v, Literal) and varies(v)
+
     for instruction in program.instructions:
-        result.append(
-            any(
-                result[v.instruction] if isinstance(v, Result) else not isinstance(v, Literal) and varies(v)
-                for v in instruction.args
-            )
-        )
+        result.append(any(map(depends, instruction.args)))
     return result

@@ -33,8 +33,7 @@ def collapse(
 ) -> tuple[tuple[int, ...], list[Strides]]:
     """Returns the space with dimensions permuted to ``order``, those of size 1 dropped, mergeable neighbours merged.
 
-    Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] *
-    size[inner]. At least one dimension is kept.
+    Neighbours merge if stride[outer] == stride[inner] * size[inner] in every operand.  At least one dimension is kept.
     """
     kept = [d for d in order if shape[d] != 1]
     sizes: list[int] = []
@@ -197,6 +196,10 @@ class Coordinates:
     def terms(self, strides: Sequence[int]) -> list[tuple[str, int]]:
         """Returns the coordinates where these strides are not 0, with the strides."""
         return [(self[d], stride) for d, stride in enumerate(strides) if stride]
+
+    def along(self, strides: Sequence[int], position: str) -> str:
+        """Returns an offset in C; ``position`` is that along one more dimension, the last."""
+        return linear([*self.terms(strides[:-1]), (position, strides[-1])])
 
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""

@@ -87,10 +87,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class PointwiseSpec(KernelSpec):
-    """A pointwise kernel: a program evaluated at every point of a space.
-
-    shape   sizes of the iteration space; the operands of the program have one stride for each dimension.
-    """
+    """A program evaluated at every point of a space with sizes ``shape``: operands have a stride for each dimension."""
 
     shape: tuple[int, ...]
     program: Program

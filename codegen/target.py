@@ -134,9 +134,8 @@ PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80")
 def target(name: str) -> Target:
     """Returns the target of that name, or the listed one of an architecture ``sm_XX``.
 
-    An architecture without a listed machine gets the figures of the nearest older one, or of the oldest.  One that is
-    older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError, with the known names, for
-    other text.
+    Without a listed machine, it gets the figures of the nearest older one, or of the oldest; if older than Ampere, none
+    of the instructions that `Arch` lists.  Raises ValueError, with the known names, for other text.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -151,8 +150,7 @@ def of_device(
 ) -> Target:
     """Returns the target of a device: the listed one of its name and size, else one with the driver's figures.
 
-    Those that the driver does not tell are of the target of its architecture.  Raises ValueError where kernels cannot
-    run on such a device.
+    All others are those of its architecture's target.  Raises ValueError where kernels cannot run on such a device.
     """
     for known in TARGETS.values():
         # Cards of one name differ in their memory: an A100 of 40 GB moves three quarters of what one of 80 GB does.

@@ -35,8 +35,7 @@ def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
 def access(operand: Operand, lead: Operand, vector: int) -> str | None:
     """Returns how a thread reads a vector that is aligned in the lead; None if it cannot.
 
-    That is "scalar" (one value for all), "uniform" (one value), "vector" (as it lies) or "unaligned" (words that are
-    shifted).
+    It is "scalar" (one value for all), "uniform" (one value), "vector" (as it lies) or "unaligned" (shifted words).
     """
     if not any(operand.strides):
         return "scalar"

@@ -154,8 +154,7 @@ class Body(Elements):
     ) -> None:
         """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
 
-        ``place`` writes where a vector is, for the others.  Where the last vector of the space is whole, those outside
-        read it, so that no load waits for a condition.
+        ``place`` writes where one is.  Those outside read the last vector, if whole: no load waits for a condition.
         """
         for body in (load, compute) if at.loads else (compute,):
             with self.w.unrolled(f"for (int u = 0; u < {at.unroll}; ++u)"):
@@ -173,11 +172,8 @@ def vector_type(operand: Operand, count: int) -> str:
 
 def kept_type(operand: Operand, count: int, guarded: bool) -> str:
     """Returns the C type of elements that are loaded well before their use; ``guarded``: under a condition."""
-    return (
-        vector_type(operand, count).replace("Vector", "Packed")
-        if packs(operand, count, guarded)
-        else vector_type(operand, count)
-    )
+    kind = vector_type(operand, count)
+    return kind.replace("Vector", "Packed") if packs(operand, count, guarded) else kind
 
 
 def packs(operand: Operand, count: int, guarded: bool) -> bool:

@@ -146,8 +146,7 @@ class Tiling:
     def flat(self) -> bool:
         """Whether a thread's vectors run through the whole tile, over the ends of rows.
 
-        The tile's columns are then all there are, and rows follow each other in every operand that is read or
-        written as vectors.
+        Its columns are then all there are, and rows follow each other in every operand that is accessed in vectors.
         """
         s = self.schedule
         return s.cols == self.width and self.width % s.vector != 0

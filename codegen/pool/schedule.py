@@ -49,10 +49,7 @@ def patch(space: Space, s: PoolSchedule) -> list[int]:
 
 
 def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
-    """Tells whether the elements of a load under a thread's last windows can be read as one vector and its neighbours.
-
-    They can if they are contiguous, and the vector is either inside of the image or outside.
-    """
+    """Tells whether elements under the last windows are a vector, in the image or outside, and its neighbours."""
     operand = space.program.loads[n]
     if not space.windows or space.inner or s.cols == 1:
         return False
@@ -71,10 +68,7 @@ def held_from(space: Space, s: PoolSchedule) -> int:
     sizes = [width(window, many) for (_, window), many in zip(space.windows, patch(space, s))]
     bytes_each = sum(max(4, s.vector * space.program.loads[n].dtype.itemsize) for n in space.taps)
     first = len(sizes)
-    while first > 0:
-        total = prod(sizes[first - 1 :]) * bytes_each
-        if total > HELD_BYTES:
-            break
+    while first > 0 and prod(sizes[first - 1 :]) * bytes_each <= HELD_BYTES:
         first -= 1
     return first
 
@@ -88,13 +82,11 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     planes = planes_of_block(spec, target)
     if planes:
         yield PoolSchedule(vector_of_columns(spec), itype, planes=planes)
-    columns = _patches(space, 1, 16)
-    rows = _patches(space, 2, 4)
     # Finding where the largest element is also takes that element.
     kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
-    for c in columns:
-        for r in rows:
+    for c in _patches(space, 1, 16):
+        for r in _patches(space, 2, 4):
             s = PoolSchedule(vector, itype, r, c)
             first = held_from(space, s)
             # The purpose of a patch is to read once what its windows share, and to hold it.

@@ -59,8 +59,7 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
 def planes_of_block(spec: PoolSpec, target: Target) -> int:
     """Returns how many planes a block folds in steps; 0 where this cannot be, or is no better than window by window.
 
-    In steps, neighbouring threads read neighbouring columns in vectors.  With windows of different sizes, each folded
-    by itself, they would read elements far apart, one by one.
+    In steps, neighbouring threads read neighbouring columns in vectors, not elements far apart, one by one.
     """
     space = normalize(spec)
     if not _separable(space) or not any(isinstance(window, Adaptive) for _, window in space.windows):

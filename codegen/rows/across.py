@@ -104,12 +104,8 @@ class AcrossRenderer(RowsRenderer):
 
     @contextmanager
     def _over_row(self, *, loading: bool = False) -> Iterator[None]:
-        """Writes the loop over the thread's elements of its rows: ``col`` is the position of one.
-
-        Where rows stay in registers, its passes are spelled out, and so are a few that read again: all their loads are
-        in flight at once.  Passes past the end are left out, or, when loading, read the last element, so that no load
-        waits for a condition.
-        """
+        # Where rows stay in registers, passes are spelled out, as are a few that read again: all loads are in flight
+        # at once.  Those past the end are left out, or, when loading, read the last element: no load waits.
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"
         begin = "" if self.begin == "0" else f"{self.begin} + "

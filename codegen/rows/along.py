@@ -103,11 +103,7 @@ class AlongRenderer(RowsRenderer):
         return "at" if self.s.cluster > 1 else "col"
 
     def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
-        """Writes the statements for the elements of a vector.
-
-        Where narrow elements are used both as such and in what an earlier loop computed from them, a compiler keeps
-        both in registers, as floats; here they are converted again instead.
-        """
+        """Writes the statements for a vector's elements; narrow ones are converted again rather than kept as floats."""
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
             narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
@@ -194,11 +190,7 @@ class AlongRenderer(RowsRenderer):
         self.terms[Reduced(running.most)] = name
 
     def _run_out(self, k: int, running: Running, part: str) -> None:
-        """Writes the factor that corrects a running sum for the shift of its elements.
-
-        Infinite elements were not shifted.  The factor exp(most - shift) is then 0, infinity or NaN, which is right for
-        the sum, too.
-        """
+        """Writes the factor that corrects a running sum for its elements' shift; right for infinite ones, too."""
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
         wanted = self.program.needed([running.shift])
@@ -216,11 +208,8 @@ class AlongRenderer(RowsRenderer):
 
     @contextmanager
     def _over_row(self, *, loading: bool = False) -> Iterator[None]:
-        """Writes the loop over the thread's vectors of the row: ``col`` is where one begins.
-
-        Where rows stay in registers, its passes are spelled out; those past the end are left out, or, when loading,
-        read the last vector, so that no load waits for a condition.
-        """
+        # Where rows stay in registers, passes are spelled out; those past the end are left out, or, when loading, read
+        # the last vector, so that no load waits for a condition.
         w, s = self.w, self.s
         several = s.lanes * s.cluster > 1
         beside = s.form == "shared" and s.cluster > 1 and not self.unrolled

@@ -185,20 +185,12 @@ class RowsRenderer(ABC):
         same = target == self.program.reductions[self.space.sums[store]].ctype
         return value if same else f"convert<{target}>({value})"
 
-    def _row_stored(self, stage: int) -> list[int]:
-        """Returns the stores of a stage that have one value for each row."""
-        return [
-            k
-            for k, store in enumerate(self.program.stores)
-            if not self.space.varies(store.operand)
-            and k not in self.space.sums
-            and self.stages.stage(store.value) == stage
-        ]
-
     def _row_stores(self, stage: int) -> None:
         """Writes the stores with one value for each row, by one of its threads."""
         w, n, program = self.w, len(self.space.outer), self.program
-        stores = {k: program.stores[k] for k in self._row_stored(stage)}
+        every, sums = enumerate(program.stores), self.space.sums
+        once = [(k, store) for k, store in every if k not in sums and not self.space.varies(store.operand)]
+        stores = {k: store for k, store in once if self.stages.stage(store.value) == stage}
         if not stores:
             return
         first = "lane == 0" if self.s.lanes * self.s.cluster > 1 else ""
@@ -280,7 +272,7 @@ class RowsRenderer(ABC):
             before[k] = self.names.unique(program.reductions[one.most].name, "_before")
             w.line(f"const {program.reductions[k].ctype} {before[k]} = {parts[one.most]};")
         guard = "if (inside) " if self._has_inside else ""
-        with self._over_vector():
+        with w.repeated("e", self.s.vector):
             terms = self._element_terms(held, indices, needed)
             self._computed(terms, needed)
             for k, part in parts.items():
@@ -302,10 +294,6 @@ class RowsRenderer(ABC):
         mine = {value.instruction for value in needed if isinstance(value, Result)}
         self.emitter.statements(self.w, terms, mine.__contains__)
 
-    def _over_vector(self) -> AbstractContextManager[None]:
-        """Opens a loop over the elements of a vector."""
-        return self.w.repeated("e", self.s.vector)
-
     def _run(
         self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
     ) -> None:
@@ -315,7 +303,7 @@ class RowsRenderer(ABC):
         shift = self.names.unique(reduction.name, "_shift")
         w.line(f"const {reduction.ctype} {shift} = reduce::shift({most});")
         w.line(f"{part} *= math::exp({before} - {shift});")
-        with self._over_vector(), w.block("", when=self.s.vector == 1):
+        with w.repeated("e", self.s.vector), w.block("", when=self.s.vector == 1):
             terms = {**self._element_terms(held, indices, needed), running.shift: shift}
             self._computed(terms, needed)
             w.line(f"{part} += {self.emitter.term(running.value, terms)};")

@@ -1,6 +1,4 @@
-"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays in
-between.
-"""
+"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays."""
 
 from __future__ import annotations
 
@@ -138,7 +136,7 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
 def _in_registers(
     space: Space, target: Target, clusters: Sequence[int], vector: int, read: Sequence[Operand], once: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields schedules with rows in registers, each after its badness; ``read`` is kept, ``once`` is in flight with it."""
+    """Yields schedules with rows in registers, each after its badness; ``once`` is in flight with ``read``, kept."""
     count, vectors = prod(space.outer), max(1, -(-space.length // vector))
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1

@@ -62,11 +62,7 @@ class Space:
 
 
 def normalize(spec: RowsSpec) -> Space:
-    """Returns the space that a kernel walks.
-
-    Its order within a row is free, as reductions may combine elements in any order; so is the order of rows whose
-    columns are combined.
-    """
+    """Returns the space that a kernel walks, in any order of the elements, or rows, that reductions combine."""
     program, n, walk = spec.program, len(spec.outer), spec.walk
     parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
     walked = n - walk.dims if walk is not None else n

@@ -34,10 +34,7 @@ class Running:
 
 
 class Stages:
-    """When a program's values are known: stage 0 needs no reduction, stage n + 1 the reductions over values of stage n.
-
-    running  the reductions that are running sums, by number.
-    """
+    """When values are known: stage 0 needs no reduction, stage n + 1 those over values of stage n."""
 
     def __init__(self, space: Space, running: dict[int, Running] | None = None) -> None:
         self._space, program, self._sums = space, space.program, space.sums
@@ -123,8 +120,7 @@ class Stages:
 def stages_along(space: Space, form: str, vector: int) -> Stages:
     """Returns the stages of a kernel whose threads read vectors of a row.
 
-    They have running sums where these save a loop over memory, or over shared memory in long vectors: another loop over
-    registers costs less than the exponentials that rescale the sums.
+    Running sums are worth their exponentials where they save a loop over memory, or shared memory in long vectors.
     """
     plain = Stages(space)
     again = form == "memory" or (form == "shared" and vector >= LEAST_NEIGHBOURS)
