@@ -139,8 +139,7 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core:
     )
 
 
-#: The oldest architecture that kernels are written for, as compute capability times ten: the oldest that CUDA 13
-#: supports.
+#: The oldest architecture that kernels are written for, and CUDA 13 supports, as compute capability times ten.
 OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known

@@ -104,8 +104,7 @@ class Instruction:
 class TableRead(Instruction):
     """Reads an element of a table.
 
-    args are the table's pointer, the values from which the position is computed and, if guarded, whether the element
-    exists.
+    args are the table's pointer, the values from which the position is computed and, if guarded, whether it exists.
 
     position   the template of the position.
     indexed    whether the second argument is an index, which is a term as it is; the others are multiplied by numbers.

@@ -207,12 +207,10 @@ class Coordinates:
 
 
 class Point:
-    """One element of a space: its first dimensions have a coordinate each, the others come in groups with one position
-    per group.
+    """One element of a space: its first dimensions have a coordinate each, others a position for each group of them.
 
     outer  the coordinates of the first dimensions, as C expressions.
-    parts  (position, name, sizes) of every group: the position as a C expression, the C name of a constant for it,
-           written where it must be split.
+    parts  (position, name, sizes) of every group: the position in C, the name of a constant for it where it is split.
     """
 
     def __init__(

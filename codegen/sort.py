@@ -36,8 +36,7 @@ class SortSpec(KernelSpec):
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
-    run            how many of them are a run, the last one having what is left; at most ``longest`` unless
-                   runs are merged.
+    run            how many of them are a run, the last one having what is left; at most ``longest`` unless merged.
     keep           how many of each run are written, one run behind the other: the program's space has so many there
                    where it depends on a reduction, or is stored.
     descending     whether the largest come first.

@@ -31,8 +31,7 @@ class Target:
     launch_us    microseconds that one more kernel takes.
     clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; if empty, as many as there are
                  multiprocessors for, though those of a cluster are neighbours.
-    measured     the figures that were measured on such a machine; all others are published, in what is named where the
-                 machine is listed.
+    measured     the figures that were measured on such a machine; all others are published, as its entry says where.
     assumed      the figures that are another machine's, the nearest of which they are known.
     planned_as   the target that graphs are planned for, if not this one: it decides on schedules alone.
     """
@@ -93,8 +92,7 @@ _H200 = Target(
     assumed=(),
 )  # fmt: skip
 _FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
-#: The machines whose figures are known, by name; of one architecture the first stands for it.  Above each is where its
-#: figures are published.
+#: The machines whose figures are known, by name, under where they are published; the first stands for an architecture.
 TARGETS: dict[str, Target] = {
     known.name: known
     for known in (
@@ -126,8 +124,7 @@ TARGETS: dict[str, Target] = {
 #: Share by which the memory rate that a driver tells may differ from the published one of the same machine.
 SAME_RATE = 0.06
 #: The target of kernels that run on every machine, the CPU included.  It has what all architectures since Ampere have,
-#: and schedules are made for as many multiprocessors; graphs are planned for the machine with the most measured
-#: figures.
+#: and schedules are made for as many multiprocessors; graphs are planned for the machine with the most measurements.
 PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), sms=108, mma=1024, planned_as=_H200)
 
 

@@ -14,8 +14,7 @@ from codegen.spec import PointwiseSpec
 from codegen.target import PORTABLE, Target
 
 THREADS = 256
-#: Blocks per multiprocessor that keep a GPU busy; smaller problems get fewer vectors in flight and shorter ones
-#: instead.
+#: Blocks per multiprocessor that keep a GPU busy; smaller problems get fewer vectors in flight, and shorter ones.
 ENOUGH_BLOCKS = 2
 MAX_VECTOR_BYTES = 64
 #: Bytes of repeating rows that a thread may read from the L1 cache for each byte that memory delivers or takes.

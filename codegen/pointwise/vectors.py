@@ -167,12 +167,10 @@ class VectorsRenderer:
     def _vectors(
         self, name: str, position: str, largest: int | None, place: Callable[[], _Place], once: Sequence[int] = ()
     ) -> None:
-        """Writes all of the thread's loads except those that are done ``once``, then its arithmetic, one vector after
-        the other.
+        """Writes the thread's loads but those done ``once``, then its arithmetic, one vector after the other.
 
-        ``name`` and ``position`` are the C variable that says where a vector is, and its value.  ``largest`` is its
-        largest value if some of the thread's vectors may be outside the space.  Unless the last vector is not whole,
-        those outside read it, so that no load waits for a condition.
+        ``name`` and ``position`` are the C variable that says where a vector is, and its value; ``largest`` is its
+        largest value if some of the thread's vectors may be outside the space.
         """
         s, loads = self.schedule, [n for n in self.loads if n not in once]
         if s.unroll == 1:

@@ -1,7 +1,6 @@
 """Pool kernels whose blocks take a few planes and fold their windows in two steps (`codegen.pool.steps`).
 
-First they fold the columns, which neighbouring threads read in vectors, into shared memory, then the rows of the
-result.
+First they fold the columns, which neighbouring threads read in vectors, into shared memory, then the rows of those.
 """
 
 from __future__ import annotations

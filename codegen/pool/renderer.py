@@ -37,8 +37,7 @@ class PoolRenderer(Elements):
         self.emitter = Emitter(self.program, self.names)
         #: loads that all elements under the thread's windows share: their C names
         self.fixed: dict[int, str] = {}
-        #: C names of the folds of the windows, by reduction; and of the largest elements, for reductions that give
-        #: places
+        #: C names of the folds of the windows, by reduction; and of the largest elements, for those that give places
         self.parts: dict[int, str] = {}
         self.largest: dict[int, str] = {}
 

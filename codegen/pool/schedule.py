@@ -29,8 +29,7 @@ class PoolSchedule(Schedule):
     itype   C type of coordinates and offsets, signed.
     rows    positions of the last window but one that a thread takes.
     cols    positions of the last window that a thread takes: elements in several of its windows are read once.
-    down    positions of the last window but one that are next to each other in a block, so that what their windows
-            share comes from the L1 cache.
+    down    positions of the last window but one that are neighbours in a block: the L1 cache has what they share.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
     """
 

@@ -70,8 +70,7 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
     nbytes = columns * sum(_DTYPES[r.ctype].itemsize for r in space.program.reductions)
     if nbytes > SHARED_BYTES:
         return 0
-    # Where a thread has one vector of columns, all that it reads is in flight at once: a second vector waits for the
-    # first.
+    # Where a thread has one vector of columns, all that it reads is in flight at once: a second vector would wait.
     vectors = columns // vector_of_columns(spec)
     planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
     if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:

@@ -48,10 +48,6 @@ class AcrossRenderer(RowsRenderer):
         held_row(self.w, s.itype, "row", self.edge, row, s.vector)
         self.w.line(f"const uint32 lane = threadIdx.x / {self.side};")
 
-    def _keep(self) -> None:
-        if self.kept:
-            self.kept_names = self._hold(self.kept)
-
     # ---- once a row
 
     def _scalars(self, stage: int) -> None:

@@ -55,19 +55,14 @@ class AlongRenderer(RowsRenderer):
     # ---- what stays on the chip
 
     def _keep(self) -> None:
-        if self.kept and self.s.form == "registers":
-            self.kept_names = self._hold(self.kept)
-        elif self.kept:
-            self._keep_in_shared()
-
-    def _asynchronous(self) -> bool:
-        """Tells whether all that is kept in shared memory can be copied there without passing through registers."""
-        kept = [self.program.loads[n] for n in self.kept]
-        vector = self.s.vector
-        return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
-
-    def _keep_in_shared(self) -> None:
-        w, s, asynchronous = self.w, self.s, self._asynchronous()
+        w, s, kept = self.w, self.s, [self.program.loads[n] for n in self.kept]
+        if not kept or s.form == "registers":
+            super()._keep()
+            return
+        # Nothing passes through registers where all that is kept can be copied in vectors.
+        asynchronous = all(
+            self._kind(x.strides) == "vector" and s.vector * x.dtype.itemsize in (4, 8, 16) for x in kept
+        )
         self.kept_names = self._carve(self._kept_elements())
         w.line("// A thread reads back what it wrote itself.")
         with self._over_row(loading=True):

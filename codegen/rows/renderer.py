@@ -51,8 +51,7 @@ class RowsRenderer(ABC):
         #: loads that the L2 cache is to evict last
         everywhere = (*self.space.outer, *self.space.row)
         self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
-        #: for reductions of columns or segments: the C expressions of a thread's values, for an element; and those of
-        #: the stage that is being written
+        #: for reductions of columns or segments: a thread's values in C, for an element; and those of this stage
         self.columns: dict[int, str] = {}
         self.beside: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
@@ -104,9 +103,10 @@ class RowsRenderer(ABC):
     def _place(self) -> None:
         """Writes ``row``, the first of the thread's rows, and ``lane``, its number among the row's threads."""
 
-    @abstractmethod
     def _keep(self) -> None:
         """Writes the reads of what several stages need."""
+        if self.kept:
+            self.kept_names = self._hold(self.kept)
 
     @abstractmethod
     def _scalars(self, stage: int) -> None:
