@@ -51,14 +51,10 @@ def collapse(
     return tuple(sizes), [tuple(column[k] for column in columns) for k in range(len(strides))]
 
 
-def rebase(
-    program: Program, shape: Sequence[int], order: Sequence[int], extra: Sequence[Strides] = ()
-) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """Returns a program over the collapsed space: (shape, program with new strides, ``extra`` strides collapsed)."""
-    every = [*program.strides, *extra]
-    sizes, strides = collapse(shape, every, order)
-    own = len(every) - len(extra)
-    return sizes, restrided(program, strides[:own]), strides[own:]
+def rebase(program: Program, shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Program]:
+    """Returns a program over the collapsed space: (shape, program with new strides)."""
+    sizes, strides = collapse(shape, program.strides, order)
+    return sizes, restrided(program, strides)
 
 
 def merge_outer(

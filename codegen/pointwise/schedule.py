@@ -40,8 +40,7 @@ class PointwiseSchedule(Schedule):
 def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
     """Returns the space in memory order of the first output with merged dimensions, and the program over it."""
     strides = spec.program.stores[0].operand.strides
-    shape, program, _ = rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
-    return shape, program
+    return rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
 
 
 def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:

@@ -52,9 +52,9 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
     def wide(read: TableRead) -> bool:
         table = program.tables[_table(read)]
-        if not read.indexed:
+        if not read.indexed or not isinstance(read.args[1], Index):
             return False
-        *outer, last = program.indices[_index(read)]
+        *outer, last = program.indices[read.args[1].index]
         width = min(16, vector * table.dtype.itemsize)
         steps = gcd(*(step * table.dtype.itemsize for step in (*outer, *read.multiples)), table.alignment)
         return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
@@ -77,9 +77,3 @@ def _table(read: TableRead) -> int:
     pointer = read.args[0]
     assert isinstance(pointer, Pointer)
     return pointer.table
-
-
-def _index(read: TableRead) -> int:
-    index = read.args[1]
-    assert isinstance(index, Index)
-    return index.index

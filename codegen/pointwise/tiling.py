@@ -106,7 +106,7 @@ class Tiling:
 
     def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
         self.schedule = schedule
-        self.shape, self.program, _ = rebase(spec.program, spec.shape, schedule.order)
+        self.shape, self.program = rebase(spec.program, spec.shape, schedule.order)
         self.row_dims = self.shape[schedule.outer : schedule.turn + 1]
         self.col_dims = self.shape[schedule.turn + 1 :]
         self.height, self.width = prod(self.row_dims), prod(self.col_dims)
@@ -232,7 +232,7 @@ def row_vector(
 def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
     """Returns the best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
-    shape, program, _ = rebase(spec.program, spec.shape, orders[0])
+    shape, program = rebase(spec.program, spec.shape, orders[0])
     if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
         return None
     # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
@@ -320,7 +320,7 @@ def _along(
     spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool, target: Target
 ) -> Iterator[tuple[float, TilesSchedule]]:
     """Yields tiles whose columns are the fastest dimensions of an order, each after its cost in bytes."""
-    shape, program, _ = rebase(spec.program, spec.shape, order)
+    shape, program = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
     for op in program.operands:

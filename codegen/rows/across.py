@@ -33,13 +33,6 @@ class AcrossRenderer(RowsRenderer):
         self.unroll = -(-self.length // schedule.lanes)
         self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
         self.array, self.u = f"[{self.unroll}]", "[u]"
-        #: C names of the shared memory for what threads exchange, by C type
-        self._exchange: dict[str, str] = {}
-
-    @property
-    def _e(self) -> str:
-        """C expression of the number of a row among those of the thread."""
-        return "e" if self.s.vector > 1 else "0"
 
     def _place(self) -> None:
         s = self.s
@@ -77,10 +70,10 @@ class AcrossRenderer(RowsRenderer):
         name = self.names.unique(reduction.name, "_part")
         if self.s.vector == 1:
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
-        else:
-            self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
-        return f"{name}[{self._e}]"
+            return f"{name}[0]"
+        self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
+        self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
+        return f"{name}[e]"
 
     def _combined(self, parts: dict[int, str]) -> None:
         w, s = self.w, self.s
@@ -89,12 +82,7 @@ class AcrossRenderer(RowsRenderer):
             self.terms[Reduced(k)] = part
             if s.lanes == 1:
                 continue
-            if reduction.ctype not in self._exchange:
-                name = f"{reduction.ctype} parts"
-                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, s.exchanged)
-            shared = self._exchange[reduction.ctype]
-            how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
-            w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
+            w.line(self._exchanging(reduction, part[: part.index("[")], self.side, s.lanes, "parts"))
 
     # ---- the elements of a row
 

@@ -55,6 +55,8 @@ class RowsRenderer(ABC):
         self.columns: dict[int, str] = {}
         self.beside: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
+        #: C names of the shared memory for what threads exchange, by C type
+        self._exchanges: dict[str, str] = {}
 
     # ---- structure
 
@@ -178,6 +180,13 @@ class RowsRenderer(ABC):
     def end(self) -> str:
         """The C expression of the end of a row."""
         return str(self.length) if self.space.chunk is None else "end"
+
+    def _exchanging(self, reduction: Reduction, values: str, side: int, count: int, word: str) -> str:
+        """Returns the statement by which threads, ``side`` apart, combine values; declares what they exchange."""
+        ctype = reduction.ctype
+        if ctype not in self._exchanges:
+            self._exchanges[ctype] = self.w.exchange(f"{ctype} {word}", "", ctype, self.s.exchanged)
+        return f"reduce::across<{reduction.combiner.functor}, {side}, {count}>({values}, {self._exchanges[ctype]});"
 
     def _sum(self, store: int, value: str) -> str:
         """Returns the C expression to store for a reduction of columns or segments."""

@@ -323,14 +323,9 @@ class WalkRenderer(AlongRenderer):
         w, s, n = self.w, self.s, len(self.space.outer)
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
-            exchanges: dict[str, str] = {}
             for k, name in self._own.items():
-                reduction = self.program.reductions[k]
-                ctype = reduction.ctype
-                if ctype not in exchanges:
-                    exchanges[ctype] = w.exchange(f"{ctype} columns", "", ctype, s.exchanged)
-                across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
-                statement = f"{across}({name}[{self._u}], {exchanges[ctype]});"
+                reduction, values = self.program.reductions[k], f"{name}[{self._u}]"
+                statement = self._exchanging(reduction, values, s.lanes, s.rows, "columns")
                 if self.unroll > 1:
                     w.unrolled_line(f"for (int u = 0; u < {self.unroll}; ++u) {statement}")
                 else:
