@@ -6,20 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from codegen.expr import (
-    Anchor,
-    Emitter,
-    Index,
-    Literal,
-    Load,
-    Operand,
-    Pointer,
-    Program,
-    Result,
-    Value,
-    ctype_of,
-    varying,
-)
+from codegen.expr import Emitter, Index, Load, Operand, Pointer, Program, Result, Value, ctype_of, varying
 from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
@@ -131,8 +118,7 @@ class Elements:
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its C expression."""
-        simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Anchor)) or self.program.uses[value] < 2 or simple:
+        if self.program.uses[value] < 2 or ("(" not in text and "?" not in text):
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
