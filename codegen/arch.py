@@ -99,8 +99,7 @@ class Arch:
         )
 
     def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
-        """Returns how many registers of a block its warpgroups may pass on (setmaxnreg) if ``blocks`` blocks share an
-        SM.
+        """Returns how many registers of a block its warpgroups may pass on (setmaxnreg), ``blocks`` blocks to an SM.
 
         The compiler gives every thread as many as fit, a multiple of 8.  There are never more: a warpgroup that asks
         for more than the others have given up waits forever.
@@ -140,8 +139,7 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core:
     )
 
 
-#: The oldest architecture that kernels are written for, as compute capability times ten: the oldest that CUDA 13
-#: supports.
+#: The oldest architecture that kernels are written for, and CUDA 13 supports, as compute capability times ten.
 OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known

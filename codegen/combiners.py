@@ -17,8 +17,7 @@ class Combiner:
     function  the C++ function of two values of one type; "" if kernels only combine in memory.
     functor   the type of ``codegen/device/reduce.cuh`` whose ``of`` is that function.
     sign      the C operator for floats.  Integers then are combined in 32 or 64 bits, and wrap around.
-    atomic    the function of ``codegen/device/scatter.cuh`` that combines integers in memory in any order; "" if there
-              is none.
+    atomic    the function of ``codegen/device/scatter.cuh`` that combines integers in memory in any order; "": none.
     floats    whether it combines floats only.
     selects   whether the result is one of the values: nothing is rounded, and of no values there is none.
     """

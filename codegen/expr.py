@@ -90,8 +90,7 @@ Value: TypeAlias = Load | Literal | Result | Anchor | Index | Reduced | Pointer
 class Instruction:
     """``ctype name = template(args)``; template has placeholders {0}, {1}, ... for the arguments' C expressions.
 
-    thresholds are those numbers which the arguments are compared with to be less or not, if nothing else is done with
-    them.
+    thresholds are the numbers that arguments are compared with to be less or not, if nothing else is done with them.
     """
 
     name: str
@@ -105,8 +104,7 @@ class Instruction:
 class TableRead(Instruction):
     """Reads an element of a table.
 
-    args are the table's pointer, the values from which the position is computed and, if guarded, whether the element
-    exists.
+    args are the table's pointer, the values from which the position is computed and, if guarded, whether it exists.
 
     position   the template of the position.
     indexed    whether the second argument is an index, which is a term as it is; the others are multiplied by numbers.
@@ -132,8 +130,7 @@ class Reduction:
     """``name``: a value combined over all elements of a row, in its compute type.
 
     With ``at`` it is the place of the first of the largest elements, or of the last that is NaN; -1 if there is none.
-    The sort family, whose reductions choose elements by their places, does not ask for the combiner
-    (`codegen.spec.SortSpec`).
+    The sort family, whose reductions choose elements by their places, does not ask for the combiner (`SortSpec`).
     """
 
     name: str
@@ -190,9 +187,7 @@ class Program:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What is read and written along the space: loads, then stores.  (The kernel's pointer parameters are these,
-        with the tables in between.)
-        """
+        """What is read and written along the space: loads, then stores.  (Parameters have the tables in between.)"""
         return self.loads + tuple(store.operand for store in self.stores)
 
     @property
@@ -220,9 +215,7 @@ class Program:
 
 
 def literal(value: Any, ctype: str) -> str:
-    """Returns a number as an exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``), with NaN and
-    infinity.
-    """
+    """Returns a number, NaN or infinity as exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``)."""
     if ctype == "bool":
         return "true" if value else "false"
     if ctype in ("float", "double"):
@@ -273,11 +266,7 @@ def fill(template: str, arguments: list[str]) -> str:
 
 
 class Emitter:
-    """Writes a program's statements, naming values after the graph's tensors.
-
-    Values are named once and can be emitted in parts: instructions that do not depend on the element position along an
-    unrolled dimension first (outside the loop), the others inside.
-    """
+    """Writes statements, naming values after tensors; in parts, such as what is the same for all passes of a loop."""
 
     def __init__(self, program: Program, names: Names) -> None:
         self.program = program
@@ -287,10 +276,7 @@ class Emitter:
         self.names = ["" if n in self.inlined else names.unique(i.name) for n, i in enumerate(program.instructions)]
 
     def term(self, value: Value, terms: Mapping[Value, str]) -> str:
-        """Returns the C expression of a value.
-
-        ``terms`` gives those of loads, indices and the anchor, and of results that have other names than their own.
-        """
+        """Returns a value in C; ``terms`` gives loads, indices, the anchor, and results named other than their own."""
         if isinstance(value, Literal):
             return literal(value.value, value.ctype)
         if isinstance(value, Result) and value not in terms:
@@ -298,10 +284,7 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """Returns the C expression of a vector of a table, given the terms of its first element.
-
-        With ``packed``, it is read as `Packed` words.
-        """
+        """Returns a vector of a table in C, given the terms of its first element; ``packed``: as `Packed` words."""
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
         table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
@@ -322,10 +305,7 @@ class Emitter:
                 w.line(f"const {instruction.ctype} {self.names[number]} = {self.expression(number, terms)};")
 
     def stored(self, store: Store, terms: Mapping[Value, str], given: Callable[[Value], str] | None = None) -> str:
-        """Returns the C expression to write for a store, converted to the storage type.
-
-        ``given`` returns compute types, if those of the program are not all that there are.
-        """
+        """Returns what a store writes, in its storage type; ``given`` returns compute types that the program lacks."""
         text, target = self.term(store.value, terms), store.operand.dtype.ctype
         own = given(store.value) if given else ctype_of(self.program, store.value)
         return text if own == target else f"convert<{target}>({text})"
@@ -350,15 +330,12 @@ def ctype_of(program: Program, value: Value, anchor: str = "float") -> str:
 
 
 def varying(program: Program, varies: Callable[[Value], bool]) -> list[bool]:
-    """Returns, for every instruction, whether it depends on a value that varies (along a dimension the caller
-    unrolls).
-    """
+    """Returns, for every instruction, whether it depends on a value that varies (along what the caller unrolls)."""
     result: list[bool] = []
+
+    def depends(v: Value) -> bool:
+        return result[v.instruction] if isinstance(v, Result) else not isinstance(v, Literal) and varies(v)
+
     for instruction in program.instructions:
-        result.append(
-            any(
-                result[v.instruction] if isinstance(v, Result) else not isinstance(v, Literal) and varies(v)
-                for v in instruction.args
-            )
-        )
+        result.append(any(map(depends, instruction.args)))
     return result

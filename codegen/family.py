@@ -67,10 +67,7 @@ class Family(Generic[SpecT]):
     tries_all: bool = False
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
-        """Yields the schedules worth trying, best guess first.
-
-        Raises Declined, with the last reason, if no form takes the spec.
-        """
+        """Yields the schedules worth trying, best first.  Raises Declined, with the last reason, if no form fits."""
         found, last = False, Declined(f"no form of {self.name} is meant for {spec.name}")
         for form in self.forms:
             try:
@@ -104,9 +101,7 @@ class EstimatedFamily(Family[SpecT]):
     """
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
-        """Yields the schedules worth trying, best guess first; among the first 12 are some of every form that takes the
-        spec.
-        """
+        """Yields the schedules worth trying, best guess first; the first 12 have some of every form that fits."""
         spec, last = canonical(spec), self.forms[-1]
         estimates, taken = self._estimates(spec, target), self.form(spec, target)
         every = {form: tuple(form.schedules(spec, target)) for form in estimates}
@@ -159,10 +154,7 @@ def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
 
 @lru_cache(1024)
 def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
-    """Returns the estimated cycles of every form but the last that takes a spec.
-
-    The spec is canonical, so that equal layers share one entry of the cache.
-    """
+    """Returns the estimated cycles of every form but the last that takes a canonical spec: equal layers share them."""
     found = {}
     for form in family.forms[:-1]:
         try:

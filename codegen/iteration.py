@@ -31,11 +31,9 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 def collapse(
     shape: Sequence[int], strides: Sequence[Strides], order: Sequence[int]
 ) -> tuple[tuple[int, ...], list[Strides]]:
-    """Returns the space with its dimensions permuted to ``order``, those of size 1 dropped, and mergeable neighbours
-    merged.
+    """Returns the space with dimensions permuted to ``order``, those of size 1 dropped, mergeable neighbours merged.
 
-    Two neighbours merge when every operand steps over the inner one exactly: stride[outer] == stride[inner] *
-    size[inner]. At least one dimension is kept.
+    Neighbours merge if stride[outer] == stride[inner] * size[inner] in every operand.  At least one dimension is kept.
     """
     kept = [d for d in order if shape[d] != 1]
     sizes: list[int] = []
@@ -53,25 +51,16 @@ def collapse(
     return tuple(sizes), [tuple(column[k] for column in columns) for k in range(len(strides))]
 
 
-def rebase(
-    program: Program, shape: Sequence[int], order: Sequence[int], extra: Sequence[Strides] = ()
-) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """Returns a program over the collapsed space: (shape, program with new strides, the ``extra`` strides collapsed,
-    too).
-    """
-    every = [*program.strides, *extra]
-    sizes, strides = collapse(shape, every, order)
-    own = len(every) - len(extra)
-    return sizes, restrided(program, strides[:own]), strides[own:]
+def rebase(program: Program, shape: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], Program]:
+    """Returns a program over the collapsed space: (shape, program with new strides)."""
+    sizes, strides = collapse(shape, program.strides, order)
+    return sizes, restrided(program, strides)
 
 
 def merge_outer(
     program: Program, outer: Sequence[int], extra: Sequence[Strides] = ()
 ) -> tuple[tuple[int, ...], Program, list[Strides]]:
-    """Returns a program over rows, the last dimension, with the outer dimensions merged in memory order.
-
-    The result is (sizes of the outer dimensions, program, the ``extra`` strides treated likewise).
-    """
+    """Returns (sizes, program, ``extra`` strides) with outer dimensions, all but the last, merged in memory order."""
     n, every = len(outer), [*program.strides, *extra]
     leading = leader(program).strides[:n]
     sizes, outside = collapse(outer, [s[:n] for s in every], memory_order(outer, leading))
@@ -134,10 +123,7 @@ def bounds(operands: Sequence[Operand], shape: Sequence[int]) -> list[int]:
 
 
 def far(program: Program) -> list[int]:
-    """Returns the extents that a program's positions require, for `index_type`.
-
-    Numbers below 0 keep their value in both types only if these have the same size.
-    """
+    """Returns the extents a program's positions require, for `index_type`: numbers below 0 need types of one size."""
     return [2**32] if program.itype == "int64" else []
 
 
@@ -151,11 +137,7 @@ def coordinate(position: str, shape: Sequence[int], dim: int) -> str:
 def coordinates(
     w: Writer, itype: str, prefix: str, position: str, shape: Sequence[int], dims: Iterable[int] | None = None
 ) -> list[str]:
-    """Writes coordinates of a row-major position as constants ``prefix0``, ``prefix1``, ..., for all dimensions or
-    some.
-
-    Returns the names for all dimensions.
-    """
+    """Writes all or some coordinates of a row-major position as constants ``prefix0``, ...; returns all names."""
     for d in range(len(shape)) if dims is None else dims:
         w.line(f"const {itype} {prefix}{d} = {coordinate(position, shape, d)};")
     return [f"{prefix}{d}" for d in range(len(shape))]
@@ -185,10 +167,7 @@ def long(shape: Sequence[int]) -> list[int]:
 
 
 class Coordinates:
-    """Coordinates of a row-major position, each written as a constant the first time it is asked for.
-
-    ``position`` is a C variable; names of the constants are ``prefix0``, ``prefix1``, ... by dimension.
-    """
+    """Coordinates of a row-major position, a C variable: constants ``prefix0``, ..., written when first asked for."""
 
     def __init__(self, w: Writer, position: str, shape: Sequence[int], itype: str, prefix: str) -> None:
         self.w, self.position, self.shape, self.itype, self.prefix = w, position, tuple(shape), itype, prefix
@@ -214,18 +193,20 @@ class Coordinates:
         """Returns the coordinates where these strides are not 0, with the strides."""
         return [(self[d], stride) for d, stride in enumerate(strides) if stride]
 
+    def along(self, strides: Sequence[int], position: str) -> str:
+        """Returns an offset in C; ``position`` is that along one more dimension, the last."""
+        return linear([*self.terms(strides[:-1]), (position, strides[-1])])
+
     def offset(self, strides: Sequence[int]) -> str:
         """Returns the C expression of an operand's offset at this position."""
         return self.position if tuple(strides) == self._packed else linear(self.terms(strides))
 
 
 class Point:
-    """One element of a space: its first dimensions have a coordinate each, the others come in groups with one position
-    per group.
+    """One element of a space: its first dimensions have a coordinate each, others a position for each group of them.
 
     outer  the coordinates of the first dimensions, as C expressions.
-    parts  (position, name, sizes) of every group: the position as a C expression, the C name of a constant for it,
-           written where it must be split.
+    parts  (position, name, sizes) of every group: the position in C, the name of a constant for it where it is split.
     """
 
     def __init__(

@@ -15,8 +15,7 @@ def in_order(
     """Returns schedules in the order in which they are worth trying, each once.
 
     The ``first`` ones come first, then the best of every kind, unless it is estimated to take more than ``hopeless``
-    times as long as the best of all, then the others.  ``ranked`` are estimated times and schedules, the least time
-    first.
+    times as long as the best of all, then the others.  ``ranked`` are estimated times and schedules, the least first.
     """
     leaders: dict[Hashable, S] = {}
     for time, schedule in ranked:

@@ -7,14 +7,13 @@ after tile.  Where neighbours in memory belong to different rows, each row has o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.buffers import Buffer, Edge
 from codegen.expr import Emitter, Index, Load, Program, Reduced, Result, Value
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, aligned, bounds, index_type, linear, merge_outer, widest_vector
+from codegen.iteration import Coordinates, aligned, bounds, index_type, merge_outer, widest_vector
 from codegen.kernel import Kernel, Pointers, converted, row_number, thread_number
 from codegen.pointwise.body import read, registers, write
 from codegen.spec import KernelSource, KernelSpec
@@ -127,11 +126,7 @@ class _Renderer:
         row = Coordinates(self.w, "row", self.spec.outer, self.s.itype, "row")
         self.row = row.write(self.program.strides)
         same = {Load(k) for k, operand in enumerate(self.program.loads) if operand.strides[-1] == 0}
-        self.terms = self.pointers.read(self.w, same, lambda strides: self._offset(strides, "0"), "_r")
-
-    def _offset(self, strides: tuple[int, ...], position: str) -> str:
-        """Returns the C expression of an offset; ``position`` is that along the row."""
-        return linear([*self.row.terms(strides[:-1]), (position, strides[-1])])
+        self.terms = self.pointers.read(self.w, same, lambda strides: self.row.along(strides, "0"), "_r")
 
     # ---- a thread for each row
 
@@ -146,14 +141,14 @@ class _Renderer:
                 w.line(f"const {self.s.itype} at = {spec.length - 1} - col;")
                 position = "at"
             needed = self.before | self.after
-            terms = self.pointers.read(w, needed, lambda strides: self._offset(strides, position), "_e", self.terms)
+            terms = self.pointers.read(w, needed, lambda strides: self.row.along(strides, position), "_e", self.terms)
             self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
             w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
             terms[Reduced(0)] = total
             self.emitter.statements(w, terms, lambda k: Result(k) in self.after - self.before)
             for store, pointer in zip(self.program.stores, self.pointers.stores):
                 text = self.emitter.stored(store, terms)
-                w.line(f"{pointer}[{self._offset(store.operand.strides, position)}] = {text};")
+                w.line(f"{pointer}[{self.row.along(store.operand.strides, position)}] = {text};")
 
     # ---- several threads for each row
 
@@ -174,7 +169,7 @@ class _Renderer:
             sums, total = self.names.unique(self.sum.name, "_sums"), self.names.unique(self.sum.name, "_total")
             w.line(f"{ctype} {sums}[{vector}];")
             w.line(f"{ctype} {total} = {self.sum.start};")
-            with self._over_elements():
+            with w.guarded(self.cols.inside("col")), w.unrolled(f"for (int e = 0; e < {vector}; ++e)"):
                 terms = self._terms(held, position)
                 self.emitter.statements(w, terms, lambda k: Result(k) in self.before)
                 w.line(self.sum.into(total, self.emitter.term(self.sum.value, terms)))
@@ -186,13 +181,6 @@ class _Renderer:
             w.line(f"const {ctype} before = {how};")
             self._stores(held, sums, position)
 
-    @contextmanager
-    def _over_elements(self) -> Iterator[None]:
-        """Opens the loop over the elements of the thread's vector, for the ``with`` statement."""
-        loop = f"for (int e = 0; e < {self.s.vector}; ++e)"
-        with self.w.guarded(self.cols.inside("col")), self.w.unrolled(loop):
-            yield
-
     @property
     def _place_of(self) -> str:
         """C expression of where the e-th element that is added lies in its vector."""
@@ -201,15 +189,12 @@ class _Renderer:
     def _vectors(self, position: str) -> dict[int, str]:
         """Writes the reads of the thread's vector of every load; returns their C names."""
         w, vector = self.w, self.s.vector
-        held = {}
-        for k, operand in enumerate(self.program.loads):
-            if Load(k) in self.terms or Load(k) not in self.before | self.after:
-                continue
-            held[k] = registers(w, operand, vector)
+        needed = (self.before | self.after) - self.terms.keys()
+        held = {k: registers(w, op, vector) for k, op in enumerate(self.program.loads) if Load(k) in needed}
         with w.guarded(self.cols.inside("col") if held else ""):
             for k, name in held.items():
                 strides = self.program.loads[k].strides
-                read(w, name, self.pointers.loads[k], self._offset(strides, position), vector, strides[-1])
+                read(w, name, self.pointers.loads[k], self.row.along(strides, position), vector, strides[-1])
         return held
 
     def _terms(self, held: dict[int, str], position: str) -> dict[Value, str]:
@@ -221,13 +206,13 @@ class _Renderer:
             terms[Load(k)] = converted(self.program.loads[k], text, self.program.real)
         for k, strides in enumerate(self.program.indices):
             own = position if vector == 1 or not strides[-1] else f"({position} + {place})"
-            terms[Index(k)] = f"int32({self._offset(strides, own)})"
+            terms[Index(k)] = f"int32({self.row.along(strides, own)})"
         return terms
 
     def _stores(self, held: dict[int, str], sums: str, position: str) -> None:
         w, vector, program = self.w, self.s.vector, self.program
         names = [registers(w, store.operand, vector) for store in program.stores]
-        with self._over_elements():
+        with w.guarded(self.cols.inside("col")), w.unrolled(f"for (int e = 0; e < {vector}; ++e)"):
             terms = self._terms(held, position)
             total = self.names.unique(self.sum.name)
             sign = self.sum.operator
@@ -241,7 +226,7 @@ class _Renderer:
         with w.guarded(self.cols.inside("col"), "inside" if self.rows.ragged else ""):
             for store, name, pointer in zip(program.stores, names, self.pointers.stores):
                 strides = store.operand.strides
-                write(w, pointer, self._offset(strides, position), name, vector, strides[-1])
+                write(w, pointer, self.row.along(strides, position), name, vector, strides[-1])
 
 
 FAMILY = Family("scan", ScanSpec, (Form("scan", ScanSchedule, schedules, lambda spec, s: _Renderer(spec, s).render()),))

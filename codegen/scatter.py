@@ -64,7 +64,7 @@ class _Renderer:
         self.s, self.walks = schedule, not spec.combiner.atomic
         if not self.walks:
             order = memory_order(spec.shape, leader(spec.program).strides)
-            shape, program, _ = rebase(spec.program, spec.shape, order)
+            shape, program = rebase(spec.program, spec.shape, order)
             spec = replace(spec, shape=shape, program=program, axes=())
         self.spec, self.program = spec, spec.program
         self.body = Body(spec.name, self.program)

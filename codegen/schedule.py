@@ -29,10 +29,7 @@ def declined(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) ->
 
 
 def schedule_data(schedule: Schedule) -> dict[str, Any]:
-    """Returns a schedule as plain data for JSON.
-
-    It has ``type``, the class's name without "Schedule" in lower case, and the fields of the schedule.
-    """
+    """Returns a schedule as data for JSON: its fields, and ``type``, the class without "Schedule" in lower case."""
     return {"type": _type(type(schedule)), **asdict(schedule)}
 
 
@@ -47,10 +44,7 @@ def schedule_from_data(data: Mapping[str, Any]) -> Schedule:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Returns a schedule as text for a reader, without the fields that have their default.
-
-    For example ``"planes rows=4 cols=4 lanes=32 down=8 planes=1"``.
-    """
+    """Returns a schedule as text without defaults, such as ``planes rows=4 cols=4 lanes=32 down=8 planes=1``."""
     facts = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name != "itype"}
     usual = {f.name: f.default for f in fields(schedule) if f.default is not MISSING}
     shown = (f"{name}={value}" for name, value in facts.items() if name not in usual or value != usual[name])

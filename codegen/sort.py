@@ -15,7 +15,7 @@ from codegen.buffers import Buffer, Edge
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
-from codegen.iteration import Coordinates, bounds, index_type, linear, merge_outer
+from codegen.iteration import Coordinates, bounds, index_type, merge_outer
 from codegen.kernel import Kernel, Pointers, locate, parameter, row_number
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
@@ -36,8 +36,7 @@ class SortSpec(KernelSpec):
 
     outer, length  sizes of the other dimensions, and of this one, which is the last of the program's space.
     count          the elements of a row that are sorted: ``length``, or as many as ``order`` has.
-    run            how many of them are a run, the last one having what is left; at most ``longest`` unless
-                   runs are merged.
+    run            how many of them are a run, the last one having what is left; at most ``longest`` unless merged.
     keep           how many of each run are written, one run behind the other: the program's space has so many there
                    where it depends on a reduction, or is stored.
     descending     whether the largest come first.
@@ -213,7 +212,7 @@ class _Renderer:
     def _word(self, entry: str) -> str:
         """Writes the reads for an element's word; returns the C expression of the word."""
         if self.spec.order is not None:
-            entry = f"{self.order}[{self._offset(self.spec.order.strides, entry)}]"
+            entry = f"{self.order}[{self.rows.along(self.spec.order.strides, entry)}]"
         if entry != "at":
             self.w.line(f"const {self.s.itype} at = {entry};")
         key = f"sort::key({self._value(self.emitter, 'at')})"
@@ -268,11 +267,11 @@ class _Renderer:
         self.emitter.statements(w, terms, lambda k: Result(k) in self.after)
         for store, pointer in zip(self.program.stores, self.pointers.stores):
             if self._is_copied(store) and isinstance(self.key, Load):
-                offset = self._offset(self.program.loads[self.key.operand].strides, "at")
+                offset = self.rows.along(self.program.loads[self.key.operand].strides, "at")
                 text = f"{self.pointers.loads[self.key.operand]}[{offset}]"
             else:
                 text = self.emitter.stored(store, terms)
-            w.line(f"{pointer}[{self._offset(store.operand.strides, rank)}] = {text};")
+            w.line(f"{pointer}[{self.rows.along(store.operand.strides, rank)}] = {text};")
 
     def _is_copied(self, store: Store) -> bool:
         """Tells whether elements are stored as they are, bit by bit: a cast would saturate infinities of 8 bits."""
@@ -289,11 +288,7 @@ class _Renderer:
 
     def _terms(self, needed: set[Value], position: str, suffix: str) -> dict[Value, str]:
         """Writes the read of one element of each load that is needed; returns the C expressions."""
-        return self.pointers.read(self.w, needed, lambda strides: self._offset(strides, position), suffix)
-
-    def _offset(self, strides: tuple[int, ...], position: str) -> str:
-        """Returns the C expression of an offset; ``position`` is that along the row."""
-        return linear([*self.rows.terms(strides[:-1]), (position, strides[-1])])
+        return self.pointers.read(self.w, needed, lambda strides: self.rows.along(strides, position), suffix)
 
 
 FAMILY = Family("sort", SortSpec, (Form("sort", SortSchedule, schedules, lambda spec, s: _Renderer(spec, s).render()),))

@@ -21,10 +21,7 @@ class KernelSpec:
 
     @property
     def own_points(self) -> tuple[tuple[int, ...], int] | None:
-        """The program's space and the number of the argument that is its first load; or None.
-
-        None unless every thread reads its loads only at those points whose results it writes.
-        """
+        """(space, argument of the first load) if threads read loads only at points whose results they write."""
         return None
 
 
@@ -36,8 +33,7 @@ class TensorMap:
     offset     bytes from that address to the first element of the map.
     element    C type of an element, as in ``codegen.dtypes``; or "tf32": floats that loads round to tf32.
     sizes      of the dimensions, innermost first, 2 to 5 of them.
-    strides    bytes from one index to the next of every dimension but the innermost (whose elements are neighbours):
-               multiples of 16.
+    strides    bytes from one index to the next, multiples of 16, of all dimensions but the innermost.
     box        elements of each dimension that one load brings; for im2col, (channels, pixels).
     steps      every ``steps[d]``-th element is taken: the stride of a convolution; 1 for all else.
     swizzle    bytes of the shared-memory swizzle: 0, 32, 64 or 128.
@@ -66,14 +62,12 @@ class KernelSource:
                           "types.cuh"``).
     grid, block           launch dimensions (x, y, z).  A grid with a zero means there is nothing to launch.
     dynamic_shared_bytes  dynamic shared memory of a block, in bytes.
-    uses_barriers         whether threads of a block depend on each other (barriers, shuffles): the CPU run needs
-                          fibers then.
+    uses_barriers         whether threads of a block depend on each other (barriers, shuffles): CPUs then need fibers.
     parameters            the kernel's parameters: a tensor map, or n for the address of the n-th argument.  None: the
                           addresses of all arguments in order.
     cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
     dependent             whether it may be launched before the previous kernel is done: it waits for that itself.
-    zeroed                arguments, and bytes of each from its first on, that are zero when the kernel is launched: the
-                          launcher sees to that.
+    zeroed                arguments, and bytes of each from its first on, that the launcher sets to zero before.
     """
 
     name: str
@@ -90,10 +84,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class PointwiseSpec(KernelSpec):
-    """A pointwise kernel: a program evaluated at every point of a space.
-
-    shape   sizes of the iteration space; the operands of the program have one stride for each dimension.
-    """
+    """A program evaluated at every point of a space with sizes ``shape``: operands have a stride for each dimension."""
 
     shape: tuple[int, ...]
     program: Program
@@ -111,8 +102,7 @@ class Walk:
     chunk  the most rows of a part; there are as few parts as possible.  Which rows belong to a part is up to the
            kernel, so that only what all parts make together may depend on it.
     sums   (n, step): the program's n-th store takes a part of the columns' reduction that is its value, and that
-           nothing else uses.  Its strides along the walked dimensions are 0; from one part to the next are ``step``
-           elements.
+           nothing else uses.  Its strides along the walked dimensions are 0, from part to part ``step`` elements.
     """
 
     dims: int
@@ -135,8 +125,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class RowsSpec(KernelSpec):
-    """A program with reductions over rows: each row is read once if it fits on the chip, and what depends on it is
-    written.
+    """A program with reductions over rows: each is read once if it fits on the chip, and what depends on it is written.
 
     outer, row  sizes of the dimensions that are kept and of those that are reduced: the program's space is outer + row.
     program     operands that do not vary along a row have strides of 0 there; such a store is done once a row.
@@ -202,8 +191,7 @@ class Image:
     * dilation - before + b . shifts, b being the batch coordinates, and is 0 outside of the image.
 
     sizes, steps              of the image's spatial dimensions: elements, and elements from one to the next.
-    stride, dilation, before  of the window in each; before is the padding in front, negative where the window starts
-                              inside.
+    stride, dilation, before  of the window in each; before is the padding in front, negative if it starts inside.
     shifts                    for each spatial dimension how far every batch dimension moves the window; () for not.
     """
 
@@ -246,9 +234,7 @@ class Gather:
         return (self.operand,) if self.program is None else self.program.loads
 
     def steps(self) -> tuple[list[Strides], list[Strides], list[Strides]]:
-        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, and those of the
-        limits.
-        """
+        """Returns steps over batch, outer and inner dimensions: the operand's own, the program's, and the limits'."""
         nb, no = len(self.batch), len(self.outer)
         every = [] if self.program is None else [*(op.strides for op in self.program.loads), *self.program.indices]
         return (
@@ -305,8 +291,7 @@ class ContractionSpec(KernelSpec):
     program                   over the space batch + rows + cols.
     tf32                      whether float32 operands may be rounded to tf32 (11 significant bits) for tensor cores.
     fast_fp8                  whether sums of fp8 products may have the precision of tensor cores, below float32.
-    terms                     limits on batch and reduction: where one is broken there is no product, and neither
-                              operand has an element.
+    terms                     limits on batch and reduction: where one is broken, operands have no elements.
     partials                  reductions of parts of the results.
     results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.

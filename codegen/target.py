@@ -31,8 +31,7 @@ class Target:
     launch_us    microseconds that one more kernel takes.
     clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; if empty, as many as there are
                  multiprocessors for, though those of a cluster are neighbours.
-    measured     the figures that were measured on such a machine; all others are published, in what is named where the
-                 machine is listed.
+    measured     the figures that were measured on such a machine; all others are published, as its entry says where.
     assumed      the figures that are another machine's, the nearest of which they are known.
     planned_as   the target that graphs are planned for, if not this one: it decides on schedules alone.
     """
@@ -93,8 +92,7 @@ _H200 = Target(
     assumed=(),
 )  # fmt: skip
 _FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
-#: The machines whose figures are known, by name; of one architecture the first stands for it.  Above each is where its
-#: figures are published.
+#: The machines whose figures are known, by name, under where they are published; the first stands for an architecture.
 TARGETS: dict[str, Target] = {
     known.name: known
     for known in (
@@ -126,17 +124,15 @@ TARGETS: dict[str, Target] = {
 #: Share by which the memory rate that a driver tells may differ from the published one of the same machine.
 SAME_RATE = 0.06
 #: The target of kernels that run on every machine, the CPU included.  It has what all architectures since Ampere have,
-#: and schedules are made for as many multiprocessors; graphs are planned for the machine with the most measured
-#: figures.
+#: and schedules are made for as many multiprocessors; graphs are planned for the machine with the most measurements.
 PORTABLE = replace(_H200, name="portable", title="any", arch=archs.arch("sm_80"), sms=108, mma=1024, planned_as=_H200)
 
 
 def target(name: str) -> Target:
     """Returns the target of that name, or the listed one of an architecture ``sm_XX``.
 
-    An architecture without a listed machine gets the figures of the nearest older one, or of the oldest.  One that is
-    older than Ampere has none of the instructions that `Arch` lists.  Raises ValueError, with the known names, for
-    other text.
+    Without a listed machine, it gets the figures of the nearest older one, or of the oldest; if older than Ampere, none
+    of the instructions that `Arch` lists.  Raises ValueError, with the known names, for other text.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -151,8 +147,7 @@ def of_device(
 ) -> Target:
     """Returns the target of a device: the listed one of its name and size, else one with the driver's figures.
 
-    Those that the driver does not tell are of the target of its architecture.  Raises ValueError where kernels cannot
-    run on such a device.
+    All others are those of its architecture's target.  Raises ValueError where kernels cannot run on such a device.
     """
     for known in TARGETS.values():
         # Cards of one name differ in their memory: an A100 of 40 GB moves three quarters of what one of 80 GB does.
@@ -168,9 +163,7 @@ def of_device(
 
 
 def _arch(name: str) -> Arch:
-    """Returns the architecture that schedules for ``sm_XX`` must respect; for one not listed, the closest that it
-    contains.
-    """
+    """Returns the architecture that schedules for ``sm_XX`` must respect; if not listed, the closest it contains."""
     if name in archs.KNOWN:
         return archs.KNOWN[name]
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from codegen.family import Family, Form
 from codegen.l2_policy import worth_evict_last
@@ -26,28 +27,16 @@ from codegen.target import Target
 
 
 def schedules(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Yields schedules without tiles, best guess first.
-
-    Where it is worth it, the L2 cache evicts last what their kernels stream.
-    """
+    """Yields schedules without tiles, best first; where it is worth it, the L2 cache evicts last what they stream."""
     worth = worth_evict_last(spec.program, spec.shape, target)
-    for schedule in _every(spec, target):
-        yield replace(schedule, evict_last=worth and schedule.form != "unaligned")
-
-
-def _every(spec: PointwiseSpec, target: Target) -> Iterator[PointwiseSchedule]:
-    """Yields schedules without tiles, best guess first."""
-    every = pointwise_schedule.schedules(spec, target)
-    unaligned = unaligned_schedules(spec, target)
     first = pointwise_schedule.best_schedule(spec, target)
-    # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
-    if pointwise_schedule.narrow(spec, first, 4):
-        yield from unaligned
-        yield from every
-    else:
-        yield from every
-        if pointwise_schedule.narrow(spec, first, 16):
-            yield from unaligned
+    found = [pointwise_schedule.schedules(spec, target)]
+    if pointwise_schedule.narrow(spec, first, 16):
+        # Shifting words takes arithmetic, which costs less than reading one or two bytes at a time.
+        place = 0 if pointwise_schedule.narrow(spec, first, 4) else 1
+        found.insert(place, unaligned_schedules(spec, target))
+    for schedule in chain(*found):
+        yield replace(schedule, evict_last=worth and schedule.form != "unaligned")
 
 
 def render(spec: PointwiseSpec, schedule: PointwiseSchedule) -> KernelSource:

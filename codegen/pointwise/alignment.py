@@ -22,10 +22,7 @@ def known(operand: Operand, vector: int) -> bool:
 
 
 def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
-    """Tells whether the vectors of both operands are aligned at the same elements of the space.
-
-    They are if the offsets of the same row of both differ by whole vectors, and both begin with one.
-    """
+    """Tells whether both begin with a vector, and rows of both differ by whole ones: they are aligned together."""
     steps = zip(operand.strides[:-1], lead.strides[:-1])
     return (
         operand.strides[-1] == 1
@@ -38,8 +35,7 @@ def congruent(operand: Operand, lead: Operand, vector: int) -> bool:
 def access(operand: Operand, lead: Operand, vector: int) -> str | None:
     """Returns how a thread reads a vector that is aligned in the lead; None if it cannot.
 
-    That is "scalar" (one value for all), "uniform" (one value), "vector" (as it lies) or "unaligned" (words that are
-    shifted).
+    It is "scalar" (one value for all), "uniform" (one value), "vector" (as it lies) or "unaligned" (shifted words).
     """
     if not any(operand.strides):
         return "scalar"

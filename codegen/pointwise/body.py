@@ -6,20 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from codegen.expr import (
-    Anchor,
-    Emitter,
-    Index,
-    Literal,
-    Load,
-    Operand,
-    Pointer,
-    Program,
-    Result,
-    Value,
-    ctype_of,
-    varying,
-)
+from codegen.expr import Emitter, Index, Load, Operand, Pointer, Program, Result, Value, ctype_of, varying
 from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
@@ -86,11 +73,7 @@ class Elements:
     def ahead(
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
     ) -> None:
-        """Writes the reads of vectors of tables.
-
-        ``loaded`` and ``indices`` have the first element's loads and indices; with ``packed``, small elements are read
-        as `Packed` words.
-        """
+        """Writes reads of vectors of tables, given the first element's terms; ``packed``: small ones as `Packed`."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
@@ -105,11 +88,7 @@ class Elements:
             self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
 
     def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
-        """Writes the statements of one element; returns the C expressions to store, one for each store.
-
-        loaded has the C expression of the element, as stored, for every load that varies; indices those of the
-        program's indices.
-        """
+        """Writes an element's statements, given varying loads as stored, and indices; returns what stores take."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             operand = self.program.loads[n]
@@ -128,10 +107,7 @@ class Elements:
         return [self._emitter.stored(s, terms) for s in self.program.stores]
 
     def elements(self, count: int, loaded: Mapping[int, str], indices: Callable[[], Sequence[str]]) -> list[str]:
-        """Writes the statements of all elements ``e`` of a vector; returns the C names of the results.
-
-        ``indices`` writes what is needed for the indices of an element, and returns their C expressions.
-        """
+        """Writes a vector's elements ``e``, whose indices ``indices`` writes; returns the results' C names."""
         names = [self.names.unique(store.operand.name, "_v") for store in self.program.stores]
         for store, name in zip(self.program.stores, names):
             self.w.line(f"{vector_type(store.operand, count)} {name};")
@@ -141,11 +117,8 @@ class Elements:
         return names
 
     def _once(self, value: Value, text: str, stem: str) -> str:
-        """Writes a constant for a converted value that is used more than once; returns its name, else the expression
-        itself.
-        """
-        simple = "(" not in text and "?" not in text
-        if isinstance(value, (Literal, Anchor)) or self.program.uses[value] < 2 or simple:
+        """Writes a constant for a converted value that is used more than once; returns its C expression."""
+        if self.program.uses[value] < 2 or ("(" not in text and "?" not in text):
             return text
         name = self.names.unique(stem, "_e")
         self.w.line(f"const {ctype_of(self.program, value)} {name} = {text};")
@@ -167,8 +140,7 @@ class Body(Elements):
     ) -> None:
         """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
 
-        ``place`` writes where a vector is, for the others.  Where the last vector of the space is whole, those outside
-        read it, so that no load waits for a condition.
+        ``place`` writes where one is.  Those outside read the last vector, if whole: no load waits for a condition.
         """
         for body in (load, compute) if at.loads else (compute,):
             with self.w.unrolled(f"for (int u = 0; u < {at.unroll}; ++u)"):
@@ -186,11 +158,8 @@ def vector_type(operand: Operand, count: int) -> str:
 
 def kept_type(operand: Operand, count: int, guarded: bool) -> str:
     """Returns the C type of elements that are loaded well before their use; ``guarded``: under a condition."""
-    return (
-        vector_type(operand, count).replace("Vector", "Packed")
-        if packs(operand, count, guarded)
-        else vector_type(operand, count)
-    )
+    kind = vector_type(operand, count)
+    return kind.replace("Vector", "Packed") if packs(operand, count, guarded) else kind
 
 
 def packs(operand: Operand, count: int, guarded: bool) -> bool:
@@ -208,10 +177,7 @@ def registers(k: Kernel, operand: Operand, count: int, array: str = "") -> str:
 def read(
     w: Writer, target: str, pointer: str, offset: str, count: int, step: int = 1, load: str = "load", more: str = ""
 ) -> None:
-    """Writes the read of elements, ``step`` apart, into registers.
-
-    Contiguous ones are one access: ``load``, if it is not empty, with further arguments.
-    """
+    """Writes the read of elements, ``step`` apart, into registers; contiguous ones by ``load``, unless it is empty."""
     if count == 1:
         w.line(f"{target} = {pointer}[{offset}];")
     elif step == 1 and load:
@@ -226,10 +192,7 @@ def read(
 def write(
     w: Writer, pointer: str, offset: str, value: str, count: int, step: int = 1, store: str = "store", guard: str = ""
 ) -> None:
-    """Writes the store of elements, ``step`` apart, which are in registers; under a guard, if there is one.
-
-    Contiguous ones are one access: ``store``, if it is not empty.
-    """
+    """Writes the guarded store of elements, ``step`` apart; contiguous ones by ``store``, unless it is empty."""
     if count == 1:
         w.line(f"{guard}{pointer}[{offset}] = {value};")
     elif step == 1 and store:

@@ -14,8 +14,7 @@ from codegen.spec import PointwiseSpec
 from codegen.target import PORTABLE, Target
 
 THREADS = 256
-#: Blocks per multiprocessor that keep a GPU busy; smaller problems get fewer vectors in flight and shorter ones
-#: instead.
+#: Blocks per multiprocessor that keep a GPU busy; smaller problems get fewer vectors in flight, and shorter ones.
 ENOUGH_BLOCKS = 2
 MAX_VECTOR_BYTES = 64
 #: Bytes of repeating rows that a thread may read from the L1 cache for each byte that memory delivers or takes.
@@ -41,15 +40,11 @@ class PointwiseSchedule(Schedule):
 def normalize(spec: PointwiseSpec) -> tuple[tuple[int, ...], Program]:
     """Returns the space in memory order of the first output with merged dimensions, and the program over it."""
     strides = spec.program.stores[0].operand.strides
-    shape, program, _ = rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
-    return shape, program
+    return rebase(spec.program, spec.shape, memory_order(spec.shape, strides))
 
 
 def aligned(operand: Operand, width: int, steps: tuple[int, ...]) -> bool:
-    """Tells whether all addresses of an operand that are sums of multiples of ``steps`` elements are aligned.
-
-    ``width`` is the alignment, in bytes.
-    """
+    """Tells whether an operand's addresses at sums of multiples of ``steps`` are multiples of ``width`` bytes."""
     return operand.alignment % width == 0 and all(s * operand.dtype.itemsize % width == 0 for s in steps)
 
 
@@ -144,9 +139,7 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
 
 
 def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool:
-    """Tells whether a quarter or more of the bytes that a schedule moves goes in accesses of fewer than ``width``
-    bytes.
-    """
+    """Tells whether a quarter or more of the bytes a schedule moves goes in accesses of fewer than ``width`` bytes."""
     shape, program = normalize(spec)
     moved = [(traffic(op, shape), _access_bytes(op, shape, schedule.vector)) for op in program.operands]
     return 4 * sum(size for size, access in moved if access < width) >= sum(size for size, _ in moved)

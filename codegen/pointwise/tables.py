@@ -52,9 +52,9 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
     def wide(read: TableRead) -> bool:
         table = program.tables[_table(read)]
-        if not read.indexed:
+        if not read.indexed or not isinstance(read.args[1], Index):
             return False
-        *outer, last = program.indices[_index(read)]
+        *outer, last = program.indices[read.args[1].index]
         width = min(16, vector * table.dtype.itemsize)
         steps = gcd(*(step * table.dtype.itemsize for step in (*outer, *read.multiples)), table.alignment)
         return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
@@ -65,10 +65,7 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
-    """Returns how many bytes an element takes of the tables that are read in vectors, and of those that are not.
-
-    Each is that of the largest element; 0 if there is no such table.
-    """
+    """Returns the largest element's bytes of tables that are read in vectors, and of those that are not; 0 if none."""
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):
         if isinstance(instruction, TableRead):
@@ -80,9 +77,3 @@ def _table(read: TableRead) -> int:
     pointer = read.args[0]
     assert isinstance(pointer, Pointer)
     return pointer.table
-
-
-def _index(read: TableRead) -> int:
-    index = read.args[1]
-    assert isinstance(index, Index)
-    return index.index

@@ -86,10 +86,7 @@ class TilesRenderer:
         return self.w.unrolled(f"for (int u = 0; u < {count}; ++u)") if count > 1 else self.w.block("")
 
     def _numbered(self, count: int, period: int, apart: int) -> tuple[str, str]:
-        """Writes the number of an access where passes of the loop differ in more than their rows or columns.
-
-        Returns the C expression of the number, and what else is added in each pass.
-        """
+        """Writes an access's number if passes differ in more than rows or columns; returns it, and what passes add."""
         if count > 1 and THREADS % period:
             self.w.line(f"const uint32 k = threadIdx.x + u * {THREADS};")
             return "k", ""
@@ -106,11 +103,7 @@ class TilesRenderer:
         return Edge(self.s.rows // stage.vector * (-(-self.t.frame // stage.lanes) * stage.lanes), THREADS)
 
     def _turning(self, n: int, stage: Stage, body: Callable[[int, Stage, Point, str], None]) -> None:
-        """Writes a loop over a thread's accesses along the rows of operand n.
-
-        ``body`` gets n, the stage, the first element and the subscript of the access's registers; the C variable ``at``
-        is where that element lies in the tile.
-        """
+        """Writes a loop over accesses along rows of operand n: ``at`` is where one's first element is in the tile."""
         w, s, t = self.w, self.s, self.t
         accesses, groups, lanes = self._accesses(stage), s.rows // stage.vector, stage.lanes
         count, per = accesses.tiles, lanes * groups  # accesses to `lanes` columns
@@ -226,9 +219,7 @@ class TilesRenderer:
         return point, within, rows.inside(f"{self.row0}row"), right
 
     def _at(self, row: str, col: str, suffix: str = "") -> Point:
-        """Returns an element of the space, given its positions over the row and the column dimensions as C
-        expressions.
-        """
+        """Returns an element of the space, given its positions over the row and the column dimensions in C."""
         parts = [(row, f"r{suffix}", self.t.row_dims), (col, f"c{suffix}", self.t.col_dims)]
         return Point(self.w, self.s.itype, self.outer, parts)
 

@@ -106,7 +106,7 @@ class Tiling:
 
     def __init__(self, spec: PointwiseSpec, schedule: TilesSchedule) -> None:
         self.schedule = schedule
-        self.shape, self.program, _ = rebase(spec.program, spec.shape, schedule.order)
+        self.shape, self.program = rebase(spec.program, spec.shape, schedule.order)
         self.row_dims = self.shape[schedule.outer : schedule.turn + 1]
         self.col_dims = self.shape[schedule.turn + 1 :]
         self.height, self.width = prod(self.row_dims), prod(self.col_dims)
@@ -146,8 +146,7 @@ class Tiling:
     def flat(self) -> bool:
         """Whether a thread's vectors run through the whole tile, over the ends of rows.
 
-        The tile's columns are then all there are, and rows follow each other in every operand that is read or
-        written as vectors.
+        Its columns are then all there are, and rows follow each other in every operand that is accessed in vectors.
         """
         s = self.schedule
         return s.cols == self.width and self.width % s.vector != 0
@@ -233,7 +232,7 @@ def row_vector(
 def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
     """Returns the best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
-    shape, program, _ = rebase(spec.program, spec.shape, orders[0])
+    shape, program = rebase(spec.program, spec.shape, orders[0])
     if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
         return None
     # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
@@ -321,7 +320,7 @@ def _along(
     spec: PointwiseSpec, order: tuple[int, ...], unaligned: bool, target: Target
 ) -> Iterator[tuple[float, TilesSchedule]]:
     """Yields tiles whose columns are the fastest dimensions of an order, each after its cost in bytes."""
-    shape, program, _ = rebase(spec.program, spec.shape, order)
+    shape, program = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
     for op in program.operands:
@@ -397,9 +396,7 @@ def _blocks(shape: tuple[int, ...], schedule: TilesSchedule) -> int:
 
 
 def _cost(tiling: Tiling) -> float:
-    """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that reach past
-    the end.
-    """
+    """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that end outside."""
     cost = 0.0
     vector, loads = tiling.schedule.vector, len(tiling.program.loads)
     for n, op in enumerate(tiling.program.operands):

@@ -113,10 +113,7 @@ class UnalignedRenderer:
         return w.source(self.program, details, blocks=vectors.tiles if prod(self.shape) else 0, threads=THREADS)
 
     def _place(self) -> Point:
-        """Writes where vector ``v`` is: in column ``col``.
-
-        Columns before a row have wrapped around, as have offsets made from them.
-        """
+        """Writes where vector ``v`` is: in column ``col``, which wraps around before a row, as offsets from it do."""
         s, w, outer = self.s, self.w, self.shape[:-1]
         column, coordinates = "v", Coordinates(w, "row", outer, s.itype, "row")
         if outer:

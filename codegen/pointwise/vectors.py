@@ -100,20 +100,29 @@ class VectorsRenderer:
         return self.w.source(self.program, details, blocks=blocks if self.total else 0, threads=THREADS)
 
     def _flat(self) -> int:
-        w, s = self.w, self.schedule
-        tile = THREADS * s.vector
-        exact = self.total % (tile * s.unroll) == 0
-        if not exact:
-            w.line(f"constexpr {s.itype} size = {self.total};")
+        s = self.schedule
+        vectors = Edge(self.total, THREADS * s.vector * s.unroll)
+        self._size(vectors)
         thread = f"{block_number(s.itype)} * {THREADS * s.unroll} + threadIdx.x"
-        position = thread if s.vector == 1 else f"({thread}) * {s.vector}"
-        w.line(f"const {s.itype} {'first' if s.unroll > 1 else 'i'} = {position};")
-        if s.unroll == 1 and not exact:
+        self._apart(thread if s.vector == 1 else f"({thread}) * {s.vector}", vectors)
+        return vectors.tiles
+
+    def _size(self, vectors: Edge) -> None:
+        if vectors.ragged:
+            self.w.line(f"constexpr {self.schedule.itype} size = {self.total};")
+
+    def _apart(self, first: str, vectors: Edge, shared: _Place | None = None, once: Sequence[int] = ()) -> None:
+        """Writes the program for vectors at even distances, the first of which is at ``first``."""
+        w, s = self.w, self.schedule
+        w.line(f"const {s.itype} {'first' if s.unroll > 1 else 'i'} = {first};")
+        if s.unroll == 1 and vectors.ragged:
             w.line("if (i >= size) return;")
         self.body.scalars()
-        largest = None if exact else self.total - s.vector
-        self._vectors("i", f"first + u * {tile}", largest, lambda: _Place(w, self.shape, s))
-        return -(-self.total // (tile * s.unroll))
+        if shared is not None:
+            self._load(shared, once, one=True)
+        largest = self.total - s.vector if vectors.ragged else None
+        step = vectors.size // s.unroll
+        self._vectors("i", f"first + u * {step}", largest, lambda: _Place(w, self.shape, s), once)
 
     def _rows(self) -> int:
         w, s = self.w, self.schedule
@@ -142,42 +151,26 @@ class VectorsRenderer:
         return blocks
 
     def _cycles(self) -> int:
-        """Writes the body of the cycles form; returns the number of threads.
-
-        Position ``first + u * length`` has the same column as position ``at`` for every u: ``length`` is a multiple of
-        the number of columns, and ``first`` is ``at`` plus a multiple of ``length``.
-        """
+        """Writes the cycles form: ``first + u * length`` has the column of ``at`` for all u; returns the blocks."""
         w, s = self.w, self.schedule
         length = cycle(self.shape, s.vector)
-        vectors, groups = length // s.vector, -(-self.total // (length * s.unroll))
-        threads = vectors * groups
-        exact = self.total % (length * s.unroll) == 0
-        if not exact:
-            w.line(f"constexpr {s.itype} size = {self.total};")
-        blocks = thread_number(w, s.itype, "v", Edge(threads, THREADS))
+        vectors, cycles = length // s.vector, Edge(self.total, length * s.unroll)
+        self._size(cycles)
+        blocks = thread_number(w, s.itype, "v", Edge(vectors * cycles.tiles, THREADS))
         step = f" * {s.vector}" if s.vector > 1 else ""
         w.line(f"const {s.itype} at = v % {vectors}{step};  // in a cycle of columns")
-        first = "first" if s.unroll > 1 else "i"
-        w.line(f"const {s.itype} {first} = v / {vectors} * {length * s.unroll} + at;")
-        if s.unroll == 1 and not exact:
-            w.line("if (i >= size) return;")
-        self.body.scalars()
         repeated = [n for n in self.loads if repeats(self.program.loads[n])]
-        cycle_shape = (length // self.shape[-1], self.shape[-1])
-        self._load(_Place(w, cycle_shape, s, "at"), repeated, one=True)
-        largest = None if exact else self.total - s.vector
-        self._vectors("i", f"first + u * {length}", largest, lambda: _Place(w, self.shape, s), repeated)
+        shared = _Place(w, (length // self.shape[-1], self.shape[-1]), s, "at")
+        self._apart(f"v / {vectors} * {cycles.size} + at", cycles, shared, repeated)
         return blocks
 
     def _vectors(
         self, name: str, position: str, largest: int | None, place: Callable[[], _Place], once: Sequence[int] = ()
     ) -> None:
-        """Writes all of the thread's loads except those that are done ``once``, then its arithmetic, one vector after
-        the other.
+        """Writes the thread's loads but those done ``once``, then its arithmetic, one vector after the other.
 
-        ``name`` and ``position`` are the C variable that says where a vector is, and its value.  ``largest`` is its
-        largest value if some of the thread's vectors may be outside the space.  Unless the last vector is not whole,
-        those outside read it, so that no load waits for a condition.
+        ``name`` and ``position`` are the C variable that says where a vector is, and its value; ``largest`` is its
+        largest value if some of the thread's vectors may be outside the space.
         """
         s, loads = self.schedule, [n for n in self.loads if n not in once]
         if s.unroll == 1:
@@ -190,11 +183,6 @@ class VectorsRenderer:
         whole = self.total % s.vector == 0
         at = Position(s.itype, name, position, s.unroll, inside, largest or 0, loads=bool(loads), whole=whole)
         self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once))
-
-    @property
-    def _ragged(self) -> bool:
-        """Whether the last vector is not whole."""
-        return self.total % self.schedule.vector != 0
 
     # ---- operands
 
@@ -211,9 +199,9 @@ class VectorsRenderer:
     def _packs(self, n: int) -> bool:
         """Tells whether a load of an unrolled loop is kept as packed words."""
         vector = self.kinds[n] == "vector" and self.schedule.unroll > 1
-        return vector and packs(self.program.loads[n], self.schedule.vector, self._ragged)
+        return vector and packs(self.program.loads[n], self.schedule.vector, self.total % self.schedule.vector != 0)
 
-    def _load(self, place: _Place, loads: list[int], *, one: bool = False) -> None:
+    def _load(self, place: _Place, loads: Sequence[int], *, one: bool = False) -> None:
         """Writes the loads of one vector of every operand; with ``one``, of a vector that all iterations share."""
         w, vector = self.w, self.schedule.vector
         at = "[u]" if self.schedule.unroll > 1 and not one else ""

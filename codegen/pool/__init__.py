@@ -12,7 +12,7 @@ columns, which are neighbours in memory (`codegen.pool.planes`).
 from __future__ import annotations
 
 from codegen.family import Family, Form
-from codegen.pool.planes import PlanesRenderer
+from codegen.pool import planes
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule, schedules
 from codegen.spec import KernelSource, PoolSpec
@@ -20,7 +20,7 @@ from codegen.spec import KernelSource, PoolSpec
 
 def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    return (PlanesRenderer if schedule.planes else PoolRenderer)(spec, schedule).render()
+    return planes.render(spec, schedule) if schedule.planes else PoolRenderer(spec, schedule).render()
 
 
 FAMILY = Family("pool", PoolSpec, (Form("pool", PoolSchedule, schedules, render),))

@@ -47,10 +47,7 @@ class Elements:
         self.at: list[str] = []
 
     def open_taps(self, first: int, last: int, *, rolled: bool = False) -> list[str]:
-        """Opens the loops along some of the windows, and writes which elements they are at.
-
-        Returns the conditions under which these exist.
-        """
+        """Opens the loops along some windows, writes which elements they are at; returns when these exist, in C."""
         conditions: list[str] = []
         counts = [width(window, many) for (_, window), many in zip(self.windows, self.patch)]
         for k in range(first, last):

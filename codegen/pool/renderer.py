@@ -37,8 +37,7 @@ class PoolRenderer(Elements):
         self.emitter = Emitter(self.program, self.names)
         #: loads that all elements under the thread's windows share: their C names
         self.fixed: dict[int, str] = {}
-        #: C names of the folds of the windows, by reduction; and of the largest elements, for reductions that give
-        #: places
+        #: C names of the folds of the windows, by reduction; and of the largest elements, for those that give places
         self.parts: dict[int, str] = {}
         self.largest: dict[int, str] = {}
 
@@ -241,9 +240,7 @@ class PoolRenderer(Elements):
             w.line(reduction.into(part, value))
 
     def _of_one_window(self) -> set[Value]:
-        """Returns the values that are computed for every element of a window and differ between the thread's
-        windows.
-        """
+        """Returns the values of every element of a window that differ between the thread's windows."""
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         indices = enumerate(self.program.indices)
         found: set[Value] = {Index(k) for k, strides in indices if any(strides[d] for d in moving)}
@@ -273,10 +270,7 @@ class PoolRenderer(Elements):
 
     @property
     def _run(self) -> tuple[str, int]:
-        """Variable and number of a thread's results that are neighbours in memory.
-
-        They are those of a vector, or of a row of windows where the innermost dimension has windows.
-        """
+        """Variable and number of results that are neighbours in memory: a vector's, or those of a row of windows."""
         d = self.windows[-1][0] if self.windows else -1
         if self.s.vector == 1 and d == self.space.rank - 1 and self.space.outer[d] % self.patch[-1] == 0:
             return "q", self.patch[-1]
@@ -297,9 +291,7 @@ class PoolRenderer(Elements):
         return name
 
     def _element(self, n: int, text: str) -> str:
-        """Writes a load's element in its compute type as a constant, if it must be converted; returns the C
-        expression.
-        """
+        """Writes a load's element in its compute type as a constant, if it must be converted; returns it in C."""
         operand = self.program.loads[n]
         value = converted(operand, text, self.program.real)
         if value == text and text.count("[") < 2:

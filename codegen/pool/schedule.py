@@ -29,8 +29,7 @@ class PoolSchedule(Schedule):
     itype   C type of coordinates and offsets, signed.
     rows    positions of the last window but one that a thread takes.
     cols    positions of the last window that a thread takes: elements in several of its windows are read once.
-    down    positions of the last window but one that are next to each other in a block, so that what their windows
-            share comes from the L1 cache.
+    down    positions of the last window but one that are neighbours in a block: the L1 cache has what they share.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
     """
 
@@ -49,10 +48,7 @@ def patch(space: Space, s: PoolSchedule) -> list[int]:
 
 
 def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
-    """Tells whether the elements of a load under a thread's last windows can be read as one vector and its neighbours.
-
-    They can if they are contiguous, and the vector is either inside of the image or outside.
-    """
+    """Tells whether elements under the last windows are a vector, in the image or outside, and its neighbours."""
     operand = space.program.loads[n]
     if not space.windows or space.inner or s.cols == 1:
         return False
@@ -67,17 +63,11 @@ def is_strip(space: Space, s: PoolSchedule, n: int) -> bool:
 
 
 def held_from(space: Space, s: PoolSchedule) -> int:
-    """Returns the first window from which on all elements under a thread's windows are read before any is used.
-
-    That is the number of windows if even those along the last are too many.
-    """
+    """Returns the first window from which on all elements are read before any is used; how many there are if none."""
     sizes = [width(window, many) for (_, window), many in zip(space.windows, patch(space, s))]
     bytes_each = sum(max(4, s.vector * space.program.loads[n].dtype.itemsize) for n in space.taps)
     first = len(sizes)
-    while first > 0:
-        total = prod(sizes[first - 1 :]) * bytes_each
-        if total > HELD_BYTES:
-            break
+    while first > 0 and prod(sizes[first - 1 :]) * bytes_each <= HELD_BYTES:
         first -= 1
     return first
 
@@ -91,13 +81,11 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     planes = planes_of_block(spec, target)
     if planes:
         yield PoolSchedule(vector_of_columns(spec), itype, planes=planes)
-    columns = _patches(space, 1, 16)
-    rows = _patches(space, 2, 4)
     # Finding where the largest element is also takes that element.
     kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
-    for c in columns:
-        for r in rows:
+    for c in _patches(space, 1, 16):
+        for r in _patches(space, 2, 4):
             s = PoolSchedule(vector, itype, r, c)
             first = held_from(space, s)
             # The purpose of a patch is to read once what its windows share, and to hold it.
@@ -127,9 +115,7 @@ def _patches(space: Space, back: int, most: int) -> list[int]:
 
 
 def down(space: Space, s: PoolSchedule) -> int:
-    """Returns how many positions lie below each other in a block: several where windows overlap along the last
-    dimension but one that has windows.
-    """
+    """Returns how many positions lie below each other in a block: several where windows overlap there."""
     if len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]

@@ -57,11 +57,9 @@ def in_steps(spec: PoolSpec, planes: int) -> tuple[PoolSpec, PoolSpec]:
 
 
 def planes_of_block(spec: PoolSpec, target: Target) -> int:
-    """Returns how many planes a block folds in steps; 0 where this is not possible, or no better than each window by
-    itself.
+    """Returns how many planes a block folds in steps; 0 where this cannot be, or is no better than window by window.
 
-    In steps, neighbouring threads read neighbouring columns in vectors.  With windows of different sizes, each folded
-    by itself, they would read elements far apart, one by one.
+    In steps, neighbouring threads read neighbouring columns in vectors, not elements far apart, one by one.
     """
     space = normalize(spec)
     if not _separable(space) or not any(isinstance(window, Adaptive) for _, window in space.windows):
@@ -72,8 +70,7 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
     nbytes = columns * sum(_DTYPES[r.ctype].itemsize for r in space.program.reductions)
     if nbytes > SHARED_BYTES:
         return 0
-    # Where a thread has one vector of columns, all that it reads is in flight at once: a second vector waits for the
-    # first.
+    # Where a thread has one vector of columns, all that it reads is in flight at once: a second vector would wait.
     vectors = columns // vector_of_columns(spec)
     planes = min(THREADS // vectors, SHARED_BYTES // nbytes)
     if max(1, planes) * tall.size * wide.size < LEAST_ELEMENTS:
@@ -82,17 +79,12 @@ def planes_of_block(spec: PoolSpec, target: Target) -> int:
 
 
 def vector_of_columns(spec: PoolSpec) -> int:
-    """Returns how many columns a thread folds at once: those of two planes or more, so that vectors of each are
-    aligned.
-    """
+    """Returns how many columns a thread folds at once: those of two planes or more, so that each's are aligned."""
     return widest(normalize(in_steps(spec, 2)[0]))
 
 
 def _separable(space: Space) -> bool:
-    """Tells whether windows lie along the two innermost dimensions, the last contiguous, and can be folded in turn.
-
-    All else must be one dimension, the planes, which no position depends on.
-    """
+    """Tells whether windows along the last two dimensions, the last contiguous, can be folded in turn in each plane."""
     program = space.program
     return (
         [d for d, _ in space.windows] == [1, 2]

@@ -33,13 +33,6 @@ class AcrossRenderer(RowsRenderer):
         self.unroll = -(-self.length // schedule.lanes)
         self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
         self.array, self.u = f"[{self.unroll}]", "[u]"
-        #: C names of the shared memory for what threads exchange, by C type
-        self._exchange: dict[str, str] = {}
-
-    @property
-    def _e(self) -> str:
-        """C expression of the number of a row among those of the thread."""
-        return "e" if self.s.vector > 1 else "0"
 
     def _place(self) -> None:
         s = self.s
@@ -47,10 +40,6 @@ class AcrossRenderer(RowsRenderer):
         row = f"{block_number(s.itype)} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
         held_row(self.w, s.itype, "row", self.edge, row, s.vector)
         self.w.line(f"const uint32 lane = threadIdx.x / {self.side};")
-
-    def _keep(self) -> None:
-        if self.kept:
-            self.kept_names = self._hold(self.kept)
 
     # ---- once a row
 
@@ -81,10 +70,10 @@ class AcrossRenderer(RowsRenderer):
         name = self.names.unique(reduction.name, "_part")
         if self.s.vector == 1:
             self.w.line(f"{reduction.ctype} {name}[1] = {{{reduction.start}}};")
-        else:
-            self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
-            self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
-        return f"{name}[{self._e}]"
+            return f"{name}[0]"
+        self.w.line(f"{reduction.ctype} {name}[{self.s.vector}];")
+        self.w.each_element(self.s.vector, f"{name}[e] = {reduction.start};")
+        return f"{name}[e]"
 
     def _combined(self, parts: dict[int, str]) -> None:
         w, s = self.w, self.s
@@ -93,23 +82,14 @@ class AcrossRenderer(RowsRenderer):
             self.terms[Reduced(k)] = part
             if s.lanes == 1:
                 continue
-            if reduction.ctype not in self._exchange:
-                name = f"{reduction.ctype} parts"
-                self._exchange[reduction.ctype] = w.exchange(name, "", reduction.ctype, s.exchanged)
-            shared = self._exchange[reduction.ctype]
-            how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}"
-            w.line(f"reduce::across<{how}>({part[: part.index('[')]}, {shared});")
+            w.line(self._exchanging(reduction, part[: part.index("[")], self.side, s.lanes, "parts"))
 
     # ---- the elements of a row
 
     @contextmanager
     def _over_row(self, *, loading: bool = False) -> Iterator[None]:
-        """Writes the loop over the thread's elements of its rows: ``col`` is the position of one.
-
-        Where rows stay in registers, its passes are spelled out, and so are a few that read again: all their loads are
-        in flight at once.  Passes past the end are left out, or, when loading, read the last element, so that no load
-        waits for a condition.
-        """
+        # Where rows stay in registers, passes are spelled out, as are a few that read again: all loads are in flight
+        # at once.  Those past the end are left out, or, when loading, read the last element: no load waits.
         w, s = self.w, self.s
         lane = "lane" if s.lanes > 1 else "0"
         begin = "" if self.begin == "0" else f"{self.begin} + "

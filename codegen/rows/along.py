@@ -55,19 +55,14 @@ class AlongRenderer(RowsRenderer):
     # ---- what stays on the chip
 
     def _keep(self) -> None:
-        if self.kept and self.s.form == "registers":
-            self.kept_names = self._hold(self.kept)
-        elif self.kept:
-            self._keep_in_shared()
-
-    def _asynchronous(self) -> bool:
-        """Tells whether all that is kept in shared memory can be copied there without passing through registers."""
-        kept = [self.program.loads[n] for n in self.kept]
-        vector = self.s.vector
-        return all(self._kind(op.strides) == "vector" and vector * op.dtype.itemsize in (4, 8, 16) for op in kept)
-
-    def _keep_in_shared(self) -> None:
-        w, s, asynchronous = self.w, self.s, self._asynchronous()
+        w, s, kept = self.w, self.s, [self.program.loads[n] for n in self.kept]
+        if not kept or s.form == "registers":
+            super()._keep()
+            return
+        # Nothing passes through registers where all that is kept can be copied in vectors.
+        asynchronous = all(
+            self._kind(x.strides) == "vector" and s.vector * x.dtype.itemsize in (4, 8, 16) for x in kept
+        )
         self.kept_names = self._carve(self._kept_elements())
         w.line("// A thread reads back what it wrote itself.")
         with self._over_row(loading=True):
@@ -103,11 +98,7 @@ class AlongRenderer(RowsRenderer):
         return "at" if self.s.cluster > 1 else "col"
 
     def _elements(self, stage: int, needed: set[Value], parts: dict[int, str]) -> None:
-        """Writes the statements for the elements of a vector.
-
-        Where narrow elements are used both as such and in what an earlier loop computed from them, a compiler keeps
-        both in registers, as floats; here they are converted again instead.
-        """
+        """Writes the statements for a vector's elements; narrow ones are converted again rather than kept as floats."""
         for n, name in self.kept_names.items() if self.s.form == "registers" else ():
             operand, count = self.program.loads[n], self._count(n)
             narrow = operand.dtype.itemsize < 4 and count * operand.dtype.itemsize % 4 == 0
@@ -194,11 +185,7 @@ class AlongRenderer(RowsRenderer):
         self.terms[Reduced(running.most)] = name
 
     def _run_out(self, k: int, running: Running, part: str) -> None:
-        """Writes the factor that corrects a running sum for the shift of its elements.
-
-        Infinite elements were not shifted.  The factor exp(most - shift) is then 0, infinity or NaN, which is right for
-        the sum, too.
-        """
+        """Writes the factor that corrects a running sum for its elements' shift; right for infinite ones, too."""
         w, reduction = self.w, self.program.reductions[k]
         name = self.terms[Reduced(running.most)]
         wanted = self.program.needed([running.shift])
@@ -216,11 +203,8 @@ class AlongRenderer(RowsRenderer):
 
     @contextmanager
     def _over_row(self, *, loading: bool = False) -> Iterator[None]:
-        """Writes the loop over the thread's vectors of the row: ``col`` is where one begins.
-
-        Where rows stay in registers, its passes are spelled out; those past the end are left out, or, when loading,
-        read the last vector, so that no load waits for a condition.
-        """
+        # Where rows stay in registers, passes are spelled out; those past the end are left out, or, when loading, read
+        # the last vector, so that no load waits for a condition.
         w, s = self.w, self.s
         several = s.lanes * s.cluster > 1
         beside = s.form == "shared" and s.cluster > 1 and not self.unrolled
@@ -260,9 +244,7 @@ class AlongRenderer(RowsRenderer):
                     del w.lines[line]
 
     def _inside(self, full: int) -> str:
-        """Returns the C condition that a pass has an element; the first ``full`` passes of a whole row always
-        have one.
-        """
+        """Returns the C condition that a pass has an element; the first ``full`` ones of a whole row always do."""
         last = self.space.chunk is None or self.space.total % self.length == 0
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 

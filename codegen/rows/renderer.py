@@ -51,11 +51,12 @@ class RowsRenderer(ABC):
         #: loads that the L2 cache is to evict last
         everywhere = (*self.space.outer, *self.space.row)
         self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
-        #: for reductions of columns or segments: the C expressions of a thread's values, for an element; and those of
-        #: the stage that is being written
+        #: for reductions of columns or segments: a thread's values in C, for an element; and those of this stage
         self.columns: dict[int, str] = {}
         self.beside: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
+        #: C names of the shared memory for what threads exchange, by C type
+        self._exchanges: dict[str, str] = {}
 
     # ---- structure
 
@@ -104,9 +105,10 @@ class RowsRenderer(ABC):
     def _place(self) -> None:
         """Writes ``row``, the first of the thread's rows, and ``lane``, its number among the row's threads."""
 
-    @abstractmethod
     def _keep(self) -> None:
         """Writes the reads of what several stages need."""
+        if self.kept:
+            self.kept_names = self._hold(self.kept)
 
     @abstractmethod
     def _scalars(self, stage: int) -> None:
@@ -114,9 +116,7 @@ class RowsRenderer(ABC):
 
     @abstractmethod
     def _part(self, reduction: Reduction) -> str:
-        """Declares the variable in which a thread combines its elements; returns the C expression for an
-        element's row.
-        """
+        """Declares the variable in which a thread combines its elements; returns that of an element's row in C."""
 
     @abstractmethod
     def _combined(self, parts: dict[int, str]) -> None:
@@ -159,9 +159,7 @@ class RowsRenderer(ABC):
                 self.terms[Index(k)] = self._index(k, self.rows.offset(strides[:n]))
 
     def _coordinates(self) -> Coordinates:
-        """Returns the coordinates of ``row``, with those that are needed written; and writes where a part begins and
-        ends.
-        """
+        """Returns the coordinates of ``row``, with those that are needed written, and where a part begins and ends."""
         w, itype, chunk, total = self.w, self.s.itype, self.space.chunk, self.space.total
         rows = Coordinates(w, "row", self.space.outer, itype, "row")
         if chunk is not None:
@@ -183,26 +181,25 @@ class RowsRenderer(ABC):
         """The C expression of the end of a row."""
         return str(self.length) if self.space.chunk is None else "end"
 
+    def _exchanging(self, reduction: Reduction, values: str, side: int, count: int, word: str) -> str:
+        """Returns the statement by which threads, ``side`` apart, combine values; declares what they exchange."""
+        ctype = reduction.ctype
+        if ctype not in self._exchanges:
+            self._exchanges[ctype] = self.w.exchange(f"{ctype} {word}", "", ctype, self.s.exchanged)
+        return f"reduce::across<{reduction.combiner.functor}, {side}, {count}>({values}, {self._exchanges[ctype]});"
+
     def _sum(self, store: int, value: str) -> str:
         """Returns the C expression to store for a reduction of columns or segments."""
         target = self.program.stores[store].operand.dtype.ctype
         same = target == self.program.reductions[self.space.sums[store]].ctype
         return value if same else f"convert<{target}>({value})"
 
-    def _row_stored(self, stage: int) -> list[int]:
-        """Returns the stores of a stage that have one value for each row."""
-        return [
-            k
-            for k, store in enumerate(self.program.stores)
-            if not self.space.varies(store.operand)
-            and k not in self.space.sums
-            and self.stages.stage(store.value) == stage
-        ]
-
     def _row_stores(self, stage: int) -> None:
         """Writes the stores with one value for each row, by one of its threads."""
         w, n, program = self.w, len(self.space.outer), self.program
-        stores = {k: program.stores[k] for k in self._row_stored(stage)}
+        every, sums = enumerate(program.stores), self.space.sums
+        once = [(k, store) for k, store in every if k not in sums and not self.space.varies(store.operand)]
+        stores = {k: store for k, store in once if self.stages.stage(store.value) == stage}
         if not stores:
             return
         first = "lane == 0" if self.s.lanes * self.s.cluster > 1 else ""
@@ -226,9 +223,7 @@ class RowsRenderer(ABC):
     # ---- the vectors of a thread
 
     def _kind(self, strides: tuple[int, ...]) -> str:
-        """Returns how the elements of a vector lie: "vector" (contiguous), "uniform" (all the same one), or
-        "element".
-        """
+        """Returns how a vector's elements lie: "vector" (contiguous), "uniform" (all the same one), or "element"."""
         step = strides[self.dim]
         return "uniform" if step == 0 and self.s.vector > 1 else "vector" if step == 1 else "element"
 
@@ -286,7 +281,7 @@ class RowsRenderer(ABC):
             before[k] = self.names.unique(program.reductions[one.most].name, "_before")
             w.line(f"const {program.reductions[k].ctype} {before[k]} = {parts[one.most]};")
         guard = "if (inside) " if self._has_inside else ""
-        with self._over_vector():
+        with w.repeated("e", self.s.vector):
             terms = self._element_terms(held, indices, needed)
             self._computed(terms, needed)
             for k, part in parts.items():
@@ -308,10 +303,6 @@ class RowsRenderer(ABC):
         mine = {value.instruction for value in needed if isinstance(value, Result)}
         self.emitter.statements(self.w, terms, mine.__contains__)
 
-    def _over_vector(self) -> AbstractContextManager[None]:
-        """Opens a loop over the elements of a vector."""
-        return self.w.repeated("e", self.s.vector)
-
     def _run(
         self, running: Running, part: str, most: str, before: str, held: dict[int, str], indices: dict[int, str]
     ) -> None:
@@ -321,7 +312,7 @@ class RowsRenderer(ABC):
         shift = self.names.unique(reduction.name, "_shift")
         w.line(f"const {reduction.ctype} {shift} = reduce::shift({most});")
         w.line(f"{part} *= math::exp({before} - {shift});")
-        with self._over_vector(), w.block("", when=self.s.vector == 1):
+        with w.repeated("e", self.s.vector), w.block("", when=self.s.vector == 1):
             terms = {**self._element_terms(held, indices, needed), running.shift: shift}
             self._computed(terms, needed)
             w.line(f"{part} += {self.emitter.term(running.value, terms)};")
@@ -342,9 +333,7 @@ class RowsRenderer(ABC):
         return self._vectors[n]
 
     def _element_terms(self, held: dict[int, str], indices: dict[int, str], needed: set[Value]) -> dict[Value, str]:
-        """Returns the C expressions of an element's loads and indices; writes conversions that are used twice as
-        constants.
-        """
+        """Returns an element's loads and indices in C; writes conversions that are used twice as constants."""
         program, terms = self.program, dict(self.terms)
         for n, text in held.items():
             operand = program.loads[n]

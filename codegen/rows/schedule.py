@@ -1,6 +1,4 @@
-"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays in
-between.
-"""
+"""Schedules of the rows family: how many threads share a row, how wide they read, and where the row stays."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ class RowsSchedule(Schedule):
 
 
 def reads_across(space: Space) -> bool:
-    """Tells whether most bytes have their neighbours in the next row, not in the same, and enough rows to be
-    worth it.
-    """
+    """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows."""
     dim = len(space.outer) - 1
     along = beside = 0
     for operand in space.program.operands:
@@ -142,10 +138,7 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
 def _in_registers(
     space: Space, target: Target, clusters: Sequence[int], vector: int, read: Sequence[Operand], once: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields schedules that keep rows in registers, each after its estimated badness.
-
-    read, once  the loads that are kept, and those of a later stage: a compiler has all of these in flight at once.
-    """
+    """Yields schedules with rows in registers, each after its badness; ``once`` is in flight with ``read``, kept."""
     count, vectors = prod(space.outer), max(1, -(-space.length // vector))
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
@@ -183,9 +176,7 @@ def _in_registers(
 def _in_shared(
     space: Space, target: Target, vector: int, lanes: int, kept: Sequence[Operand]
 ) -> Iterator[tuple[float, RowsSchedule]]:
-    """Yields schedules that keep rows in shared memory, several on an SM or as much of one as fits: as
-    `_in_registers`.
-    """
+    """Yields schedules that keep rows in shared memory, several on an SM or as much of one as fits, after badness."""
     itemsize = sum(op.dtype.itemsize for op in kept)
     length, count = space.length, prod(space.outer)
     per_sm = target.arch.shared_bytes_per_sm

@@ -62,11 +62,7 @@ class Space:
 
 
 def normalize(spec: RowsSpec) -> Space:
-    """Returns the space that a kernel walks.
-
-    Its order within a row is free, as reductions may combine elements in any order; so is the order of rows whose
-    columns are combined.
-    """
+    """Returns the space that a kernel walks, in any order of the elements, or rows, that reductions combine."""
     program, n, walk = spec.program, len(spec.outer), spec.walk
     parts = 0 if spec.chunk is None else 1  # the outer dimension that must stay by itself
     walked = n - walk.dims if walk is not None else n
@@ -108,9 +104,7 @@ def segments_of_block(segments: int, lanes: int, cluster: int) -> int:
 
 
 def repeated(space: Space) -> list[int]:
-    """Returns the loads of a walk that are the same for all rows that a block walks, but not for all elements
-    of one.
-    """
+    """Returns the loads of a walk that are the same for all rows of a block, but not for all elements of one."""
     return [n for n, op in enumerate(space.program.loads) if space.varies(op) and not _walked(space, op)]
 
 

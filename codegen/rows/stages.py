@@ -34,11 +34,7 @@ class Running:
 
 
 class Stages:
-    """When the values of a program are known: stage 0 needs no reduction, stage n + 1 the reductions over values of
-    stage n.
-
-    running  the reductions that are running sums, by number.
-    """
+    """When values are known: stage 0 needs no reduction, stage n + 1 those over values of stage n."""
 
     def __init__(self, space: Space, running: dict[int, Running] | None = None) -> None:
         self._space, program, self._sums = space, space.program, space.sums
@@ -80,10 +76,7 @@ class Stages:
         return False
 
     def ends(self, stage: int) -> list[Value]:
-        """Returns the values that a stage's loop over the row is for: those reduced, and those stored for each element.
-
-        Values of running sums are left out: they follow from the values whose maximum is made.
-        """
+        """Returns the values a stage's loop is for: stored for each element, or reduced but for running sums."""
         program = self._space.program
         made = [k for k in range(len(program.reductions)) if k not in self.running and self.made(k) == stage]
         return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
@@ -127,8 +120,7 @@ class Stages:
 def stages_along(space: Space, form: str, vector: int) -> Stages:
     """Returns the stages of a kernel whose threads read vectors of a row.
 
-    They have running sums where these save a loop over memory, or over shared memory in long vectors: another loop over
-    registers costs less than the exponentials that rescale the sums.
+    Running sums are worth their exponentials where they save a loop over memory, or shared memory in long vectors.
     """
     plain = Stages(space)
     again = form == "memory" or (form == "shared" and vector >= LEAST_NEIGHBOURS)

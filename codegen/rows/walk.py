@@ -159,9 +159,7 @@ class WalkRenderer(AlongRenderer):
     # ---- before the first row
 
     def _before(self) -> None:
-        """Writes what is the same for all rows, the columns' reductions, and the memory for what the threads
-        exchange.
-        """
+        """Writes what is the same for all rows, the columns' reductions, and memory for what threads exchange."""
         w, s, n = self.w, self.s, len(self.space.outer)
         sums = [self.program.stores[store].operand for store, _ in self.walk.sums]
         same = [op for op in self.program.loads if not any(op.strides[n - self.walk.dims : n])]
@@ -249,9 +247,7 @@ class WalkRenderer(AlongRenderer):
                 w.line("copy_async_commit();")
 
     def _take_over(self, rows: str) -> None:
-        """Writes how an arrived row is moved on to registers, and the start of the copies of a later row into its
-        place.
-        """
+        """Writes how an arrived row moves on to registers, and the start of a later row's copies into its place."""
         w, own = self.w, self.rows
         self.kept_names = {n: registers(w, self.program.loads[n], self.s.vector, self.array) for n in self.kept}
         at = self._slot("step", self.ahead)
@@ -323,20 +319,13 @@ class WalkRenderer(AlongRenderer):
     # ---- after the last row
 
     def _finish(self) -> None:
-        """Writes how threads with neighbouring rows combine their values of each column, and the stores of the
-        results.
-        """
+        """Writes how threads with neighbouring rows combine their columns' values, and the stores of the results."""
         w, s, n = self.w, self.s, len(self.space.outer)
         if s.rows > 1:
             w.line("// What the rows side by side have of each column.")
-            exchanges: dict[str, str] = {}
             for k, name in self._own.items():
-                reduction = self.program.reductions[k]
-                ctype = reduction.ctype
-                if ctype not in exchanges:
-                    exchanges[ctype] = w.exchange(f"{ctype} columns", "", ctype, s.exchanged)
-                across = f"reduce::across<{reduction.combiner.functor}, {s.lanes}, {s.rows}>"
-                statement = f"{across}({name}[{self._u}], {exchanges[ctype]});"
+                reduction, values = self.program.reductions[k], f"{name}[{self._u}]"
+                statement = self._exchanging(reduction, values, s.lanes, s.rows, "columns")
                 if self.unroll > 1:
                     w.unrolled_line(f"for (int u = 0; u < {self.unroll}; ++u) {statement}")
                 else:
