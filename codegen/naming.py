@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from string import ascii_letters, digits
 
@@ -146,18 +145,20 @@ def comment(text: str, limit: int = 110) -> str:
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 
-class Blocks:
-    """Closes, at the end of a ``with`` statement, so many blocks."""
+class Scope:
+    """Closes, at the end of a ``with`` statement, the blocks opened since a depth; ``then`` is called behind them."""
 
-    def __init__(self, w: Writer, count: int, end: str = "}") -> None:
-        self._w, self._count, self._end = w, count, end
+    def __init__(self, w: Writer, depth: int, end: str = "}", then: Callable[[], None] | None = None) -> None:
+        self._w, self._depth, self._end, self._then = w, depth, end, then
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        for _number in range(self._count):
+        while self._w.depth > self._depth:
             self._w.close(self._end)
+        if self._then:
+            self._then()
 
 
 class Writer:
@@ -175,39 +176,37 @@ class Writer:
         self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
-    def block(self, text: str, end: str = "}", *, when: bool = True) -> Blocks:
+    def scope(self, then: Callable[[], None] | None = None) -> Scope:
+        """Closes, at the end of the ``with`` statement, the blocks opened inside of it; then calls ``then``."""
+        return Scope(self, self.depth, then=then)
+
+    def block(self, text: str, end: str = "}", *, when: bool = True, then: Callable[[], None] | None = None) -> Scope:
         """Writes a block around what is written inside of the ``with`` statement; none unless ``when``."""
+        scope = Scope(self, self.depth, end, then)
         if when:
             self.open(text)
-        return Blocks(self, int(when), end)
+        return scope
 
-    def unrolled(self, *loops: str, when: bool = True) -> Blocks:
+    def unrolled(self, *loops: str, when: bool = True) -> Scope:
         """Writes nested loops, which the compiler unrolls, around what is written inside of the ``with`` statement."""
+        scope = Scope(self, self.depth)
         for loop in loops if when else ():
             self.line("#pragma unroll")
             self.open(loop)
-        return Blocks(self, len(loops) if when else 0)
+        return scope
 
-    def guarded(self, *conditions: str) -> Blocks:
+    def guarded(self, *conditions: str) -> Scope:
         """Writes a block under all of some conditions, of which empty ones always hold; none if all do."""
         condition = every(*conditions)
         return self.block(f"if ({condition})", when=condition != "")
 
-    def repeated(self, variable: str, count: int) -> Blocks:
+    def repeated(self, variable: str, count: int) -> Scope:
         """Writes an unrolled loop of so many passes; none for one."""
         return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
 
     def each_element(self, count: int, statement: str) -> None:
         """Writes a statement for all elements ``e`` of a vector."""
         self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Closes, at the end of the ``with`` statement, the blocks opened inside of it."""
-        depth = self.depth
-        yield
-        while self.depth > depth:
-            self.close()
 
     def each(self, counter: str, count: int, itype: str = "int", *, unroll: bool = True) -> str:
         """Opens a loop, which the `scope` around it closes; returns its counter.

@@ -8,9 +8,10 @@ device; here it is a `PipelineError` when the kernel is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from codegen.buffers import Buffer
@@ -27,6 +28,8 @@ class Kernel(Protocol):
     def line(self, text: str = "") -> None: ...
 
     def block(self, text: str) -> AbstractContextManager[None]: ...
+
+    def scope(self, then: Callable[[], None]) -> AbstractContextManager[None]: ...
 
     def reads(self, *sums: str) -> None: ...
 
@@ -56,16 +59,20 @@ class Trace:
     meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
     groups: int = 0
-    depth: int = 0  # loops around what is written next
+    inside: list[str] = field(default_factory=list)  # loops and branches around what is written next
 
     def add(
-        self, what: str, name: str = "", stage: str = "", count: int = 0, reads: Iterable[tuple[str, str]] = ()
+        self, what: str, name: str = "", stage: str = "", count: int = 0, reads: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        self.events.append(Event(self.role, what, name, stage, count, tuple(reads)))
+        self.events.append(Event(self.role, what, name, stage, count, reads))
 
-    def of(self, name: str, *what: str) -> list[Event]:
-        """Returns what of some kinds happens to a pipeline."""
-        return [e for e in self.events if e.name == name and e.what in what]
+    def begin(self, what: str) -> None:
+        self.add(what)
+        self.inside.append(what)
+
+    def end(self) -> None:
+        self.add("end")
+        self.inside.pop()
 
     def behind(self, sums: str) -> int:
         """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
@@ -80,85 +87,102 @@ class Trace:
         those that are copied; if operands are overwritten that products still read; or if roles do not meet equally
         often.
         """
+        named: defaultdict[str, list[Event]] = defaultdict(list)
+        roles: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            named[event.name].append(event)
+            roles[event.role].append(event)
         for pipeline in self.pipelines.values():
-            self._check_fills(pipeline)
+            _check_fills(pipeline, named[pipeline.name])
             if isinstance(pipeline, Pipeline):
-                self._check_releases(pipeline)
+                _check_releases(pipeline, named[pipeline.name])
         for meeting in self.meetings.values():
-            self._check_meeting(meeting)
-        for role in dict.fromkeys(e.role for e in self.events):
-            passes = _passes(e for e in self.events if e.role == role)
-            self._check_waits(passes)
-            _Products().check(passes)
+            _check_meeting(meeting, named[meeting.name])
+        acquired = {e.name for e in self.events if e.what == "acquire"}
+        for events in roles.values():
+            passes = _passes(events)
+            self._check_waits(passes, acquired)
+            _check_products(passes)
 
-    def _check_fills(self, pipeline: Pipeline | Signals) -> None:
-        name = pipeline.name
-        if self.of(name, "wait") and not self.of(name, "arrive", "expect"):
-            raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
-        fills: list[list[Event]] = [[]] if isinstance(pipeline, Signals) else []
-        for event in self.of(name, "acquire", "expect", "copy", "arrive"):
-            if event.what == "acquire":
-                fills.append([])
-            elif not fills:
-                raise PipelineError(f"a stage of {pipeline} is filled before it is acquired")
-            else:
-                fills[-1].append(event)
-        for fill in fills:
-            arrivals = sum(e.count if e.what == "arrive" else 1 for e in fill if e.what != "copy")
-            if arrivals != pipeline.fills:
-                raise PipelineError(f"{arrivals} arrivals fill a stage of {pipeline}, which expects {pipeline.fills}")
-            expected, copied = (sum(e.count for e in fill if e.what == what) for what in ("expect", "copy"))
-            if expected != copied:
-                raise PipelineError(f"{expected} bytes of a stage of {pipeline} are expected, and {copied} copied")
-
-    def _check_releases(self, pipeline: Pipeline) -> None:
-        name = pipeline.name
-        parts = {(e.role, e.count) for e in self.of(name, "release")}  # several roles may release a stage together
-        count = sum(count for _, count in parts)
-        if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
-            raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
-        if self.of(name, "release") and not self.of(name, "acquire"):
-            raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
-
-    def _check_waits(self, passes: Sequence[Event]) -> None:
+    def _check_waits(self, passes: Sequence[Event], acquired: Container[str]) -> None:
         """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
         the last one, which is not filled again.
 
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
-        named = {e.stage for e in passes if e.what in ("wait", "rename")}
-        awaited, released = ({e.name for e in passes if e.what == what} for what in ("wait", "release"))
+        events = [e for e in passes if e.what in _WAITING]
+        named = {e.stage for e in events if e.what in ("wait", "rename")}
+        awaited, released = ({e.name for e in events if e.what == what} for what in ("wait", "release"))
         for name in released - awaited:
             raise PipelineError(
                 f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
             )
         held: list[tuple[str, str]] = []
         branches = 0
-        for event in passes:
-            if event.what in ("branch", "end"):
-                branches += 1 if event.what == "branch" else -1
-            elif event.what == "wait" and not branches and self.of(event.name, "acquire"):
-                held.append((event.name, event.stage))
-            elif event.what == "rename":
-                held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
+        for event in events:
+            name, stage = event.name, event.stage
+            if event.what == "wait":
+                if not branches and name in acquired:
+                    held.append((name, stage))
             elif event.what == "release":
-                fits = [(n, s) for n, s in held if n == event.name and (s == event.stage or event.stage not in named)]
-                if fits:
-                    held.remove(fits[0])
+                fits = (h for h in held if h[0] == name and (h[1] == stage or stage not in named))
+                if (first := next(fits, None)) is not None:
+                    held.remove(first)
+            elif event.what == "rename":
+                held = [(n, stage if s == name else s) for n, s in held]
+            else:
+                branches += 1 if event.what == "branch" else -1
         for name, _ in held:
             if name not in released or sum(name == other for other, _ in held) > 1:
                 role, which = passes[0].role, self.pipelines[name]
                 raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
 
-    def _check_meeting(self, meeting: Meeting) -> None:
-        """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
-        met: dict[str, list[tuple[int, str]]] = {role: [] for role in meeting.threads}
-        for event in self.of(meeting.name, "meet"):
+
+#: What concerns the stages that a role holds.
+_WAITING = frozenset(("wait", "release", "rename", "branch", "end"))
+
+
+def _check_fills(pipeline: Pipeline | Signals, events: Sequence[Event]) -> None:
+    kinds = {e.what for e in events}
+    if "wait" in kinds and kinds.isdisjoint(("arrive", "expect")):
+        raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
+    fills: list[list[int]] = [[0, 0, 0]] if isinstance(pipeline, Signals) else []  # arrivals, bytes expected and copied
+    for event in events:
+        if event.what == "acquire":
+            fills.append([0, 0, 0])
+        elif event.what in ("expect", "copy", "arrive"):
+            if not fills:
+                raise PipelineError(f"a stage of {pipeline} is filled before it is acquired")
+            if event.what != "copy":
+                fills[-1][0] += event.count if event.what == "arrive" else 1
+            if event.what != "arrive":
+                fills[-1][1 if event.what == "expect" else 2] += event.count
+    for arrivals, expected, copied in fills:
+        if arrivals != pipeline.fills:
+            raise PipelineError(f"{arrivals} arrivals fill a stage of {pipeline}, which expects {pipeline.fills}")
+        if expected != copied:
+            raise PipelineError(f"{expected} bytes of a stage of {pipeline} are expected, and {copied} copied")
+
+
+def _check_releases(pipeline: Pipeline, events: Sequence[Event]) -> None:
+    parts = {(e.role, e.count) for e in events if e.what == "release"}  # several roles may release a stage together
+    count = sum(count for _, count in parts)
+    if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
+        raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
+    if parts and "acquire" not in [e.what for e in events]:
+        raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
+
+
+def _check_meeting(meeting: Meeting, events: Sequence[Event]) -> None:
+    """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
+    met: dict[str, list[tuple[int, str]]] = {role: [] for role in meeting.threads}
+    for event in events:
+        if event.what == "meet":
             if event.role not in met:
                 raise PipelineError(f"the {event.role} is not expected at {meeting.name!r}")
             met[event.role].append((event.count, event.stage))
-        if len({tuple(sorted(each)) for each in met.values()}) > 1:
-            raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
+    if len({tuple(sorted(each)) for each in met.values()}) > 1:
+        raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
 
 
 def _passes(events: Iterable[Event]) -> list[Event]:
@@ -177,56 +201,55 @@ def _passes(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-class _Products:
-    """The groups of asynchronous products that a role has committed, and not yet awaited."""
+#: What concerns the groups of asynchronous products that a role has committed, and not yet awaited.
+_MULTIPLYING = frozenset("branch otherwise end wait commit await rename read write release".split())
 
-    def __init__(self) -> None:
-        self._pending: list[Event] = []
-        self._held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
-        self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
-    def check(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._step(event)
-
-    def _step(self, event: Event) -> None:
-        if event.what == "branch":
-            self._beside.append(list(self._pending))
-        elif event.what == "otherwise":
-            self._pending, self._beside[-1] = self._beside[-1], self._pending
-        elif event.what == "end":
-            self._pending += [e for e in self._beside.pop() if e not in self._pending]
-        elif event.what == "wait":
-            self._held.add((event.name, event.stage))
-        elif event.what == "commit":
-            for name, stage in event.reads:
-                if stage and (name, stage) not in self._held:
-                    raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
-            self._pending.append(event)
-        elif event.what == "await":
-            del self._pending[: max(0, len(self._pending) - event.count)]
-        elif event.what == "rename":
-            for name, stage in self._held:
-                if stage == event.stage:
-                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
-            self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
-            renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
-            every = iter(renamed)
-            self._pending = [
-                Event(e.role, e.what, e.name, e.stage, e.count, tuple(next(every) for _ in e.reads))
-                for e in self._pending
-            ]
-        elif event.what == "read" and any(e.name == event.name for e in self._pending):
-            raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
-        elif event.what == "write" and any((event.name, "") in e.reads for e in self._pending):
-            raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
-        elif event.what == "release":
-            self._held.discard((event.name, event.stage))
-            for e in self._pending:
-                if (event.name, event.stage) in e.reads:
+def _check_products(passes: Iterable[Event]) -> None:
+    """Raises PipelineError if products read stages that their role does not hold, or use what changes meanwhile."""
+    pending: list[Event] = []
+    held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
+    beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
+    for event in passes:
+        what, place = event.what, (event.name, event.stage)
+        if what not in _MULTIPLYING:
+            continue
+        if what == "wait":
+            held.add(place)
+        elif what == "release":
+            held.discard(place)
+            for e in pending:
+                if place in e.reads:
                     raise PipelineError(
                         f"the {event.role} releases {event.stage!r} of {event.name!r}, which {e.name!r} still needs"
                     )
+        elif what == "commit":
+            for name, stage in event.reads:
+                if stage and (name, stage) not in held:
+                    raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
+            pending.append(event)
+        elif what == "await":
+            del pending[: max(0, len(pending) - event.count)]
+        elif what == "read":
+            if event.name in [e.name for e in pending]:
+                raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
+        elif what == "write":
+            if any(place in e.reads for e in pending):  # registers have no stages
+                raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
+        elif what == "rename":
+            for name, stage in held:
+                if stage == event.stage:
+                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
+            held = {(n, event.stage if s == event.name else s) for n, s in held}
+            for k, e in enumerate(pending):
+                reads = tuple((n, event.stage if s == event.name else s) for n, s in e.reads)
+                pending[k] = replace(e, reads=reads)
+        elif what == "branch":
+            beside.append(list(pending))
+        elif what == "otherwise":
+            pending, beside[-1] = beside[-1], pending
+        else:
+            pending += [e for e in beside.pop() if e not in pending]
 
 
 class Signals:
@@ -423,7 +446,7 @@ class Meeting:
 
     def sync(self, at: str = "", *, condition: str = "", note: str = "") -> None:
         """Writes what waits until all have come; ``at`` counts from the first barrier, if there are several."""
-        self._k.trace.add("meet", self.name, condition, self._k.trace.depth)
+        self._k.trace.add("meet", self.name, condition, self._k.trace.inside.count("loop"))
         when, comment = f"if ({condition}) " if condition else "", f"  // {note}" if note else ""
         barrier = f"{self._number} + {at}" if at else self._number
         self._k.line(f"{when}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
@@ -441,16 +464,18 @@ def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
     k.line()
 
 
-@contextmanager
-def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> Iterator[None]:
+def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> AbstractContextManager[None]:
     """Writes a group of asynchronous products around what is written inside: they are added to ``sums``, of stages of
     pipelines and of operands in ``registers``.
     """
-    k.line("wgmma_fence();")
-    yield
-    k.line("wgmma_commit();")
     stages = [(pipeline.name, stage) for pipeline, stage in reads]
-    k.trace.add("commit", sums, reads=[*stages, (registers, "")] if registers else stages)
+
+    def commit() -> None:
+        k.line("wgmma_commit();")
+        k.trace.add("commit", sums, reads=(*stages, (registers, "")) if registers else tuple(stages))
+
+    k.line("wgmma_fence();")
+    return k.scope(commit)
 
 
 def await_products(k: Kernel, groups: int = 0, note: str = "") -> None:
