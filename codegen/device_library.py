@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from functools import cache
 from pathlib import Path
 
@@ -65,13 +65,13 @@ def _library() -> dict[str, frozenset[str]]:
     }
 
 
-def headers(words: Set[str]) -> list[str]:
-    """Returns the headers of a kernel that has such words; those of a namespace are ``namespace..name``."""
+def headers(words: Set[str], dotted: Iterable[str]) -> list[str]:
+    """Returns the headers of a kernel that has such words; those of a namespace are ``namespace..name``, ``dotted``."""
     library = _library()
     needed = {ALWAYS}
     for word in words & library.keys():
         needed |= library[word]
-    for first, second, *_ in (word.split("..") for word in words if ".." in word):
+    for first, second, *_ in (word.split("..") for word in dotted if ".." in word):
         if f"{first}." in library:
             needed |= library.get(f"{first}.{second}", library[f"{first}."])
         else:

@@ -99,7 +99,8 @@ class Names:
         """
         pieces = "\n".join(lines).split(_EDGE)
         around, words = _around(pieces), _words("".join(pieces[::2]))
-        taken = words | {word.partition(".")[0] for word in words if "." in word}
+        dotted = [word for word in words if "." in word]
+        taken = words.union([word.partition(".")[0] for word in dotted])
         kept, names = _kept(), {}
         for mark, (stem, suffix) in self._marks.items():
             if mark in around:
@@ -110,7 +111,7 @@ class Names:
                 taken.update(every)
                 names[mark] = name
         pieces[1::2] = [names[mark] for mark in pieces[1::2]]
-        includes = "\n".join(f'#include "{header}"' for header in headers(words))
+        includes = "\n".join(f'#include "{header}"' for header in headers(words, dotted))
         return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
 
 
@@ -141,7 +142,8 @@ def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
 
 def comment(text: str, limit: int = 110) -> str:
     """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = _UNPRINTABLE.sub("?", text).replace("\\", "/")
+    plain = text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("?", text)
+    safe = plain.replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 

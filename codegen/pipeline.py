@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from codegen.buffers import Buffer
@@ -111,8 +111,12 @@ class Trace:
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
         events = [e for e in passes if e.what in _WAITING]
-        named = {e.stage for e in events if e.what in ("wait", "rename")}
-        awaited, released = ({e.name for e in events if e.what == what} for what in ("wait", "release"))
+        waits, releases, renames = ([e for e in events if e.what == what] for what in ("wait", "release", "rename"))
+        awaited, released, named = (
+            {e.name for e in waits},
+            {e.name for e in releases},
+            {e.stage for e in waits + renames},
+        )
         for name in released - awaited:
             raise PipelineError(
                 f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
@@ -202,14 +206,16 @@ def _passes(events: Iterable[Event]) -> list[Event]:
 
 
 #: What concerns the groups of asynchronous products that a role has committed, and not yet awaited.
-_MULTIPLYING = frozenset("branch otherwise end wait commit await rename read write release".split())
+_MULTIPLYING = _WAITING | {"otherwise", "commit", "await", "read", "write"}
 
 
 def _check_products(passes: Iterable[Event]) -> None:
     """Raises PipelineError if products read stages that their role does not hold, or use what changes meanwhile."""
-    pending: list[Event] = []
+    pending: list[tuple[str, list[tuple[str, str]]]] = []  # what is added to, and what is read
     held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
-    beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
+    beside: list[
+        list[tuple[str, list[tuple[str, str]]]]
+    ] = []  # what is pending where the other branches of conditions are taken
     for event in passes:
         what, place = event.what, (event.name, event.stage)
         if what not in _MULTIPLYING:
@@ -218,38 +224,37 @@ def _check_products(passes: Iterable[Event]) -> None:
             held.add(place)
         elif what == "release":
             held.discard(place)
-            for e in pending:
-                if place in e.reads:
+            for sums, reads in pending:
+                if place in reads:
                     raise PipelineError(
-                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which {e.name!r} still needs"
+                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which {sums!r} still needs"
                     )
         elif what == "commit":
             for name, stage in event.reads:
                 if stage and (name, stage) not in held:
                     raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
-            pending.append(event)
+            pending.append((event.name, list(event.reads)))
         elif what == "await":
             del pending[: max(0, len(pending) - event.count)]
         elif what == "read":
-            if event.name in [e.name for e in pending]:
+            if event.name in [sums for sums, _ in pending]:
                 raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
         elif what == "write":
-            if any(place in e.reads for e in pending):  # registers have no stages
+            if any(place in reads for _, reads in pending):  # registers have no stages
                 raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
         elif what == "rename":
             for name, stage in held:
                 if stage == event.stage:
                     raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
-            held = {(n, event.stage if s == event.name else s) for n, s in held}
-            for k, e in enumerate(pending):
-                reads = tuple((n, event.stage if s == event.name else s) for n, s in e.reads)
-                pending[k] = replace(e, reads=reads)
+            old, new = place
+            held = {(n, new if s == old else s) for n, s in held}
+            pending = [(sums, [(n, new if s == old else s) for n, s in reads]) for sums, reads in pending]
         elif what == "branch":
             beside.append(list(pending))
         elif what == "otherwise":
             pending, beside[-1] = beside[-1], pending
         else:
-            pending += [e for e in beside.pop() if e not in pending]
+            pending += [group for group in beside.pop() if group not in pending]
 
 
 class Signals:
