@@ -46,10 +46,10 @@ class Kernel(Writer):
     def share(self, buffers: Iterable[Buffer]) -> None:
         """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
         self.buffers = Buffers(buffers)
-        with self.block("struct Shared", "};"):
-            for buffer in self.buffers:
-                if buffer.bytes:  # arrays have elements
-                    self.line(buffer.declaration)
+        members = [
+            f"        {buffer.declaration}" for buffer in self.buffers if 0 not in buffer.dims
+        ]  # C has no others
+        self.line("\n".join(("struct Shared {", *members, "    };")))
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 

@@ -31,8 +31,8 @@ _EDGE = "ʘ"
 #: The line in whose place the device library's headers are included: a comment that no user can write.
 INCLUDES = "//…"
 _COMMENT, _UNPRINTABLE = re.compile("//.*"), re.compile("[^ -~]")
-#: Structs, and their members: names that only mean something within a struct.
-_STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r" \S+;")
+#: Members of structs: names that only mean something within a struct.
+_MEMBER = re.compile(r" \S+;")
 #: Characters that are neither in a word nor between a variable and its member become spaces, and ``::`` two dots.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.:")} | {":": "."})
 #: Characters of identifiers.
@@ -98,7 +98,7 @@ class Names:
         The headers of what they use of the device library take the place of the line `INCLUDES`.
         """
         pieces = "\n".join(lines).split(_EDGE)
-        around, words = _around(pieces), _words("".join(pieces[::2]))
+        around, words = _around(pieces), set[str]().union(*map(_words, lines))
         dotted = [word for word in words if "." in word]
         taken = words.union([word.partition(".")[0] for word in dotted])
         kept, names = _kept(), {}
@@ -121,12 +121,16 @@ def _kept() -> frozenset[str]:
     return RESERVED | macros()
 
 
-def _words(code: str) -> set[str]:
-    """Returns the words of C, with what they are members of; those of a namespace are ``namespace..name``."""
-    plain = _COMMENT.sub("", code)
+@lru_cache(1 << 13)
+def _words(line: str) -> tuple[str, ...]:
+    """Returns the words of a line of C, with what they are members of; those of a namespace are ``namespace..name``.
+
+    A struct is one line.  Most lines of a kernel are also in others.
+    """
+    plain = _COMMENT.sub("", "".join(line.split(_EDGE)[::2]))
     if "struct " in plain:
-        plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
-    return set(plain.translate(_APART).split())
+        plain = _MEMBER.sub("", plain)
+    return tuple(plain.translate(_APART).split())
 
 
 def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
