@@ -9,29 +9,18 @@ device; here it is a `PipelineError` when the kernel is written.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from codegen.buffers import Buffer
+from codegen.buffers import Buffer, guard
+from codegen.naming import Scope
+
+if TYPE_CHECKING:
+    from codegen.kernel import Kernel
 
 #: Threads of a warpgroup.
 GROUP = 128
-
-
-class Kernel(Protocol):
-    """What pipelines need of the kernel that they are part of (`codegen.kernel.Kernel`)."""
-
-    trace: Trace
-
-    def line(self, text: str = "") -> None: ...
-
-    def block(self, text: str) -> AbstractContextManager[None]: ...
-
-    def scope(self, then: Callable[[], None]) -> AbstractContextManager[None]: ...
-
-    def reads(self, *sums: str) -> None: ...
 
 
 class PipelineError(AssertionError):
@@ -55,7 +44,7 @@ class Trace:
     """What the roles of a kernel do, in the order in which it is written."""
 
     events: list[Event] = field(default_factory=list)
-    pipelines: dict[str, Pipeline | Signals] = field(default_factory=dict)
+    pipelines: dict[str, _Barriers] = field(default_factory=dict)
     meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
     groups: int = 0
@@ -146,7 +135,7 @@ class Trace:
 _WAITING = frozenset(("wait", "release", "rename", "branch", "end"))
 
 
-def _check_fills(pipeline: Pipeline | Signals, events: Sequence[Event]) -> None:
+def _check_fills(pipeline: _Barriers, events: Sequence[Event]) -> None:
     kinds = {e.what for e in events}
     if "wait" in kinds and kinds.isdisjoint(("arrive", "expect")):
         raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
@@ -257,7 +246,23 @@ def _check_products(passes: Iterable[Event]) -> None:
             pending += [group for group in beside.pop() if group not in pending]
 
 
-class Signals:
+class _Barriers:
+    """Barriers in shared memory under a name: what happens to them is written, and noted in the kernel's trace."""
+
+    def __init__(self, k: Kernel, name: str, count: int, fills: int) -> None:
+        self._k, self.name, self._count, self.fills = k, name, count, fills
+        k.trace.pipelines[name] = self
+
+    def _write(self, what: str, stage: str, text: str, count: int = 0, condition: str = "", note: str = "") -> None:
+        self._k.trace.add(what, self.name, stage, count)
+        self._k.line(f"{guard(condition)}{text};{f'  // {note}' if note else ''}")
+
+    def copied(self, count: int, stage: str = "stage") -> None:
+        """Notes that so many bytes are copied to a stage by what is written next to it."""
+        self._k.trace.add("copy", self.name, stage, count)
+
+
+class Signals(_Barriers):
     """Barriers without stages to release: who arrives knows by itself that nobody waits for the phase before.
 
     k         the kernel.
@@ -267,15 +272,14 @@ class Signals:
     """
 
     def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
-        self._k, self.name, self.count, self.fills = k, name, count, fills
-        k.trace.pipelines[name] = self
+        super().__init__(k, name, count, fills)
 
     def __repr__(self) -> str:
         return f"the barriers {self.name!r}"
 
     def init(self) -> None:
         """Writes the initialisation of all."""
-        self._k.line(f"for (int i = 0; i < {self.count}; ++i) barrier_init(shared.{self.name}[i], {self.fills});")
+        self._k.line(f"for (int i = 0; i < {self._count}; ++i) barrier_init({self.at('i')}, {self.fills});")
 
     def at(self, index: str) -> str:
         """Returns one of the barriers."""
@@ -283,35 +287,24 @@ class Signals:
 
     def expect(self, count: int, index: str) -> None:
         """Writes that so many bytes will be copied; this arrives, too."""
-        self._k.trace.add("expect", self.name, index, count)
-        self._k.line(f"barrier_expect({self.at(index)}, {count});")
-
-    def copied(self, count: int, index: str) -> None:
-        """Notes that so many bytes are copied by what is written next to it."""
-        self._k.trace.add("copy", self.name, index, count)
+        self._write("expect", index, f"barrier_expect({self.at(index)}, {count})", count)
 
     def arrive(self, index: str, *, condition: str, note: str = "") -> None:
         """Writes the arrival of the thread for which the condition holds."""
-        self._k.trace.add("arrive", self.name, index, 1)
-        self._k.line(f"if ({condition}) barrier_arrive({self.at(index)});{f'  // {note}' if note else ''}")
+        self._write("arrive", index, f"barrier_arrive({self.at(index)})", 1, condition, note)
 
     def wait(self, index: str, parity: str) -> None:
         """Writes what waits until the phase of a parity is complete."""
-        self._k.trace.add("wait", self.name, index)
-        self._k.line(f"barrier_wait({self.at(index)}, {parity});")
-
-
-def _barrier(name: str, what: str) -> str:
-    return f"{name}_{what}" if name else what
+        self._write("wait", index, f"barrier_wait({self.at(index)}, {parity})")
 
 
 def barriers(name: str, stages: int) -> tuple[Buffer, Buffer]:
     """Returns the barriers of a pipeline of this name, as they lie in shared memory."""
-    full, empty = (Buffer(_barrier(name, what), "Barrier", (), stages) for what in ("full", "empty"))
+    full, empty = (Buffer(f"{name}_{what}" if name else what, "Barrier", (), stages) for what in ("full", "empty"))
     return full, empty
 
 
-class Pipeline:
+class Pipeline(_Barriers):
     """A ring of stages with mbarriers: a stage is full once all fill it, and empty once all have released it.
 
     k         the kernel.
@@ -322,28 +315,21 @@ class Pipeline:
     """
 
     def __init__(self, k: Kernel, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
-        self._k, self.name, self.stages, self.fills, self.releases = k, name, stages, fills, releases
-        k.trace.pipelines[name] = self
+        super().__init__(k, name, stages, fills)
+        self.stages, self.releases = stages, releases
+        self._full, self._empty = (f"shared.{barrier.name}" for barrier in barriers(name, stages))
 
     def __repr__(self) -> str:
         return f"pipeline {self.name!r}" if self.name else "the pipeline"
 
-    def _barrier(self, what: str) -> str:
-        return _barrier(self.name, what)
-
-    @property
-    def barriers(self) -> tuple[Buffer, Buffer]:
-        """The barriers, as they lie in shared memory."""
-        return barriers(self.name, self.stages)
-
     def init(self) -> None:
         """Writes the initialisation of the barriers of stage ``i``."""
-        self._k.line(f"barrier_init(shared.{self._barrier('full')}[i], {self.fills});")
-        self._k.line(f"barrier_init(shared.{self._barrier('empty')}[i], {self.releases});")
+        self._k.line(f"barrier_init({self._full}[i], {self.fills});")
+        self._k.line(f"barrier_init({self._empty}[i], {self.releases});")
 
     def full(self, stage: str = "stage") -> str:
         """Returns the barrier that copies to a stage arrive at."""
-        return f"shared.{self._barrier('full')}[{stage}.index]"
+        return f"{self._full}[{stage}.index]"
 
     # ---- producers
 
@@ -354,20 +340,11 @@ class Pipeline:
 
     def await_empty(self, stage: str = "stage", *, condition: str = "") -> None:
         """Writes what waits until a stage is empty, where this is not to fill it."""
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+        self._k.line(f"{guard(condition)}barrier_wait({self._empty}[{stage}.index], {stage}.parity ^ 1);")
 
     def expect(self, count: int, stage: str = "stage", barrier: str = "", *, condition: str = "") -> None:
-        """Writes that so many bytes will be copied to a stage, by the thread for which the condition holds; this
-        arrives, too.
-        """
-        self._k.trace.add("expect", self.name, stage, count)
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_expect({barrier or self.full(stage)}, {count});")
-
-    def copied(self, count: int, stage: str = "stage") -> None:
-        """Notes that so many bytes are copied to a stage by what is written next to it."""
-        self._k.trace.add("copy", self.name, stage, count)
+        """Writes that a thread, that for which the condition holds, expects so many bytes in a stage, and arrives."""
+        self._write("expect", stage, f"barrier_expect({barrier or self.full(stage)}, {count})", count, condition)
 
     def arrive(
         self,
@@ -382,16 +359,13 @@ class Pipeline:
 
         call  the function of the device library by which they arrive.
         """
-        self._k.trace.add("arrive", self.name, stage, count)
-        self._k.line(f"{f'if ({condition}) ' if condition else ''}{call}({barrier or self.full(stage)});")
+        self._write("arrive", stage, f"{call}({barrier or self.full(stage)})", count, condition)
 
     # ---- consumers
 
     def wait(self, stage: str = "stage", note: str = "") -> None:
         """Writes what waits until a stage is full."""
-        self._k.trace.add("wait", self.name, stage)
-        comment = f"  // {note}" if note else ""
-        self._k.line(f"barrier_wait({self.full(stage)}, {stage}.parity);{comment}")
+        self._write("wait", stage, f"barrier_wait({self.full(stage)}, {stage}.parity)", note=note)
 
     def release(
         self, stage: str = "stage", *, condition: str = "t == 0", count: int | None = None, at: str = ""
@@ -402,11 +376,9 @@ class Pipeline:
                    role's groups (`Kernel.role`).
         at         the stage's number, if it is not ``stage``'s.
         """
-        arrivals = self._k.trace.groups or self.releases
-        self._k.trace.add("release", self.name, stage, arrivals if count is None else count)
-        index = at or f"{stage}.index"
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_arrive(shared.{self._barrier('empty')}[{index}]);")
+        arrivals = (self._k.trace.groups or self.releases) if count is None else count
+        text = f"barrier_arrive({self._empty}[{at or f'{stage}.index'}])"
+        self._write("release", stage, text, arrivals, condition)
 
 
 class Relay(Pipeline):
@@ -423,19 +395,17 @@ class Relay(Pipeline):
 
     def init(self) -> None:
         """Writes the initialisation of all barriers."""
-        empty = f"barrier_init(shared.{self._barrier('empty')}[i], {self.releases});"
-        self._k.line(f"for (int i = 0; i < {self.stages}; ++i) {empty}")
+        self._k.line(f"for (int i = 0; i < {self.stages}; ++i) barrier_init({self._empty}[i], {self.releases});")
 
     def fill(self, stage: str = "stage") -> None:
         """Writes that a stage is filled, by all threads that fill it."""
-        self._k.trace.add("arrive", self.name, stage, GROUP * self._k.trace.groups)
-        self._k.line(f"named_barrier_arrive({self._first} + {stage}.index, {self._threads});")
+        text = f"named_barrier_arrive({self._first} + {stage}.index, {self._threads})"
+        self._write("arrive", stage, text, GROUP * self._k.trace.groups)
 
     def wait(self, stage: str = "stage", note: str = "", *, at: str = "") -> None:
         """Writes what waits until a stage is full; ``at`` is its number, if that is not ``stage``'s."""
-        self._k.trace.add("wait", self.name, stage)
-        comment = f"  // {note}" if note else ""
-        self._k.line(f"named_barrier_sync({self._first} + {at or f'{stage}.index'}, {self._threads});{comment}")
+        text = f"named_barrier_sync({self._first} + {at or f'{stage}.index'}, {self._threads})"
+        self._write("wait", stage, text, note=note)
 
 
 class Meeting:
@@ -452,9 +422,8 @@ class Meeting:
     def sync(self, at: str = "", *, condition: str = "", note: str = "") -> None:
         """Writes what waits until all have come; ``at`` counts from the first barrier, if there are several."""
         self._k.trace.add("meet", self.name, condition, self._k.trace.inside.count("loop"))
-        when, comment = f"if ({condition}) " if condition else "", f"  // {note}" if note else ""
-        barrier = f"{self._number} + {at}" if at else self._number
-        self._k.line(f"{when}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
+        barrier, comment = f"{self._number} + {at}" if at else self._number, f"  // {note}" if note else ""
+        self._k.line(f"{guard(condition)}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
 
 
 def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
@@ -469,7 +438,7 @@ def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
     k.line()
 
 
-def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> AbstractContextManager[None]:
+def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> Scope:
     """Writes a group of asynchronous products around what is written inside: they are added to ``sums``, of stages of
     pipelines and of operands in ``registers``.
     """
