@@ -122,7 +122,7 @@ def _kept() -> frozenset[str]:
 
 
 @lru_cache(1 << 13)
-def _words(line: str) -> tuple[str, ...]:
+def _words(line: str) -> frozenset[str]:
     """Returns the words of a line of C, with what they are members of; those of a namespace are ``namespace..name``.
 
     A struct is one line.  Most lines of a kernel are also in others.
@@ -130,7 +130,7 @@ def _words(line: str) -> tuple[str, ...]:
     plain = _COMMENT.sub("", "".join(line.split(_EDGE)[::2]))
     if "struct " in plain:
         plain = _MEMBER.sub("", plain)
-    return tuple(plain.translate(_APART).split())
+    return frozenset(plain.translate(_APART).split())
 
 
 def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
