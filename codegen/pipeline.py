@@ -88,28 +88,22 @@ class Trace:
         for meeting in self.meetings.values():
             _check_meeting(meeting, named[meeting.name])
         acquired = {e.name for e in self.events if e.what == "acquire"}
-        for events in roles.values():
+        for role, events in roles.items():
             passes = _passes(events)
-            self._check_waits(passes, acquired)
-            _check_products(passes)
+            self._check_waits(role, passes, acquired)
+            _check_products(role, passes)
 
-    def _check_waits(self, passes: Sequence[Event], acquired: Container[str]) -> None:
+    def _check_waits(self, role: str, passes: Sequence[Event], acquired: Container[str]) -> None:
         """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
         the last one, which is not filled again.
 
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
         events = [e for e in passes if e.what in _WAITING]
-        waits, releases, renames = ([e for e in events if e.what == what] for what in ("wait", "release", "rename"))
-        awaited, released, named = (
-            {e.name for e in waits},
-            {e.name for e in releases},
-            {e.stage for e in waits + renames},
-        )
+        named = {e.stage for e in events if e.what in ("wait", "rename")}
+        awaited, released = ({e.name for e in events if e.what == what} for what in ("wait", "release"))
         for name in released - awaited:
-            raise PipelineError(
-                f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
-            )
+            raise PipelineError(f"the {role} releases stages of {self.pipelines[name]} without waiting for one")
         held: list[tuple[str, str]] = []
         branches = 0
         for event in events:
@@ -127,8 +121,7 @@ class Trace:
                 branches += 1 if event.what == "branch" else -1
         for name, _ in held:
             if name not in released or sum(name == other for other, _ in held) > 1:
-                role, which = passes[0].role, self.pipelines[name]
-                raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
+                raise PipelineError(f"the {role} waits for a stage of {self.pipelines[name]} and does not release it")
 
 
 #: What concerns the stages that a role holds.
@@ -198,7 +191,7 @@ def _passes(events: Iterable[Event]) -> list[Event]:
 _MULTIPLYING = _WAITING | {"otherwise", "commit", "await", "read", "write"}
 
 
-def _check_products(passes: Iterable[Event]) -> None:
+def _check_products(role: str, passes: Iterable[Event]) -> None:
     """Raises PipelineError if products read stages that their role does not hold, or use what changes meanwhile."""
     pending: list[tuple[str, list[tuple[str, str]]]] = []  # what is added to, and what is read
     held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
@@ -215,26 +208,25 @@ def _check_products(passes: Iterable[Event]) -> None:
             held.discard(place)
             for sums, reads in pending:
                 if place in reads:
-                    raise PipelineError(
-                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which {sums!r} still needs"
-                    )
+                    name, stage = event.name, event.stage
+                    raise PipelineError(f"the {role} releases {stage!r} of {name!r}, which {sums!r} still needs")
         elif what == "commit":
             for name, stage in event.reads:
                 if stage and (name, stage) not in held:
-                    raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
+                    raise PipelineError(f"the {role} multiplies {stage!r} of {name!r} before it waits for it")
             pending.append((event.name, list(event.reads)))
         elif what == "await":
             del pending[: max(0, len(pending) - event.count)]
         elif what == "read":
             if event.name in [sums for sums, _ in pending]:
-                raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
+                raise PipelineError(f"the {role} reads {event.name!r}, which products are still added to")
         elif what == "write":
             if any(place in reads for _, reads in pending):  # registers have no stages
-                raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
+                raise PipelineError(f"the {role} overwrites {event.name!r}, which products still read")
         elif what == "rename":
             for name, stage in held:
                 if stage == event.stage:
-                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
+                    raise PipelineError(f"the {role} loses {stage!r} of {name!r} and has not released it")
             old, new = place
             held = {(n, new if s == old else s) for n, s in held}
             pending = [(sums, [(n, new if s == old else s) for n, s in reads]) for sums, reads in pending]
@@ -249,7 +241,7 @@ def _check_products(passes: Iterable[Event]) -> None:
 class _Barriers:
     """Barriers in shared memory under a name: what happens to them is written, and noted in the kernel's trace."""
 
-    def __init__(self, k: Kernel, name: str, count: int, fills: int) -> None:
+    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
         self._k, self.name, self._count, self.fills = k, name, count, fills
         k.trace.pipelines[name] = self
 
@@ -270,9 +262,6 @@ class Signals(_Barriers):
     count     how many there are.
     fills     arrivals that complete a phase, beside the bytes that are expected.
     """
-
-    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
-        super().__init__(k, name, count, fills)
 
     def __repr__(self) -> str:
         return f"the barriers {self.name!r}"
@@ -315,7 +304,7 @@ class Pipeline(_Barriers):
     """
 
     def __init__(self, k: Kernel, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
-        super().__init__(k, name, stages, fills)
+        super().__init__(k, name, stages, fills=fills)
         self.stages, self.releases = stages, releases
         self._full, self._empty = (f"shared.{barrier.name}" for barrier in barriers(name, stages))
 
