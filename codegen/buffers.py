@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from codegen.dtypes import BY_NAME, SIZE_OF
 
@@ -21,8 +21,7 @@ SIZES = {
 SWIZZLED, VECTORS = 1024, 16
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """An array, or a ring of them.
 
     name, ctype  of the array in C.
@@ -66,14 +65,17 @@ class Buffer:
     def declaration(self) -> str:
         """The C declaration, with its note."""
         aligned = f"alignas({self.align}) " if self.align else ""
-        dims = "".join(f"[{n}]" for n in self.dims)
-        return f"{aligned}{self.ctype} {self.name}{dims};{f'  // {self.note}' if self.note else ''}"
+        return f"{aligned}{self._array}{f'  // {self.note}' if self.note else ''}"
 
     @property
     def static(self) -> str:
         """The C declaration in a kernel's static shared memory."""
         aligned = f"__align__({self.align}) " if self.align else ""
-        return f"__shared__ {aligned}{self.ctype} {self.name}{''.join(f'[{n}]' for n in self.dims)};"
+        return f"__shared__ {aligned}{self._array}"
+
+    @property
+    def _array(self) -> str:
+        return f"{self.ctype} {self.name}{''.join([f'[{n}]' for n in self.dims])};"
 
 
 class Buffers(tuple[Buffer, ...]):
@@ -81,17 +83,17 @@ class Buffers(tuple[Buffer, ...]):
 
     @property
     def bytes(self) -> int:
-        """Bytes from the first buffer's begin to the last one's end, as C lays out a struct of them."""
-        end = 0
-        for buffer in self:
-            end = -(-end // buffer.alignment) * buffer.alignment + buffer.bytes
-        return end
+        """Bytes from the first buffer's begin to the last one's end."""
+        return self.places[-1]
 
     @property
     def places(self) -> list[int]:
-        """The bytes at which the buffers begin."""
-        ends = (Buffers(tuple(self)[: k + 1]).bytes for k in range(len(self)))
-        return [end - buffer.bytes for end, buffer in zip(ends, self)]
+        """The bytes at which the buffers begin, as C lays out a struct of them, and at which the last one ends."""
+        places, end = [], 0
+        for buffer in self:
+            places.append(-(-end // buffer.alignment) * buffer.alignment)
+            end = places[-1] + buffer.bytes
+        return [*places, end]
 
     @cached_property
     def stage_bytes(self) -> int:
@@ -102,8 +104,7 @@ class Buffers(tuple[Buffer, ...]):
         return next(b for b in self if b.name == name)
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """So many positions in tiles of so many: the last tile may be partly empty."""
 
     total: int

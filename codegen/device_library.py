@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
-from functools import cache
+from collections.abc import Iterable, Set
+from functools import cache, lru_cache
 from pathlib import Path
 
 DEVICE, CPU = Path(__file__).parent / "device", Path(__file__).parent / "cpu"
@@ -65,15 +65,19 @@ def _library() -> dict[str, frozenset[str]]:
     }
 
 
-def headers(words: Set[str]) -> list[str]:
-    """Returns the headers of a kernel that has such words; those of a namespace are ``namespace..name``."""
+def headers(words: Set[str], dotted: Iterable[str]) -> list[str]:
+    """Returns the headers of a kernel that has such words; those of a namespace are ``namespace..name``, ``dotted``."""
+    return _headers(frozenset((*(words & _library().keys()), *(word for word in dotted if ".." in word))))
+
+
+@lru_cache(1 << 10)
+def _headers(words: frozenset[str]) -> list[str]:
     library = _library()
     needed = {ALWAYS}
-    for word in words & library.keys():
-        needed |= library[word]
-    for first, second, *_ in (word.split("..") for word in words if ".." in word):
-        if f"{first}." in library:
-            needed |= library.get(f"{first}.{second}", library[f"{first}."])
+    for word in words:
+        first, *rest = word.split("..")
+        if rest and f"{first}." in library:
+            needed |= library.get(f"{first}.{rest[0]}", library[f"{first}."])
         else:
             needed |= library.get(first, frozenset())
     return sorted(needed)

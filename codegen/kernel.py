@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TypeAlias
@@ -12,7 +11,7 @@ from typing import TypeAlias
 from codegen.buffers import Buffer, Buffers, Edge
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
-from codegen.naming import INCLUDES, Names, Writer, comment
+from codegen.naming import INCLUDES, Names, Scope, Writer, comment
 from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
 
@@ -47,10 +46,10 @@ class Kernel(Writer):
     def share(self, buffers: Iterable[Buffer]) -> None:
         """Declares what lies in shared memory: the struct ``Shared``, and the variable ``shared``."""
         self.buffers = Buffers(buffers)
-        with self.block("struct Shared", "};"):
-            for buffer in self.buffers:
-                if buffer.bytes:  # arrays have elements
-                    self.line(buffer.declaration)
+        members = [
+            f"        {buffer.declaration}" for buffer in self.buffers if 0 not in buffer.dims
+        ]  # C has no others
+        self.line("\n".join(("struct Shared {", *members, "    };")))
         self.line("FUSEGRAPH_DYNAMIC_SHARED(memory);")
         self.line("Shared& shared = *reinterpret_cast<Shared*>(memory);")
 
@@ -68,42 +67,34 @@ class Kernel(Writer):
             at = f"shared + {place}" if place else "shared"
             self.line(f"{buffer.ctype}* const {buffer.name} = reinterpret_cast<{buffer.ctype}*>({at});")
 
-    @contextmanager
-    def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Iterator[None]:
+    def role(self, name: str, condition: str = "", *, otherwise: bool = False, groups: int = 0) -> Scope:
         """Writes what some warps do, under the condition that tells them apart.
 
         otherwise  whether they are none of those of the role in front of it, or of the block in front of it.
         groups     of threads, one thread of each of which releases stages; 0: that is not known.
         """
         before = self.trace.role, self.trace.groups
+
+        def restore() -> None:
+            self.trace.role, self.trace.groups = before
+
         self.trace.role, self.trace.groups = name, groups
         text = f"if ({condition})" if condition else ""
         if otherwise:
             self.lines.pop()  # the brace that closes the role in front
             text = f"}} else {text}".rstrip()
-        with self.block(text, when=bool(text)):
-            yield
-        self.trace.role, self.trace.groups = before
+        return self.block(text, when=text != "", then=restore)
 
-    @contextmanager
-    def loop(self, text: str, *, when: bool = True) -> Iterator[None]:
+    def loop(self, text: str, *, when: bool = True) -> Scope:
         """Writes a loop, which the trace follows; none unless ``when``."""
         if when:
-            self.trace.add("loop")
-            self.trace.depth += 1
-        with self.block(text, when=when):
-            yield
-        if when:
-            self.trace.depth -= 1
-            self.trace.add("end")
+            self.trace.begin("loop")
+        return self.block(text, when=when, then=self.trace.end if when else None)
 
-    @contextmanager
-    def branch(self, condition: str) -> Iterator[None]:
+    def branch(self, condition: str) -> Scope:
         """Writes a block under a condition, which the trace follows apart from what is done without it."""
-        self.trace.add("branch")
-        with self.block(f"if ({condition})"):
-            yield
-        self.trace.add("end")
+        self.trace.begin("branch")
+        return self.block(f"if ({condition})", then=self.trace.end)
 
     def alternative(self) -> None:
         """Writes where what is done without the condition of a branch begins."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from string import ascii_letters, digits
 
@@ -32,8 +31,8 @@ _EDGE = "ʘ"
 #: The line in whose place the device library's headers are included: a comment that no user can write.
 INCLUDES = "//…"
 _COMMENT, _UNPRINTABLE = re.compile("//.*"), re.compile("[^ -~]")
-#: Structs, and their members: names that only mean something within a struct.
-_STRUCT, _MEMBER = re.compile(r"struct \w+ \{.*?\};", re.S), re.compile(r" \S+;")
+#: Members of structs: names that only mean something within a struct.
+_MEMBER = re.compile(r" \S+;")
 #: Characters that are neither in a word nor between a variable and its member become spaces, and ``::`` two dots.
 _APART = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_.:")} | {":": "."})
 #: Characters of identifiers.
@@ -99,8 +98,9 @@ class Names:
         The headers of what they use of the device library take the place of the line `INCLUDES`.
         """
         pieces = "\n".join(lines).split(_EDGE)
-        around, words = _around(pieces), _words("".join(pieces[::2]))
-        taken = words | {word.partition(".")[0] for word in words if "." in word}
+        around, words = _around(pieces), set[str]().union(*map(_words, lines))
+        dotted = [word for word in words if "." in word]
+        taken = words.union([word.partition(".")[0] for word in dotted])
         kept, names = _kept(), {}
         for mark, (stem, suffix) in self._marks.items():
             if mark in around:
@@ -111,7 +111,7 @@ class Names:
                 taken.update(every)
                 names[mark] = name
         pieces[1::2] = [names[mark] for mark in pieces[1::2]]
-        includes = "\n".join(f'#include "{header}"' for header in headers(words))
+        includes = "\n".join(f'#include "{header}"' for header in headers(words, dotted))
         return "".join(pieces).replace(INCLUDES, includes, 1) + "\n"
 
 
@@ -121,12 +121,16 @@ def _kept() -> frozenset[str]:
     return RESERVED | macros()
 
 
-def _words(code: str) -> set[str]:
-    """Returns the words of C, with what they are members of; those of a namespace are ``namespace..name``."""
-    plain = _COMMENT.sub("", code)
+@lru_cache(1 << 13)
+def _words(line: str) -> frozenset[str]:
+    """Returns the words of a line of C, with what they are members of; those of a namespace are ``namespace..name``.
+
+    A struct is one line.  Most lines of a kernel are also in others.
+    """
+    plain = _COMMENT.sub("", "".join(line.split(_EDGE)[::2]))
     if "struct " in plain:
-        plain = _STRUCT.sub(lambda m: _MEMBER.sub("", m[0]), plain)
-    return set(plain.translate(_APART).split())
+        plain = _MEMBER.sub("", plain)
+    return frozenset(plain.translate(_APART).split())
 
 
 def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
@@ -142,22 +146,25 @@ def _around(pieces: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
 
 def comment(text: str, limit: int = 110) -> str:
     """Returns one ``//`` comment line: printable ASCII, no line continuation, shortened to fit."""
-    safe = _UNPRINTABLE.sub("?", text).replace("\\", "/")
+    plain = text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("?", text)
+    safe = plain.replace("\\", "/")
     return f"// {safe if len(safe) <= limit else safe[: limit - 3] + '...'}"
 
 
-class Blocks:
-    """Closes, at the end of a ``with`` statement, so many blocks."""
+class Scope:
+    """Closes, at the end of a ``with`` statement, the blocks opened since a depth; ``then`` is called behind them."""
 
-    def __init__(self, w: Writer, count: int, end: str = "}") -> None:
-        self._w, self._count, self._end = w, count, end
+    def __init__(self, w: Writer, depth: int, end: str = "}", then: Callable[[], None] | None = None) -> None:
+        self._w, self._depth, self._end, self._then = w, depth, end, then
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        for _number in range(self._count):
+        while self._w.depth > self._depth:
             self._w.close(self._end)
+        if self._then:
+            self._then()
 
 
 class Writer:
@@ -175,39 +182,37 @@ class Writer:
         self.line(f"{text} {{" if text else "{")
         self.depth += 1
 
-    def block(self, text: str, end: str = "}", *, when: bool = True) -> Blocks:
+    def scope(self, then: Callable[[], None] | None = None) -> Scope:
+        """Closes, at the end of the ``with`` statement, the blocks opened inside of it; then calls ``then``."""
+        return Scope(self, self.depth, then=then)
+
+    def block(self, text: str, end: str = "}", *, when: bool = True, then: Callable[[], None] | None = None) -> Scope:
         """Writes a block around what is written inside of the ``with`` statement; none unless ``when``."""
+        scope = Scope(self, self.depth, end, then)
         if when:
             self.open(text)
-        return Blocks(self, int(when), end)
+        return scope
 
-    def unrolled(self, *loops: str, when: bool = True) -> Blocks:
+    def unrolled(self, *loops: str, when: bool = True) -> Scope:
         """Writes nested loops, which the compiler unrolls, around what is written inside of the ``with`` statement."""
+        scope = Scope(self, self.depth)
         for loop in loops if when else ():
             self.line("#pragma unroll")
             self.open(loop)
-        return Blocks(self, len(loops) if when else 0)
+        return scope
 
-    def guarded(self, *conditions: str) -> Blocks:
+    def guarded(self, *conditions: str) -> Scope:
         """Writes a block under all of some conditions, of which empty ones always hold; none if all do."""
         condition = every(*conditions)
         return self.block(f"if ({condition})", when=condition != "")
 
-    def repeated(self, variable: str, count: int) -> Blocks:
+    def repeated(self, variable: str, count: int) -> Scope:
         """Writes an unrolled loop of so many passes; none for one."""
         return self.unrolled(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", when=count > 1)
 
     def each_element(self, count: int, statement: str) -> None:
         """Writes a statement for all elements ``e`` of a vector."""
         self.unrolled_line(f"for (int e = 0; e < {count}; ++e) {statement}")
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Closes, at the end of the ``with`` statement, the blocks opened inside of it."""
-        depth = self.depth
-        yield
-        while self.depth > depth:
-            self.close()
 
     def each(self, counter: str, count: int, itype: str = "int", *, unroll: bool = True) -> str:
         """Opens a loop, which the `scope` around it closes; returns its counter.

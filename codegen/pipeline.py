@@ -8,27 +8,19 @@ device; here it is a `PipelineError` when the kernel is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from codegen.buffers import Buffer
+from codegen.buffers import Buffer, guard
+from codegen.naming import Scope
+
+if TYPE_CHECKING:
+    from codegen.kernel import Kernel
 
 #: Threads of a warpgroup.
 GROUP = 128
-
-
-class Kernel(Protocol):
-    """What pipelines need of the kernel that they are part of (`codegen.kernel.Kernel`)."""
-
-    trace: Trace
-
-    def line(self, text: str = "") -> None: ...
-
-    def block(self, text: str) -> AbstractContextManager[None]: ...
-
-    def reads(self, *sums: str) -> None: ...
 
 
 class PipelineError(AssertionError):
@@ -52,20 +44,24 @@ class Trace:
     """What the roles of a kernel do, in the order in which it is written."""
 
     events: list[Event] = field(default_factory=list)
-    pipelines: dict[str, Pipeline | Signals] = field(default_factory=dict)
+    pipelines: dict[str, _Barriers] = field(default_factory=dict)
     meetings: dict[str, Meeting] = field(default_factory=dict)
     role: str = ""
     groups: int = 0
-    depth: int = 0  # loops around what is written next
+    inside: list[str] = field(default_factory=list)  # loops and branches around what is written next
 
     def add(
-        self, what: str, name: str = "", stage: str = "", count: int = 0, reads: Iterable[tuple[str, str]] = ()
+        self, what: str, name: str = "", stage: str = "", count: int = 0, reads: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        self.events.append(Event(self.role, what, name, stage, count, tuple(reads)))
+        self.events.append(Event(self.role, what, name, stage, count, reads))
 
-    def of(self, name: str, *what: str) -> list[Event]:
-        """Returns what of some kinds happens to a pipeline."""
-        return [e for e in self.events if e.name == name and e.what in what]
+    def begin(self, what: str) -> None:
+        self.add(what)
+        self.inside.append(what)
+
+    def end(self) -> None:
+        self.add("end")
+        self.inside.pop()
 
     def behind(self, sums: str) -> int:
         """Returns how many groups of products the role has committed behind the last one that adds to ``sums``."""
@@ -80,85 +76,99 @@ class Trace:
         those that are copied; if operands are overwritten that products still read; or if roles do not meet equally
         often.
         """
+        named: defaultdict[str, list[Event]] = defaultdict(list)
+        roles: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            named[event.name].append(event)
+            roles[event.role].append(event)
         for pipeline in self.pipelines.values():
-            self._check_fills(pipeline)
+            _check_fills(pipeline, named[pipeline.name])
             if isinstance(pipeline, Pipeline):
-                self._check_releases(pipeline)
+                _check_releases(pipeline, named[pipeline.name])
         for meeting in self.meetings.values():
-            self._check_meeting(meeting)
-        for role in dict.fromkeys(e.role for e in self.events):
-            passes = _passes(e for e in self.events if e.role == role)
-            self._check_waits(passes)
-            _Products().check(passes)
+            _check_meeting(meeting, named[meeting.name])
+        acquired = {e.name for e in self.events if e.what == "acquire"}
+        for role, events in roles.items():
+            passes = _passes(events)
+            self._check_waits(role, passes, acquired)
+            _check_products(role, passes)
 
-    def _check_fills(self, pipeline: Pipeline | Signals) -> None:
-        name = pipeline.name
-        if self.of(name, "wait") and not self.of(name, "arrive", "expect"):
-            raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
-        fills: list[list[Event]] = [[]] if isinstance(pipeline, Signals) else []
-        for event in self.of(name, "acquire", "expect", "copy", "arrive"):
-            if event.what == "acquire":
-                fills.append([])
-            elif not fills:
-                raise PipelineError(f"a stage of {pipeline} is filled before it is acquired")
-            else:
-                fills[-1].append(event)
-        for fill in fills:
-            arrivals = sum(e.count if e.what == "arrive" else 1 for e in fill if e.what != "copy")
-            if arrivals != pipeline.fills:
-                raise PipelineError(f"{arrivals} arrivals fill a stage of {pipeline}, which expects {pipeline.fills}")
-            expected, copied = (sum(e.count for e in fill if e.what == what) for what in ("expect", "copy"))
-            if expected != copied:
-                raise PipelineError(f"{expected} bytes of a stage of {pipeline} are expected, and {copied} copied")
-
-    def _check_releases(self, pipeline: Pipeline) -> None:
-        name = pipeline.name
-        parts = {(e.role, e.count) for e in self.of(name, "release")}  # several roles may release a stage together
-        count = sum(count for _, count in parts)
-        if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
-            raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
-        if self.of(name, "release") and not self.of(name, "acquire"):
-            raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
-
-    def _check_waits(self, passes: Sequence[Event]) -> None:
+    def _check_waits(self, role: str, passes: Sequence[Event], acquired: Container[str]) -> None:
         """Raises PipelineError unless a role releases each stage that it waits for, other than in branches; it may keep
         the last one, which is not filled again.
 
         A stage of another name than any has, such as that of the tile before, is the one held longest.
         """
-        named = {e.stage for e in passes if e.what in ("wait", "rename")}
-        awaited, released = ({e.name for e in passes if e.what == what} for what in ("wait", "release"))
+        events = [e for e in passes if e.what in _WAITING]
+        named = {e.stage for e in events if e.what in ("wait", "rename")}
+        awaited, released = ({e.name for e in events if e.what == what} for what in ("wait", "release"))
         for name in released - awaited:
-            raise PipelineError(
-                f"the {passes[0].role} releases stages of {self.pipelines[name]} without waiting for one"
-            )
+            raise PipelineError(f"the {role} releases stages of {self.pipelines[name]} without waiting for one")
         held: list[tuple[str, str]] = []
         branches = 0
-        for event in passes:
-            if event.what in ("branch", "end"):
-                branches += 1 if event.what == "branch" else -1
-            elif event.what == "wait" and not branches and self.of(event.name, "acquire"):
-                held.append((event.name, event.stage))
-            elif event.what == "rename":
-                held = [(name, event.stage if stage == event.name else stage) for name, stage in held]
+        for event in events:
+            name, stage = event.name, event.stage
+            if event.what == "wait":
+                if not branches and name in acquired:
+                    held.append((name, stage))
             elif event.what == "release":
-                fits = [(n, s) for n, s in held if n == event.name and (s == event.stage or event.stage not in named)]
-                if fits:
-                    held.remove(fits[0])
+                fits = (h for h in held if h[0] == name and (h[1] == stage or stage not in named))
+                if (first := next(fits, None)) is not None:
+                    held.remove(first)
+            elif event.what == "rename":
+                held = [(n, stage if s == name else s) for n, s in held]
+            else:
+                branches += 1 if event.what == "branch" else -1
         for name, _ in held:
             if name not in released or sum(name == other for other, _ in held) > 1:
-                role, which = passes[0].role, self.pipelines[name]
-                raise PipelineError(f"the {role} waits for a stage of {which} and does not release it")
+                raise PipelineError(f"the {role} waits for a stage of {self.pipelines[name]} and does not release it")
 
-    def _check_meeting(self, meeting: Meeting) -> None:
-        """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
-        met: dict[str, list[tuple[int, str]]] = {role: [] for role in meeting.threads}
-        for event in self.of(meeting.name, "meet"):
+
+#: What concerns the stages that a role holds.
+_WAITING = frozenset(("wait", "release", "rename", "branch", "end"))
+
+
+def _check_fills(pipeline: _Barriers, events: Sequence[Event]) -> None:
+    kinds = {e.what for e in events}
+    if "wait" in kinds and kinds.isdisjoint(("arrive", "expect")):
+        raise PipelineError(f"{pipeline} is waited for, and nothing fills it")
+    fills: list[list[int]] = [[0, 0, 0]] if isinstance(pipeline, Signals) else []  # arrivals, bytes expected and copied
+    for event in events:
+        if event.what == "acquire":
+            fills.append([0, 0, 0])
+        elif event.what in ("expect", "copy", "arrive"):
+            if not fills:
+                raise PipelineError(f"a stage of {pipeline} is filled before it is acquired")
+            if event.what != "copy":
+                fills[-1][0] += event.count if event.what == "arrive" else 1
+            if event.what != "arrive":
+                fills[-1][1 if event.what == "expect" else 2] += event.count
+    for arrivals, expected, copied in fills:
+        if arrivals != pipeline.fills:
+            raise PipelineError(f"{arrivals} arrivals fill a stage of {pipeline}, which expects {pipeline.fills}")
+        if expected != copied:
+            raise PipelineError(f"{expected} bytes of a stage of {pipeline} are expected, and {copied} copied")
+
+
+def _check_releases(pipeline: Pipeline, events: Sequence[Event]) -> None:
+    parts = {(e.role, e.count) for e in events if e.what == "release"}  # several roles may release a stage together
+    count = sum(count for _, count in parts)
+    if parts and (count != pipeline.releases or len(parts) > len({role for role, _ in parts})):
+        raise PipelineError(f"{count} arrivals release a stage of {pipeline}, which expects {pipeline.releases}")
+    if parts and "acquire" not in [e.what for e in events]:
+        raise PipelineError(f"stages of {pipeline} are released, and nobody waits for that")
+
+
+def _check_meeting(meeting: Meeting, events: Sequence[Event]) -> None:
+    """Raises PipelineError unless all its roles come there in the same loops and under the same conditions."""
+    met: dict[str, list[tuple[int, str]]] = {role: [] for role in meeting.threads}
+    for event in events:
+        if event.what == "meet":
             if event.role not in met:
                 raise PipelineError(f"the {event.role} is not expected at {meeting.name!r}")
             met[event.role].append((event.count, event.stage))
-        if len({tuple(sorted(each)) for each in met.values()}) > 1:
-            raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
+    if len({tuple(sorted(each)) for each in met.values()}) > 1:
+        raise PipelineError(f"the {' and the '.join(met)} do not meet equally often at {meeting.name!r}")
 
 
 def _passes(events: Iterable[Event]) -> list[Event]:
@@ -177,59 +187,74 @@ def _passes(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-class _Products:
-    """The groups of asynchronous products that a role has committed, and not yet awaited."""
+#: What concerns the groups of asynchronous products that a role has committed, and not yet awaited.
+_MULTIPLYING = _WAITING | {"otherwise", "commit", "await", "read", "write"}
 
-    def __init__(self) -> None:
-        self._pending: list[Event] = []
-        self._held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
-        self._beside: list[list[Event]] = []  # what is pending where the other branches of conditions are taken
 
-    def check(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._step(event)
-
-    def _step(self, event: Event) -> None:
-        if event.what == "branch":
-            self._beside.append(list(self._pending))
-        elif event.what == "otherwise":
-            self._pending, self._beside[-1] = self._beside[-1], self._pending
-        elif event.what == "end":
-            self._pending += [e for e in self._beside.pop() if e not in self._pending]
-        elif event.what == "wait":
-            self._held.add((event.name, event.stage))
-        elif event.what == "commit":
+def _check_products(role: str, passes: Iterable[Event]) -> None:
+    """Raises PipelineError if products read stages that their role does not hold, or use what changes meanwhile."""
+    pending: list[tuple[str, list[tuple[str, str]]]] = []  # what is added to, and what is read
+    held: set[tuple[str, str]] = set()  # stages of pipelines that the role has waited for
+    beside: list[
+        list[tuple[str, list[tuple[str, str]]]]
+    ] = []  # what is pending where the other branches of conditions are taken
+    for event in passes:
+        what, place = event.what, (event.name, event.stage)
+        if what not in _MULTIPLYING:
+            continue
+        if what == "wait":
+            held.add(place)
+        elif what == "release":
+            held.discard(place)
+            for sums, reads in pending:
+                if place in reads:
+                    name, stage = event.name, event.stage
+                    raise PipelineError(f"the {role} releases {stage!r} of {name!r}, which {sums!r} still needs")
+        elif what == "commit":
             for name, stage in event.reads:
-                if stage and (name, stage) not in self._held:
-                    raise PipelineError(f"the {event.role} multiplies {stage!r} of {name!r} before it waits for it")
-            self._pending.append(event)
-        elif event.what == "await":
-            del self._pending[: max(0, len(self._pending) - event.count)]
-        elif event.what == "rename":
-            for name, stage in self._held:
+                if stage and (name, stage) not in held:
+                    raise PipelineError(f"the {role} multiplies {stage!r} of {name!r} before it waits for it")
+            pending.append((event.name, list(event.reads)))
+        elif what == "await":
+            del pending[: max(0, len(pending) - event.count)]
+        elif what == "read":
+            if event.name in [sums for sums, _ in pending]:
+                raise PipelineError(f"the {role} reads {event.name!r}, which products are still added to")
+        elif what == "write":
+            if any(place in reads for _, reads in pending):  # registers have no stages
+                raise PipelineError(f"the {role} overwrites {event.name!r}, which products still read")
+        elif what == "rename":
+            for name, stage in held:
                 if stage == event.stage:
-                    raise PipelineError(f"the {event.role} loses {stage!r} of {name!r} and has not released it")
-            self._held = {(n, event.stage if s == event.name else s) for n, s in self._held}
-            renamed = [(n, event.stage if s == event.name else s) for e in self._pending for n, s in e.reads]
-            every = iter(renamed)
-            self._pending = [
-                Event(e.role, e.what, e.name, e.stage, e.count, tuple(next(every) for _ in e.reads))
-                for e in self._pending
-            ]
-        elif event.what == "read" and any(e.name == event.name for e in self._pending):
-            raise PipelineError(f"the {event.role} reads {event.name!r}, which products are still added to")
-        elif event.what == "write" and any((event.name, "") in e.reads for e in self._pending):
-            raise PipelineError(f"the {event.role} overwrites {event.name!r}, which products still read")
-        elif event.what == "release":
-            self._held.discard((event.name, event.stage))
-            for e in self._pending:
-                if (event.name, event.stage) in e.reads:
-                    raise PipelineError(
-                        f"the {event.role} releases {event.stage!r} of {event.name!r}, which {e.name!r} still needs"
-                    )
+                    raise PipelineError(f"the {role} loses {stage!r} of {name!r} and has not released it")
+            old, new = place
+            held = {(n, new if s == old else s) for n, s in held}
+            pending = [(sums, [(n, new if s == old else s) for n, s in reads]) for sums, reads in pending]
+        elif what == "branch":
+            beside.append(list(pending))
+        elif what == "otherwise":
+            pending, beside[-1] = beside[-1], pending
+        else:
+            pending += [group for group in beside.pop() if group not in pending]
 
 
-class Signals:
+class _Barriers:
+    """Barriers in shared memory under a name: what happens to them is written, and noted in the kernel's trace."""
+
+    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
+        self._k, self.name, self._count, self.fills = k, name, count, fills
+        k.trace.pipelines[name] = self
+
+    def _write(self, what: str, stage: str, text: str, count: int = 0, condition: str = "", note: str = "") -> None:
+        self._k.trace.add(what, self.name, stage, count)
+        self._k.line(f"{guard(condition)}{text};{f'  // {note}' if note else ''}")
+
+    def copied(self, count: int, stage: str = "stage") -> None:
+        """Notes that so many bytes are copied to a stage by what is written next to it."""
+        self._k.trace.add("copy", self.name, stage, count)
+
+
+class Signals(_Barriers):
     """Barriers without stages to release: who arrives knows by itself that nobody waits for the phase before.
 
     k         the kernel.
@@ -238,16 +263,12 @@ class Signals:
     fills     arrivals that complete a phase, beside the bytes that are expected.
     """
 
-    def __init__(self, k: Kernel, name: str, count: int, *, fills: int = 1) -> None:
-        self._k, self.name, self.count, self.fills = k, name, count, fills
-        k.trace.pipelines[name] = self
-
     def __repr__(self) -> str:
         return f"the barriers {self.name!r}"
 
     def init(self) -> None:
         """Writes the initialisation of all."""
-        self._k.line(f"for (int i = 0; i < {self.count}; ++i) barrier_init(shared.{self.name}[i], {self.fills});")
+        self._k.line(f"for (int i = 0; i < {self._count}; ++i) barrier_init({self.at('i')}, {self.fills});")
 
     def at(self, index: str) -> str:
         """Returns one of the barriers."""
@@ -255,35 +276,24 @@ class Signals:
 
     def expect(self, count: int, index: str) -> None:
         """Writes that so many bytes will be copied; this arrives, too."""
-        self._k.trace.add("expect", self.name, index, count)
-        self._k.line(f"barrier_expect({self.at(index)}, {count});")
-
-    def copied(self, count: int, index: str) -> None:
-        """Notes that so many bytes are copied by what is written next to it."""
-        self._k.trace.add("copy", self.name, index, count)
+        self._write("expect", index, f"barrier_expect({self.at(index)}, {count})", count)
 
     def arrive(self, index: str, *, condition: str, note: str = "") -> None:
         """Writes the arrival of the thread for which the condition holds."""
-        self._k.trace.add("arrive", self.name, index, 1)
-        self._k.line(f"if ({condition}) barrier_arrive({self.at(index)});{f'  // {note}' if note else ''}")
+        self._write("arrive", index, f"barrier_arrive({self.at(index)})", 1, condition, note)
 
     def wait(self, index: str, parity: str) -> None:
         """Writes what waits until the phase of a parity is complete."""
-        self._k.trace.add("wait", self.name, index)
-        self._k.line(f"barrier_wait({self.at(index)}, {parity});")
-
-
-def _barrier(name: str, what: str) -> str:
-    return f"{name}_{what}" if name else what
+        self._write("wait", index, f"barrier_wait({self.at(index)}, {parity})")
 
 
 def barriers(name: str, stages: int) -> tuple[Buffer, Buffer]:
     """Returns the barriers of a pipeline of this name, as they lie in shared memory."""
-    full, empty = (Buffer(_barrier(name, what), "Barrier", (), stages) for what in ("full", "empty"))
+    full, empty = (Buffer(f"{name}_{what}" if name else what, "Barrier", (), stages) for what in ("full", "empty"))
     return full, empty
 
 
-class Pipeline:
+class Pipeline(_Barriers):
     """A ring of stages with mbarriers: a stage is full once all fill it, and empty once all have released it.
 
     k         the kernel.
@@ -294,28 +304,21 @@ class Pipeline:
     """
 
     def __init__(self, k: Kernel, name: str, stages: int, *, fills: int = 1, releases: int = 1) -> None:
-        self._k, self.name, self.stages, self.fills, self.releases = k, name, stages, fills, releases
-        k.trace.pipelines[name] = self
+        super().__init__(k, name, stages, fills=fills)
+        self.stages, self.releases = stages, releases
+        self._full, self._empty = (f"shared.{barrier.name}" for barrier in barriers(name, stages))
 
     def __repr__(self) -> str:
         return f"pipeline {self.name!r}" if self.name else "the pipeline"
 
-    def _barrier(self, what: str) -> str:
-        return _barrier(self.name, what)
-
-    @property
-    def barriers(self) -> tuple[Buffer, Buffer]:
-        """The barriers, as they lie in shared memory."""
-        return barriers(self.name, self.stages)
-
     def init(self) -> None:
         """Writes the initialisation of the barriers of stage ``i``."""
-        self._k.line(f"barrier_init(shared.{self._barrier('full')}[i], {self.fills});")
-        self._k.line(f"barrier_init(shared.{self._barrier('empty')}[i], {self.releases});")
+        self._k.line(f"barrier_init({self._full}[i], {self.fills});")
+        self._k.line(f"barrier_init({self._empty}[i], {self.releases});")
 
     def full(self, stage: str = "stage") -> str:
         """Returns the barrier that copies to a stage arrive at."""
-        return f"shared.{self._barrier('full')}[{stage}.index]"
+        return f"{self._full}[{stage}.index]"
 
     # ---- producers
 
@@ -326,20 +329,11 @@ class Pipeline:
 
     def await_empty(self, stage: str = "stage", *, condition: str = "") -> None:
         """Writes what waits until a stage is empty, where this is not to fill it."""
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_wait(shared.{self._barrier('empty')}[{stage}.index], {stage}.parity ^ 1);")
+        self._k.line(f"{guard(condition)}barrier_wait({self._empty}[{stage}.index], {stage}.parity ^ 1);")
 
     def expect(self, count: int, stage: str = "stage", barrier: str = "", *, condition: str = "") -> None:
-        """Writes that so many bytes will be copied to a stage, by the thread for which the condition holds; this
-        arrives, too.
-        """
-        self._k.trace.add("expect", self.name, stage, count)
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_expect({barrier or self.full(stage)}, {count});")
-
-    def copied(self, count: int, stage: str = "stage") -> None:
-        """Notes that so many bytes are copied to a stage by what is written next to it."""
-        self._k.trace.add("copy", self.name, stage, count)
+        """Writes that a thread, that for which the condition holds, expects so many bytes in a stage, and arrives."""
+        self._write("expect", stage, f"barrier_expect({barrier or self.full(stage)}, {count})", count, condition)
 
     def arrive(
         self,
@@ -354,16 +348,13 @@ class Pipeline:
 
         call  the function of the device library by which they arrive.
         """
-        self._k.trace.add("arrive", self.name, stage, count)
-        self._k.line(f"{f'if ({condition}) ' if condition else ''}{call}({barrier or self.full(stage)});")
+        self._write("arrive", stage, f"{call}({barrier or self.full(stage)})", count, condition)
 
     # ---- consumers
 
     def wait(self, stage: str = "stage", note: str = "") -> None:
         """Writes what waits until a stage is full."""
-        self._k.trace.add("wait", self.name, stage)
-        comment = f"  // {note}" if note else ""
-        self._k.line(f"barrier_wait({self.full(stage)}, {stage}.parity);{comment}")
+        self._write("wait", stage, f"barrier_wait({self.full(stage)}, {stage}.parity)", note=note)
 
     def release(
         self, stage: str = "stage", *, condition: str = "t == 0", count: int | None = None, at: str = ""
@@ -374,11 +365,9 @@ class Pipeline:
                    role's groups (`Kernel.role`).
         at         the stage's number, if it is not ``stage``'s.
         """
-        arrivals = self._k.trace.groups or self.releases
-        self._k.trace.add("release", self.name, stage, arrivals if count is None else count)
-        index = at or f"{stage}.index"
-        when = f"if ({condition}) " if condition else ""
-        self._k.line(f"{when}barrier_arrive(shared.{self._barrier('empty')}[{index}]);")
+        arrivals = (self._k.trace.groups or self.releases) if count is None else count
+        text = f"barrier_arrive({self._empty}[{at or f'{stage}.index'}])"
+        self._write("release", stage, text, arrivals, condition)
 
 
 class Relay(Pipeline):
@@ -395,19 +384,17 @@ class Relay(Pipeline):
 
     def init(self) -> None:
         """Writes the initialisation of all barriers."""
-        empty = f"barrier_init(shared.{self._barrier('empty')}[i], {self.releases});"
-        self._k.line(f"for (int i = 0; i < {self.stages}; ++i) {empty}")
+        self._k.line(f"for (int i = 0; i < {self.stages}; ++i) barrier_init({self._empty}[i], {self.releases});")
 
     def fill(self, stage: str = "stage") -> None:
         """Writes that a stage is filled, by all threads that fill it."""
-        self._k.trace.add("arrive", self.name, stage, GROUP * self._k.trace.groups)
-        self._k.line(f"named_barrier_arrive({self._first} + {stage}.index, {self._threads});")
+        text = f"named_barrier_arrive({self._first} + {stage}.index, {self._threads})"
+        self._write("arrive", stage, text, GROUP * self._k.trace.groups)
 
     def wait(self, stage: str = "stage", note: str = "", *, at: str = "") -> None:
         """Writes what waits until a stage is full; ``at`` is its number, if that is not ``stage``'s."""
-        self._k.trace.add("wait", self.name, stage)
-        comment = f"  // {note}" if note else ""
-        self._k.line(f"named_barrier_sync({self._first} + {at or f'{stage}.index'}, {self._threads});{comment}")
+        text = f"named_barrier_sync({self._first} + {at or f'{stage}.index'}, {self._threads})"
+        self._write("wait", stage, text, note=note)
 
 
 class Meeting:
@@ -423,10 +410,9 @@ class Meeting:
 
     def sync(self, at: str = "", *, condition: str = "", note: str = "") -> None:
         """Writes what waits until all have come; ``at`` counts from the first barrier, if there are several."""
-        self._k.trace.add("meet", self.name, condition, self._k.trace.depth)
-        when, comment = f"if ({condition}) " if condition else "", f"  // {note}" if note else ""
-        barrier = f"{self._number} + {at}" if at else self._number
-        self._k.line(f"{when}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
+        self._k.trace.add("meet", self.name, condition, self._k.trace.inside.count("loop"))
+        barrier, comment = f"{self._number} + {at}" if at else self._number, f"  // {note}" if note else ""
+        self._k.line(f"{guard(condition)}named_barrier_sync({barrier}, {sum(self.threads.values())});{comment}")
 
 
 def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
@@ -441,16 +427,18 @@ def initialize(k: Kernel, *rings: Sequence[Pipeline]) -> None:
     k.line()
 
 
-@contextmanager
-def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> Iterator[None]:
+def products(k: Kernel, sums: str, *reads: tuple[Pipeline, str], registers: str = "") -> Scope:
     """Writes a group of asynchronous products around what is written inside: they are added to ``sums``, of stages of
     pipelines and of operands in ``registers``.
     """
-    k.line("wgmma_fence();")
-    yield
-    k.line("wgmma_commit();")
     stages = [(pipeline.name, stage) for pipeline, stage in reads]
-    k.trace.add("commit", sums, reads=[*stages, (registers, "")] if registers else stages)
+
+    def commit() -> None:
+        k.line("wgmma_commit();")
+        k.trace.add("commit", sums, reads=(*stages, (registers, "")) if registers else tuple(stages))
+
+    k.line("wgmma_fence();")
+    return k.scope(commit)
 
 
 def await_products(k: Kernel, groups: int = 0, note: str = "") -> None:

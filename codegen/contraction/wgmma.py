@@ -9,7 +9,6 @@ up their sums through distributed shared memory in a fixed order.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 from math import prod
 
@@ -156,7 +155,7 @@ class _Renderer:
             called |= {f"in{n}": name for n, name in self.a.members.items()}
             tensors |= {f"in{n}": self.prologues[0].pointers[n] for n in self.a.members}
         named = ((x, called.get(x.name, x.name), x.note.format(**tensors)) for x in self.layout.arrays)
-        self.w.share([*(replace(x, name=name, note=note) for x, name, note in named), *self.layout.barriers])
+        self.w.share([*(x._replace(name=name, note=note) for x, name, note in named), *self.layout.barriers])
         first = f"int(threadIdx.x / {GROUP}) - {self.s.producers}"
         self.w.line(f"const int group = {first};  // a warpgroup: consumers count from 0")
 

@@ -4,7 +4,7 @@ leave it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -263,7 +263,7 @@ class Layout:
         s, a, b = self.s, self.parts.a, self.parts.b
         count = self.spec.products
         second = self._tile("b", b, self.spec.b, s.tile_n * count)
-        second = replace(second, note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
+        second = second._replace(note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
         if isinstance(a, ComputedOperand):
             return Buffers((*(x.tile(s.tile_m, s.stages) for x in a.brought if not x.row), second))
         return Buffers((self._tile("a", a, self.spec.a, s.tile_m), second))
