@@ -194,8 +194,9 @@ class TileLoader(TilePieces):
         part = "[v]" if self.vectors > 1 else ""
         for source in self.prologue.sources:
             if self._common(source):
-                inner = self.prologue.place(source).inner
-                terms = [*zip(coords, inner), (counter, self.way.vector * inner[-1])]
+                place = self.prologue.place(source)
+                along = (counter, self.way.vector * place.inner[-1])
+                terms = [(str(place.start), 1), *zip(coords, place.inner), along]
                 self._read(source, f"{source.next}{part}", terms, self.terms.inside("k0"))
 
     @property

@@ -393,3 +393,14 @@ def test_an_operand_is_rounded_as_if_it_were_stored():
 def test_golden_source():
     (kernel,) = executable(Case(large("image"), arch="sm_90a")).plan.kernels
     check_golden("prologue_hopper", kernel.source.code)
+
+
+def test_what_varies_along_a_turned_around_filter_is_read_from_its_last_tap() -> None:
+    graph = fg.Graph("turned")
+    x = graph.tensor("x", (2, 64, 12, 12), "float16", strides=(64 * 144, 1, 64 * 12, 64))
+    w, s = (graph.tensor(n, (k, 64, 3, 3), "float16", strides=(576, 1, 192, 64)) for n, k in (("w", 64), ("s", 1)))
+    graph.output(graph.conv_fprop(x, w * s, mode="convolution"))
+    (kernel,) = plan(graph, Options(target=target("sm_80"))).kernels
+    reads = [line for line in kernel.source.code.splitlines() if "(s + (" in line]
+    assert reads
+    assert all("(s + (512 - " in line for line in reads), kernel.source.code

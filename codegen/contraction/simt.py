@@ -73,7 +73,7 @@ class _Renderer:
             inside = every(*(within(spec, self.t, x) for x in spec.terms if not any(x.inner)))
             if inside:
                 w.line()
-            with w.block(f"if ({inside})", when=bool(inside)):
+            with w.guarded(inside):
                 self._mainloop()
         self._results()
         barriers = self.k > 0 or bool(self.partials)

@@ -76,7 +76,7 @@ class WgmmaPartials(Partials):
             w.line(f"const {self.t} col = {self.block.n0} + chunk * {chunk} + t, place = {place};")
             places = Edge(Edge(m.total, GROUP_ROWS).tiles, m.size // GROUP_ROWS)
             inside = every(self.block.n.inside("col"), places.inside("place"))
-            with w.block(f"if ({inside})", when=bool(inside)):
+            with w.guarded(inside):
                 for name, part in zip(self.left, self.rows):
                     total, op = part.own, part.reduction.combiner.functor
                     left = f"shared.{name}[{self.block.group}]"

@@ -6,9 +6,10 @@ results may lie before; or threads carry them, where no tensor map describes an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from codegen.buffers import guard
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING
 from codegen.contraction.wgmma_partials import WgmmaPartials
@@ -76,7 +77,7 @@ class Results:
             w.line(f"named_barrier_sync({s.groups + 1}, {threads});")
         w.unrolled_line(f"for (int i = 0; i < {count}; ++i) exchange[i * {threads} + mine] = sum[i];")
         w.line("cluster_sync();")
-        with w.block(f"if ({self.block.writes})", when=bool(self.block.writes)):
+        with w.guarded(self.block.writes):
             totals = each * self.block.spec.products
             place = "i" if totals == each else f"(i / {each} * {s.tile_n // 2} + i % {each})"
             w.line(f"{register} total[{totals}] = {{}};")
@@ -139,11 +140,6 @@ class Results:
         last = total - (1 if total % 2 else 2)
         self.w.line(f"const {self.t} n = {f'min({position}, {last})' if held else position};")
 
-    def _skip(self, outside: Sequence[str]) -> None:
-        """Writes that there is nothing to do under some conditions."""
-        if outside:
-            self.w.line(f"if ({' || '.join(outside)}) continue;")
-
     def _run(self, clamped: str | None = None) -> Run:
         """Returns the two neighbours of a row that a thread has: the second may not exist."""
         missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
@@ -156,10 +152,10 @@ class DirectResults(Results):
     def write(self) -> None:
         with self._pieces(), self.w.unrolled("for (int i = 0; i < 2; ++i)"):
             place, absent = self._row("row + i * 8")
-            self._skip([*self.beyond_m, *absent])
+            self.w.leave(*self.beyond_m, *absent)
             with self.w.unrolled(f"for (int j = 0; j < {self.s.part}; j += 8)"):
                 self._column("j")
-                self._skip(self.beyond_n)
+                self.w.leave(*self.beyond_n)
                 sinks = self.partials.sinks("j", outside=False, row="i")
                 self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), self._run(), sinks=sinks)
 
@@ -191,7 +187,7 @@ class ChunkedResults(Results):
         with self.w.unrolled("for (int f = 0; f < 4; ++f)"):
             place, _ = self._row("row + f % 2 * 8")
             self._column(f"{self.column} + f / 2 * 8")
-            self._skip([*self.beyond_m, *self.beyond_n])
+            self.w.leave(*self.beyond_m, *self.beyond_n)
             sinks = self.partials.sinks(self.column, outside=False)
             self.epilogue.results([*place, "n"], self._sums(self.element), self._run(), sinks=sinks)
         self.partials.leave_columns()
@@ -229,7 +225,7 @@ class StagedResults(ChunkedResults):
             w.line(f"Vector<{op.dtype.ctype}, 2> {name}[4];")
         with w.unrolled("for (int f = 0; f < 4; ++f)"):
             place, absent = self._row("row + f % 2 * 8", held=True)
-            self._skip(absent)
+            w.leave(*absent)
             self._column(f"{self.column} + f / 2 * 8", held=self.block.n.ragged)
             run = self._run(f"min(n + e, {self.parts.cols - 1})")  # an extra result in the buffer does no harm
             sinks, pairs = self.partials.sinks(self.column, outside=True), self._held_pairs()
@@ -276,8 +272,7 @@ class CopiedResults(StagedResults):
             # A consumer whose rows lie outside commits an empty group: tma_wait_read counts groups.
             inside = self.block.m.inside(self._m0) if self.s.tile_m > GROUP_ROWS else ""
             for name, tensor_map in zip(self.staged, self.store_maps):
-                store = f"tma_store({tensor_map}, shared.{name}[{group}][buffer], {self._box()});"
-                w.line(f"if ({inside}) {store}" if inside else store)
+                w.line(f"{guard(inside)}tma_store({tensor_map}, shared.{name}[{group}][buffer], {self._box()});")
             w.line("tma_commit();")
 
     def end(self) -> None:
@@ -360,7 +355,7 @@ class CarriedResults(StagedResults):
         w.line("#pragma unroll 4")
         with w.block(loop):
             place, absent = self.carried(*((fast, slow) if turned else (slow, fast)))
-            self._skip([*self.beyond_m, *self.beyond_n, *absent])
+            w.leave(*self.beyond_m, *self.beyond_n, *absent)
             to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
             at = "c, r" if turned else "r, c"
             w.line(f"store({to}, load_results<{vector}, {wide}>({self._tile(name)}, {at}));")
@@ -415,7 +410,7 @@ class ResultsCarriedByWarps(CarriedResults):
             w.line("#pragma unroll 2")
             with w.block(loop):
                 place, absent = self.carried(row, held=True)
-                self._skip(absent)
+                w.leave(*absent)
                 at = f"{unsigned_}({linear(list(zip(place, op.strides)))})"
                 size = f"{unsigned_}({extent(self.layout.space, op.strides)})"
                 source = f"{self.epilogue.pointers.loads[n]}, {at}, {size}"
@@ -450,9 +445,9 @@ class ResultsCarriedByWarps(CarriedResults):
             with w.block(head):
                 place, absent = self.carried(r)
                 outside = " || ".join([*self.beyond_m, *absent])
-                guard = f"if (!({outside})) " if outside else ""
+                unless = guard(f"!({outside})" if outside else "")
                 to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
-                w.line(f"{guard}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
+                w.line(f"{unless}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
 
 
 def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> Results:

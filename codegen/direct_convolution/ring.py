@@ -139,7 +139,7 @@ class Ring(Renderer):
         dims = f"[{spec.taps[1]}][{spec.taps[2]}][{s.vector}]"
         w.line()
         w.line(f"{spec.accumulate} weights{dims}{' = {}' if inside else ''};")
-        with w.block(f"if ({inside})", when=bool(inside)), w.scope():
+        with w.guarded(inside), w.scope():
             kr, ks, e = self.loop("kr", spec.taps[1]), self.loop("ks", spec.taps[2]), self.loop("e", s.vector)
             channel = linear([(group, 1), (e, 1)])
             w.line(f"weights[{kr}][{ks}][{e}] = {self.weight(channel, '0', '0', ('0', kr, ks))};")
@@ -166,7 +166,7 @@ class Ring(Renderer):
     def _results(self, group: str, col: str) -> None:
         w, spec, s = self.w, self.spec, self.s
         inside, columns = self.edges["channel0"].inside(group), self.edges["col0"]
-        with w.block(f"if ({inside})", when=bool(inside)), w.scope():
+        with w.guarded(inside), w.scope():
             p = self.loop("p", s.rows)
             down = self.constant("row", linear([(self.at["row0"], 1), ("step", s.rows), (p, 1)]))
             w.leave(Edge(spec.out[1], s.rows).outside(down), how="break")
