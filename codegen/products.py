@@ -36,44 +36,62 @@ class Fragment:
         k.line(f"{self.load}({name}, &shared.{tile}[{row} + {self.row}][{column} + {self.column}]);")
 
 
-#: Rows, columns and terms of mma.sync.m16n8k16, for 16-bit floats on sm_80 and newer.
-ATOM_M, ATOM_N, ATOM_K = 16, 8, 16
-#: Operand A, whose rows lie along terms; two operands B, of which columns lie along terms, or rows lie across them.
-A = Fragment("[4]", "load_matrices", "lane % 16", "lane / 16 * 8")
-B = Fragment("[2][2]", "load_matrices", "lane / 16 * 8 + lane % 8", "lane / 8 % 2 * 8")
-B_ACROSS = Fragment("[2][2]", "load_matrices_transposed", "lane % 16", "lane / 16 * 8")
+@dataclass(frozen=True)
+class MmaAtom:
+    """An instruction of a warp, for so many rows, columns and terms: two of them share a load of operands B.
+
+    a         operand A, whose rows lie along terms.
+    b         two operands B whose columns lie along terms; ``b_across``, whose rows do not.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Fragment
+    b: Fragment
+    b_across: Fragment
+
+    def multiply(self, k: Kernel, element: str, sums: str, a: str) -> None:
+        """Writes the products of ``a`` with the operands ``b``, which are added to sums from column ``j`` on."""
+        for half, part in enumerate(("j / 2", f"j / 2 + {self.n // 2}")):
+            k.line(f"mma<{element}, {element}>(attention::part({sums}, {part}), {a}, b[{half}]);")
 
 
-def place_warp(k: Kernel) -> None:
+#: mma.sync.m16n8k16 of 16-bit floats, on sm_80 and newer (``mma.cuh``, ``fragments.cuh`` and their twins for a CPU).
+MMA_16816 = MmaAtom(
+    16,
+    8,
+    16,
+    a=Fragment("[4]", "load_matrices", "lane % 16", "lane / 16 * 8"),
+    b=Fragment("[2][2]", "load_matrices", "lane / 16 * 8 + lane % 8", "lane / 8 % 2 * 8"),
+    b_across=Fragment("[2][2]", "load_matrices_transposed", "lane % 16", "lane / 16 * 8"),
+)
+
+
+def place_warp(k: Kernel, atom: MmaAtom = MMA_16816) -> None:
     """Writes which rows of the block's tile a thread has."""
     k.line("const int t = threadIdx.x, warp = t / 32, lane = t % 32;")
-    k.line(f"const int row = warp * {ATOM_M} + lane / 4;  // of a thread's first result in the tile")
+    k.line(f"const int row = warp * {atom.m} + lane / 4;  // of a thread's first result in the tile")
 
 
-def _mma(k: Kernel, element: str, sums: str, a: str) -> None:
-    """Writes the products of ``a`` with the operands ``b``, which are added to sums from column ``j`` on."""
-    for half, part in enumerate(("j / 2", f"j / 2 + {ATOM_N // 2}")):
-        k.line(f"mma<{element}, {element}>(attention::part({sums}, {part}), {a}, b[{half}]);")
-
-
-def multiply(k: Kernel, element: str, sums: str, a: str, b: str) -> None:
+def multiply(k: Kernel, element: str, sums: str, a: str, b: str, atom: MmaAtom = MMA_16816) -> None:
     """Writes the products of a warp's rows of the buffer ``a`` with the columns, the rows of a stage of ``b``."""
     columns, depth = k.buffers[b].shape
     k.unrolled_line(f"for (int i = 0; i < {columns // 2}; ++i) {sums}[i] = 0.0f;")
-    with k.unrolled(f"for (int kk = 0; kk < {depth}; kk += {ATOM_K})"):
-        A.bring(k, "a", a, f"warp * {ATOM_M}", "kk")
-        with k.unrolled(f"for (int j = 0; j < {columns}; j += {2 * ATOM_N})"):
-            B.bring(k, "b", f"{b}[stage]", "j", "kk")
-            _mma(k, element, sums, "a")
+    with k.unrolled(f"for (int kk = 0; kk < {depth}; kk += {atom.k})"):
+        atom.a.bring(k, "a", a, f"warp * {atom.m}", "kk")
+        with k.unrolled(f"for (int j = 0; j < {columns}; j += {2 * atom.n})"):
+            atom.b.bring(k, "b", f"{b}[stage]", "j", "kk")
+            atom.multiply(k, element, sums, "a")
 
 
-def add_products(k: Kernel, element: str, sums: str, a: str, b: str) -> None:
+def add_products(k: Kernel, element: str, sums: str, a: str, b: str, atom: MmaAtom = MMA_16816) -> None:
     """Writes the products of a warp's operands ``a``, which are in registers, with a stage of the buffer ``b``."""
     depth, columns = k.buffers[b].shape
-    loops = f"for (int kk = 0; kk < {depth // ATOM_K}; ++kk)", f"for (int j = 0; j < {columns}; j += {2 * ATOM_N})"
+    loops = f"for (int kk = 0; kk < {depth // atom.k}; ++kk)", f"for (int j = 0; j < {columns}; j += {2 * atom.n})"
     with k.unrolled(*loops):
-        B_ACROSS.bring(k, "b", f"{b}[stage]", f"kk * {ATOM_K}", "j")
-        _mma(k, element, sums, f"{a}[kk]")
+        atom.b_across.bring(k, "b", f"{b}[stage]", f"kk * {atom.k}", "j")
+        atom.multiply(k, element, sums, f"{a}[kk]")
 
 
 @contextmanager

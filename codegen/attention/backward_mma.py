@@ -21,7 +21,7 @@ from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import ATOM_M, STAGES, add_products, multiply, place_warp, ring
+from codegen.products import MMA_16816, STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -41,7 +41,7 @@ class AttentionBackwardMmaSchedule(Schedule):
 
     @property
     def height(self) -> int:
-        return ATOM_M * self.warps
+        return MMA_16816.m * self.warps
 
 
 def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardMmaSchedule, element: str = "float16") -> Buffers:
@@ -76,7 +76,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     preferred = [(4, 64), (8, 64), (4, 32), (8, 32), (4, 16), (2, 16)]
     if not spec.queries:
         preferred = [(4, 32), (8, 32), (4, 16), (8, 64), (2, 16)]
-    if spec.rows <= 2 * ATOM_M:
+    if spec.rows <= 2 * MMA_16816.m:
         preferred = [(2, 32), (2, 16), *preferred]
     shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
     each = spec.cols * (a.depth + a.width) * 2
@@ -99,8 +99,8 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = [self.w.names.unique(op.name) for op in spec.arguments]
-        top = linear([("r0", 1), ("warp", ATOM_M)])
-        self.scores = BackwardFragments(self.w, spec, schedule.height, schedule.cols, top, ATOM_M)
+        top = linear([("r0", 1), ("warp", MMA_16816.m)])
+        self.scores = BackwardFragments(self.w, spec, schedule.height, schedule.cols, top, MMA_16816.m)
         self.written = [self.w.names.unique(op.name) for op in spec.written]
         self.sums = sums(spec, self.written)
         self.held, self.brought = backward_sources(spec, self.arguments)
@@ -123,7 +123,7 @@ class _Renderer:
             self._loop()
         for x in self.sums:
             scores.store(x.name, x.operand, x.written, x.elements, padded(x.elements), x.times)
-        detail = f"for {s.height} {spec.over} a block, {ATOM_M} a warp, tiles of {s.cols} of the others"
+        detail = f"for {s.height} {spec.over} a block, {MMA_16816.m} a warp, tiles of {s.cols} of the others"
         detail += f" in {STAGES} stages (cp.async)"
         return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=self.threads)
 

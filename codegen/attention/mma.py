@@ -19,7 +19,7 @@ from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
-from codegen.products import ATOM_K, ATOM_M, STAGES, add_products, multiply, place_warp, ring
+from codegen.products import MMA_16816, STAGES, add_products, multiply, place_warp, ring
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -47,7 +47,7 @@ class AttentionMmaSchedule(Schedule):
 
     @property
     def rows(self) -> int:
-        return ATOM_M * self.warps
+        return MMA_16816.m * self.warps
 
 
 def buffers(spec: AttentionSpec, s: AttentionMmaSchedule, element: str = "float16") -> Buffers:
@@ -77,7 +77,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
         preferred = [(2, 32), (2, 64), (2, 16), *preferred]
     producer_warps = 0
     if any(spec.computed[1:]):  # nothing is in flight while keys or values are computed: other warps multiply meanwhile
-        warps = next((n for n in (1, 2, 4) if ATOM_M * n >= spec.rows), 8)
+        warps = next((n for n in (1, 2, 4) if MMA_16816.m * n >= spec.rows), 8)
         preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
     heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
@@ -99,8 +99,8 @@ class _Renderer:
         self.spec, self.s = spec, schedule
         self.w = Kernel(spec.name)
         self.arguments = argument_names(spec, self.w.names)
-        top = linear([("m0", 1), ("warp", ATOM_M if schedule.warps > 1 else 0)])
-        self.scores = ScoreFragments(self.w, spec, schedule.keys, top, ATOM_M, schedule.rows, schedule.heads)
+        top = linear([("m0", 1), ("warp", MMA_16816.m if schedule.warps > 1 else 0)])
+        self.scores = ScoreFragments(self.w, spec, schedule.keys, top, MMA_16816.m, schedule.rows, schedule.heads)
         self.written = self.scores.written()
         self.element = self.scores.element
         self.tiles = VectorTiles(self.w, self.scores, self.element)
@@ -117,7 +117,7 @@ class _Renderer:
         scores.scalars()
         scores.state(self.arguments[-1] if spec.sink is not None else "", wide)
         w.line(f"float s[{s.keys // 2}], rescale[2];")
-        w.line(f"uint32 probability[{s.keys // ATOM_K}][4];")
+        w.line(f"uint32 probability[{s.keys // MMA_16816.k}][4];")
         scores.define()
         self._fill()
         self.tiles.fill(self.queries, "m0", self.threads)
@@ -134,7 +134,7 @@ class _Renderer:
             add_products(w, self.element, "o", "probability", "values")
         scores.finish(self.written[-1] if spec.stats is not None else "")
         scores.store(self.written[0], wide)
-        detail = f"{s.rows} queries a block, {ATOM_M} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
+        detail = f"{s.rows} queries a block, {MMA_16816.m} a warp, tiles of {s.keys} keys in {STAGES} stages (cp.async)"
         return scores.complete(self.arguments, self.written, detail, tiles=scores.tiles, threads=self.threads)
 
     def _fill(self) -> None:
