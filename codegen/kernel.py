@@ -12,8 +12,8 @@ from codegen.buffers import Buffer, Buffers, Edge
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
-from codegen.pipeline import Trace
 from codegen.spec import KernelSource, TensorMap
+from codegen.trace import Trace
 
 
 class Kernel(Writer):

@@ -7,7 +7,7 @@ from test_attention import CAUSAL, HOPPER, made
 
 import codegen
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule, schedules
-from codegen.pipeline import PipelineError, Trace
+from codegen.trace import PipelineError, Trace
 from fusegraph.plan import plan
 
 

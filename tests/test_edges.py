@@ -33,7 +33,7 @@ def test_a_loop_that_runs_once_is_none() -> None:
         assert (w.each("i", 2), w.each("j", 1), w.each("k", 3, "int64", unroll=False)) == ("i", "0", "k")
         w.leave("", "i == k", "")
         w.leave("", how="return")
-    assert w.text() == (
+    assert "\n".join(w.lines) + "\n" == (
         "#pragma unroll\nfor (int i = 0; i < 2; ++i) {\n    #pragma unroll 1\n"
         "    for (int64 k = 0; k < 3; ++k) {\n        if (i == k) continue;\n    }\n}\n"
     )

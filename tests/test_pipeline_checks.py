@@ -11,8 +11,9 @@ from test_attention_backward import CAUSAL, made
 import fusegraph as fg
 from codegen.expr import Program
 from codegen.kernel import Kernel
-from codegen.pipeline import Meeting, Pipeline, PipelineError, Relay, Trace, await_products, products, results
+from codegen.pipeline import Meeting, Pipeline, Relay, await_products, products, results
 from codegen.target import target
+from codegen.trace import PipelineError, Trace
 from fusegraph.lowering.base import Options
 from fusegraph.plan import by_cost_model, plan
 
