@@ -104,7 +104,8 @@ class Instruction:
 class TableRead(Instruction):
     """Reads an element of a table.
 
-    args are the table's pointer, the values from which the position is computed and, if guarded, whether it exists.
+    args are the table's pointer, or the result of an instruction that chooses among pointers to several, the values
+    from which the position is computed and, if guarded, whether it exists.
 
     position   the template of the position.
     indexed    whether the second argument is an index, which is a term as it is; the others are multiplied by numbers.
@@ -189,6 +190,12 @@ class Program:
     def operands(self) -> tuple[Operand, ...]:
         """What is read and written along the space: loads, then stores.  (Parameters have the tables in between.)"""
         return self.loads + tuple(store.operand for store in self.stores)
+
+    def read_by(self, read: TableRead) -> tuple[Operand, ...]:
+        """Returns the tables of which an instruction reads one; they have the same dtype."""
+        first = read.args[0]
+        pointers = self.instructions[first.instruction].args if isinstance(first, Result) else (first,)
+        return tuple(self.tables[p.table] for p in pointers if isinstance(p, Pointer))
 
     @property
     def strides(self) -> list[tuple[int, ...]]:
@@ -287,7 +294,7 @@ class Emitter:
         """Returns a vector of a table in C, given the terms of its first element; ``packed``: as `Packed` words."""
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
-        table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+        table = self.program.read_by(read)[0]
         texts = [self.term(value, terms) for value in read.args]
         load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
         text = f"{load}<{vector}>({texts[0]} + {fill(read.position, texts)})"

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from codegen.expr import Emitter, Index, Load, Operand, Pointer, Program, Result, Value, ctype_of, varying
+from codegen.expr import (
+    Emitter,
+    Index,
+    Load,
+    Operand,
+    Pointer,
+    Program,
+    Result,
+    TableRead,
+    Value,
+    ctype_of,
+    varying,
+)
 from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
@@ -81,8 +93,7 @@ class Elements:
         self._shared = done.shared
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k in done.shared)
         for k in done.reads:
-            read = self.program.instructions[k]
-            table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+            table = self._table(k)
             name = self._vectors[k] = self.names.unique(table.name, "_v")
             kind, words = kept_type(table, vector, packed), packs(table, vector, packed)
             self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
@@ -100,7 +111,7 @@ class Elements:
             if Index(n) in left:
                 terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
         for k, name in self._vectors.items():
-            table = self.program.tables[self.program.instructions[k].args[0].table]  # type: ignore[union-attr]
+            table = self._table(k)
             text = converted(table, f"{name}[e]", self.program.real)
             terms[Result(k)] = self._once(Result(k), text, table.name)
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
@@ -115,6 +126,12 @@ class Elements:
             for name, text in zip(names, self.element(loaded, indices())):
                 self.w.line(f"{name}[e] = {text};")
         return names
+
+    def _table(self, number: int) -> Operand:
+        """Returns the table that an instruction reads, one of them if it chooses."""
+        read = self.program.instructions[number]
+        assert isinstance(read, TableRead)
+        return self.program.read_by(read)[0]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its C expression."""

@@ -51,13 +51,13 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
         uniform.append(all(same(v) or (whole and counts(v)) for v in instruction.args))
 
     def wide(read: TableRead) -> bool:
-        table = program.tables[_table(read)]
+        tables = program.read_by(read)
         if not read.indexed or not isinstance(read.args[1], Index):
             return False
         *outer, last = program.indices[read.args[1].index]
-        width = min(16, vector * table.dtype.itemsize)
-        steps = gcd(*(step * table.dtype.itemsize for step in (*outer, *read.multiples)), table.alignment)
-        return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
+        size = tables[0].dtype.itemsize
+        steps = gcd(*(step * size for step in (*outer, *read.multiples)), *(table.alignment for table in tables))
+        return last == 1 and steps % min(16, vector * size) == 0 and all(map(same, (read.args[0], *read.args[2:])))
 
     reads = [k for k, i in enumerate(program.instructions) if isinstance(i, TableRead) and wide(i)]
     above = program.needed(v for k in reads for v in program.instructions[k].args)
@@ -69,11 +69,5 @@ def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):
         if isinstance(instruction, TableRead):
-            sizes[k not in done.reads].append(program.tables[_table(instruction)].dtype.itemsize)
+            sizes[k not in done.reads].append(program.read_by(instruction)[0].dtype.itemsize)
     return max(sizes[0]), max(sizes[1])
-
-
-def _table(read: TableRead) -> int:
-    pointer = read.args[0]
-    assert isinstance(pointer, Pointer)
-    return pointer.table

@@ -11,10 +11,10 @@ positions come from a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
+from codegen.dtypes import DType
 from codegen.expr import (
     Index,
     Instruction,
@@ -31,20 +31,13 @@ from codegen.expr import (
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.joined import Affine, joined, total
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.lowering.views import alias, merged, regrouped, view
 from fusegraph.ops.base import Kind, Role
 
 #: Tensors with elements further apart than this are read at positions of 64 bits.
 FAR = 2**30
-
-
-@dataclass(frozen=True)
-class Affine:
-    """A coordinate of a tensor as a function of the kernel's: start plus a step for each dimension of its space."""
-
-    steps: tuple[int, ...]
-    start: int = 0
 
 
 #: A coordinate of a tensor: affine, or an integer that the program computes.
@@ -191,27 +184,44 @@ class CoordinateBuilder(ProgramBuilder):
         self, source: Tensor, plain: Affine, computed: Sequence[tuple[Value, int]], guard: Value | None
     ) -> Value:
         """Returns a load of the element at a computed position."""
-        if (source.base, source.start) not in self._pointers:
-            self._pointers[source.base, source.start] = Pointer(len(self._tables))
-            self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
-            self._table_reads.append(source)
-        args: list[Value] = [self._pointers[source.base, source.start]]
+        args: list[Value] = [self._pointer(source)]
         position = self._text(plain, args)
         indexed = len(args) > 1 and max(plain.steps) > 0
         for value, stride in computed:
             args.append(value)
             term = f"{{{len(args) - 1}}}{f' * {stride}' if stride != 1 else ''}"
             position = term if position == "0" else f"{term} + {position}"
-        wanted = compute_type(source.dtype, self.real)
-        text = f"{{0}}[{position}]"
-        if source.dtype.ctype != wanted:
-            text = f"convert<{wanted}>({text})"
+        multiples = (plain.start, *(stride for _, stride in computed))
+        return self._table_read(source.name, source.dtype, args, position, indexed, guard, multiples)
+
+    def _pointer(self, source: Tensor) -> Pointer:
+        """Returns the pointer to a tensor in memory as a table."""
+        key = source.base, source.start
+        if key not in self._pointers:
+            self._pointers[key] = Pointer(len(self._tables))
+            self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
+            self._table_reads.append(source)
+        return self._pointers[key]
+
+    def _table_read(
+        self,
+        name: str,
+        dtype: DType,
+        args: list[Value],
+        position: str,
+        indexed: bool,
+        guard: Value | None,
+        multiples: tuple[int, ...],
+    ) -> Value:
+        """Returns the value of a `TableRead`; it is in the compute type, and 0 where the guard is false."""
+        wanted, text = compute_type(dtype, self.real), f"{{0}}[{position}]"
+        text = text if dtype.ctype == wanted else f"convert<{wanted}>({text})"
         if guard is not None:
             args.append(guard)
             text = f"{{{len(args) - 1}}} ? {text} : {literal(0, wanted)}"
-        multiples = (plain.start, *(stride for _, stride in computed))
-        name, guarded = f"{source.name} e", guard is not None
-        return self._once(TableRead(name, text, tuple(args), wanted, (), position, indexed, guarded, multiples))
+        return self._once(
+            TableRead(f"{name} e", text, tuple(args), wanted, (), position, indexed, guard is not None, multiples)
+        )
 
     # ---- numbers
 
@@ -230,9 +240,7 @@ class CoordinateBuilder(ProgramBuilder):
 
     def _sum(self, terms: Sequence[tuple[Affine, int]], start: int = 0) -> Affine:
         """Returns the sum of coordinates times numbers."""
-        columns = zip(*([step * factor for step in c.steps] for c, factor in terms))
-        steps = tuple(sum(column) for column in columns) if terms else self._zero.steps
-        return Affine(steps, start + sum(c.start * factor for c, factor in terms))
+        return total(terms, len(self.space), start)
 
     def _text(self, c: Affine, args: list[Value], start: int = 0) -> str:
         """Returns the template of a coordinate plus a number; what it takes is appended to ``args``."""
@@ -266,8 +274,7 @@ class CoordinateBuilder(ProgramBuilder):
         """Returns the least and the largest that a coordinate can be."""
         if not isinstance(c, Affine):
             return self._ends[c]
-        reach = [step * (size - 1) for step, size in zip(c.steps, self.space)]
-        return c.start + sum(min(r, 0) for r in reach), c.start + sum(max(r, 0) for r in reach)
+        return c.ends(self.space)
 
     def _moved_by(self, c: Coordinate, start: int, step: int = 1) -> Coordinate:
         """Returns start + step * c."""
@@ -420,22 +427,59 @@ class CoordinateBuilder(ProgramBuilder):
     def _concatenate(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
         axis = node.attributes["axis"]
         c, start = at[axis], 0
-        parts: list[tuple[int, Value]] = []
+        low, high = self._range(c)
+        parts: list[tuple[int, Tensor]] = []  # those in which an element may be, and their first places
         for tensor in node.inputs:
-            size = tensor.shape[axis]
+            if tensor.shape[axis] and low < start + tensor.shape[axis] and high >= start:
+                parts.append((start, tensor))
+            start += tensor.shape[axis]
+        if not parts:
+            return Literal(0, compute_type(node.output.dtype, self.real))
+        chosen = self._chosen(node, at, parts, guard)
+        if chosen is not None:
+            return chosen
+        values: list[Value] = []
+        for start, tensor in parts:
             own = self._moved_by(c, -start)
-            start += size
-            inside = self._inside(f"{tensor.name} inside", [(own, size)], guard)
-            if inside is not False:
-                assert not isinstance(inside, bool)
-                parts.append((start, self._at(tensor, (*at[:axis], own, *at[axis + 1 :]), inside)))
-        (_, value), *before = reversed(parts)
-        for end, other in before:
-            number, shift = (self._number(Affine(c.steps)), c.start) if isinstance(c, Affine) else (c, 0)
-            edge = end - shift
-            condition = self._integer(f"before {end}", f"{{0}} < {edge}", [number], "bool", [edge])
+            inside = self._inside(f"{tensor.name} inside", [(own, tensor.shape[axis])], guard)
+            assert not isinstance(inside, bool)
+            values.append(self._at(tensor, (*at[:axis], own, *at[axis + 1 :]), inside))
+        number, shift = (self._number(Affine(c.steps)), c.start) if isinstance(c, Affine) else (c, 0)
+        value = values.pop()
+        for (end, _), other in zip(reversed(parts[1:]), reversed(values)):
+            condition = self._integer(f"before {end}", f"{{0}} < {end - shift}", [number], "bool", [end - shift])
             value = self._select(node, condition, other, value)
         return value
+
+    def _chosen(
+        self, node: Node, at: Coordinates, parts: Sequence[tuple[int, Tensor]], guard: Value | None
+    ) -> Value | None:
+        """Returns one load of the element, from the part that has it; None unless all parts lie in memory.
+
+        One pointer and one position are chosen among the parts', however many there are, and only one load is made.
+        """
+        sources = [(start, source) for start, tensor in parts if (source := self._source(tensor)) is not None]
+        affine = [c for c in at if isinstance(c, Affine)]
+        if len(parts) == 1 or len(sources) < len(parts) or len(affine) < len(at):
+            return None
+        where = joined(affine, node.attributes["axis"], sources, self.space)
+        if where is None:
+            return None
+        number = self._number(where.counted)
+        tables = [self._pointer(source) for _, source in sources]
+        chosen = where.choice([f"{{{n + 1}}}" for n in range(len(tables))])
+        args = [self._integer(f"{node.name} from", chosen, [number, *tables], "auto", where.edges)]
+        if any(where.shared):
+            args.append(self._index(where.shared))
+        if len(set(where.own)) == 1:
+            args.append(self._number(where.own[0]))
+        else:
+            terms: list[Value] = [number]
+            chosen = where.choice([self._text(place, terms) for place in where.own])
+            args.append(self._integer(f"{node.name} at", chosen, terms, self._itype, where.edges))
+        position = " + ".join(f"{{{n}}}" for n in range(1, len(args)))
+        indexed, dtype = any(where.shared), node.output.dtype
+        return self._table_read(node.name, dtype, args, position, indexed, guard, where.numbers)
 
     def _gather(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
         (x, index), axis = node.inputs, node.attributes["axis"]
