@@ -22,6 +22,7 @@ from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
 from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.fuse_gradients import fuse_gradients
+from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
@@ -78,6 +79,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),
     Pass("reshapes", move_reshapes),
+    Pass("image layouts", lay_out_images),
     Pass("views", foresee_views),
     Pass("algorithms", choose, When.ALWAYS),
     Pass(reduce_results.NAME, reduce_results.reduce_results),
