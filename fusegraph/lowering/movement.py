@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.declined import Declined
-from codegen.expr import Program
+from codegen.expr import Program, TableRead
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
@@ -44,7 +44,8 @@ def accept(group: GroupView, options: Options) -> None:
         if node.output in group.writes:
             _check_written(group, node)
     _, program, _, _ = _program(group, options)
-    operands = len(program.operands) + len(program.tables)
+    tables = {i.args[0] for i in program.instructions if isinstance(i, TableRead)}  # a choice of several is one read
+    operands = len(program.operands) + len(tables)
     if operands > MAX_OPERANDS:
         raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
     if len(program.instructions) > MAX_NODES:

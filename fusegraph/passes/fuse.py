@@ -54,7 +54,7 @@ class _Quotient:
     ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
     """
 
-    def __init__(self, graph: Graph, left_out: LeftOut, joins: Set[Node]) -> None:
+    def __init__(self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset()) -> None:
         """joins: the concatenations that are to need no kernel."""
         self.graph = graph
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
