@@ -69,3 +69,72 @@ def test_one_load_of_many_parts(layout: str) -> None:
     check_all([g])
     (kernel,) = plan(g).kernels
     assert kernel.source.code.count("load<8>(") == 1
+
+
+def grown(draw: Callable[[Any], Any], number: int) -> fg.Graph:
+    """Returns a graph of convolutions, pools and pointwise ops that read concatenations of what others made."""
+    g = fg.Graph(f"grown {number}", io_dtype=draw(st.sampled_from(["bfloat16", "float32"])))
+    size, axis = draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 1, 2]))
+    unit = draw(st.sampled_from([8, 8, 3, 1]))
+    x = g.tensor("x", (2, unit, size, size), layout=draw(st.sampled_from(["NHWC", "NHWC", "NCHW"])))
+    made: list[fg.Tensor] = [x]
+
+    def convolved(x: fg.Tensor, channels: int, sizes: int) -> fg.Tensor:
+        w = g.tensor(f"w{len(g.inputs)}", (channels, x.shape[1], sizes, sizes), layout="NHWC")
+        y = g.conv_fprop(x, w, padding=sizes // 2)
+        return draw(st.sampled_from([y, g.relu(y), g.relu(y) * 2]))
+
+    parts = [convolved(x, unit * draw(st.integers(1, 2)), 1)]
+    for step in range(draw(st.integers(1, 4))):
+        how = draw(st.integers(0, 9))
+        joined = g.concatenate(parts, axis=axis) if len(parts) > 1 or how == 0 else parts[0]
+        if how == 1:
+            joined = g.concatenate(joined, draw(st.sampled_from(parts)), axis=axis)
+        if how == 2:
+            joined = g.concatenate(g.max_pool(joined, 1, 1), joined, axis=axis)
+        if how == 3:
+            g.output(joined, name=f"joined {step}")
+        if how == 4:
+            g.output(parts[-1], name=f"part {step}")
+        made.append(joined)
+        read = g.relu(joined * 0.5 + 1) if draw(st.booleans()) else joined
+        if axis == 1:
+            parts.append(convolved(read, unit, draw(st.sampled_from([1, 3]))))
+        else:
+            parts.append(g.max_pool(read[:, :, :size], 3, 1, 1))
+        if how == 5:
+            parts[0], parts[-1] = parts[-1], parts[0]
+        if how == 6:
+            parts.append(x if axis == 1 else parts[0])
+        if how == 7:
+            parts.append(g.avg_pool(parts[-1], 3, 1, 1))
+        if how == 8:
+            parts = [g.concatenate(parts, axis=axis)]
+    whole = g.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
+    g.output(draw(st.sampled_from([whole, g.relu(whole), whole[:, 1:]])), name="y")
+    if draw(st.booleans()):
+        g.output(g.reduction(draw(st.sampled_from(parts)), "add", (2, 3)), name="sums")
+    return g
+
+
+@given(st.data())
+@FUZZ
+def test_parts_in_their_places(data: Any) -> None:
+    check_all([grown(data.draw, number) for number in range(6)])
+
+
+def test_growing_concatenations_share_memory() -> None:
+    """As in DenseNet: every layer reads all results before it, in the memory of the last concatenation."""
+    g = fg.Graph("dense", io_dtype="bfloat16")
+    x = g.tensor("x", (2, 16, 4, 4), layout="NHWC")
+    parts = [g.max_pool(x, 3, 1, 1)]
+    for k in range(4):
+        y = g.relu(g.concatenate(parts, axis=1) * g.tensor(f"s{k}", (1, 16 + 8 * k, 1, 1))) if k else parts[0]
+        parts.append(g.conv_fprop(y, g.tensor(f"w{k}", (8, 16 + 8 * k, 3, 3), layout="NHWC"), padding=1))
+    g.output(g.relu(g.concatenate(parts, axis=1)), name="y")
+    check_all([g])
+    groups = plan(g).partition.groups
+    assert [n.op.name for group in groups if group.family == "view" for n in group.nodes] == ["concatenate"] * 4
+    written = [t for group in groups for t in group.writes if t.base is not t]
+    assert len({t.base for t in written}) == 1
+    assert [t.start for t in written if t.shape[1] == 8] == [16, 24, 32, 40]
