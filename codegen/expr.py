@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -208,15 +208,15 @@ class Program:
         ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]
         return Counter([*(v for i in self.instructions for v in i.args), *ends, *(s.value for s in self.stores)])
 
-    def needed(self, ends: Iterable[Value]) -> set[Value]:
-        """Returns the values that are needed to compute ``ends``, themselves among them."""
+    def needed(self, ends: Iterable[Value], known: Container[Value] = ()) -> set[Value]:
+        """Returns the values that are needed to compute ``ends``, but not what ``known`` ones need."""
         found: set[Value] = set()
         stack = list(ends)
         while stack:
             value = stack.pop()
             if value not in found:
                 found.add(value)
-                if isinstance(value, Result):
+                if isinstance(value, Result) and value not in known:
                     stack += self.instructions[value.instruction].args
         return found
 
@@ -291,14 +291,21 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """Returns a vector of a table in C, given the terms of its first element; ``packed``: as `Packed` words."""
+        """Returns a vector of a table in C, as stored, given the terms of its first element.
+
+        ``packed``: as `Packed` words.  A vector of 1 is an element.
+        """
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
         table = self.program.read_by(read)[0]
         texts = [self.term(value, terms) for value in read.args]
-        load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
-        text = f"{load}<{vector}>({texts[0]} + {fill(read.position, texts)})"
-        return f"{texts[-1]} ? {text} : {kind}<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
+        position = fill(read.position, texts)
+        if vector == 1:
+            text, kind = f"{texts[0]}[{position}]", table.dtype.ctype
+        else:
+            load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
+            text, kind = f"{load}<{vector}>({texts[0]} + {position})", f"{kind}<{table.dtype.ctype}, {vector}>"
+        return f"{texts[-1]} ? {text} : {kind}{{}}" if read.guarded else text
 
     def expression(self, number: int, terms: Mapping[Value, str]) -> str:
         """Returns the C expression of an instruction."""

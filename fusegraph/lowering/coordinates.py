@@ -30,8 +30,9 @@ from codegen.expr import (
 )
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
+from fusegraph.lowering.affine import Affine, Split, total
 from fusegraph.lowering.base import GroupView, Options
-from fusegraph.lowering.joined import Affine, joined, total
+from fusegraph.lowering.joined import joined
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.lowering.views import alias, merged, regrouped, view
 from fusegraph.ops.base import Kind, Role
@@ -43,22 +44,6 @@ FAR = 2**30
 #: A coordinate of a tensor: affine, or an integer that the program computes.
 Coordinate: TypeAlias = Affine | Value
 Coordinates: TypeAlias = tuple[Coordinate, ...]
-
-
-class Split(Exception):
-    """Raised where a coordinate becomes affine if a dimension of the space is split in two; the inner has ``size``."""
-
-    def __init__(self, dim: int, size: int) -> None:
-        self.dim, self.size = dim, size
-
-    def place(self, parts: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Returns what is split: the dimension of the written tensors, and the part of that."""
-        return [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))][self.dim]
-
-    def split(self, parts: list[list[int]]) -> None:
-        """Splits a part in two."""
-        d, k = self.place(parts)
-        parts[d][k : k + 1] = [parts[d][k] // self.size, self.size]
 
 
 class CoordinateBuilder(ProgramBuilder):
@@ -410,7 +395,13 @@ class CoordinateBuilder(ProgramBuilder):
             return number
         assert not isinstance(inside, bool)
         value = self._at(operand, tuple(places), inside)
-        return value if inside is None or inside is guard else self._select(node, inside, value, number)
+        if inside is None or inside is guard:
+            return value
+        read = self._instructions[value.instruction] if isinstance(value, Result) else None
+        zero = literal(number.value, number.ctype) == literal(0, number.ctype)  # which is what is not read, too
+        if zero and isinstance(read, TableRead) and read.guarded and read.args[-1] == inside:
+            return value
+        return self._select(node, inside, value, number)
 
     def _turned(self, c: Coordinate, size: int, mode: str) -> Coordinate:
         """Moves a coordinate beyond the ends to the outermost element, or to the one that a mirror there shows."""

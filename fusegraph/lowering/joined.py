@@ -6,26 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegraph.graph import Tensor
-
-
-@dataclass(frozen=True)
-class Affine:
-    """A coordinate of a tensor as a function of the kernel's: start plus a step for each dimension of its space."""
-
-    steps: tuple[int, ...]
-    start: int = 0
-
-    def ends(self, space: Sequence[int]) -> tuple[int, int]:
-        """Returns the least and the largest that it is in a space."""
-        reach = [step * (size - 1) for step, size in zip(self.steps, space)]
-        return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach)
-
-
-def total(terms: Sequence[tuple[Affine, int]], rank: int, start: int = 0) -> Affine:
-    """Returns the sum of coordinates times numbers, in a space of so many dimensions."""
-    columns = zip(*([step * factor for step in c.steps] for c, factor in terms))
-    steps = tuple(sum(column) for column in columns) if terms else (0,) * rank
-    return Affine(steps, start + sum(c.start * factor for c, factor in terms))
+from fusegraph.lowering.affine import Affine, total
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from codegen.declined import Declined
 from codegen.expr import Program, TableRead
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
-from fusegraph.lowering.coordinates import CoordinateBuilder, Split
+from fusegraph.lowering.coordinates import CoordinateBuilder
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind, Role
 
