@@ -20,17 +20,31 @@ from codegen.naming import Names, Writer
 
 
 @dataclass(frozen=True)
+class Begin:
+    """How many elements behind its pointer an operand begins in a row: a value of the program, the same for the row.
+
+    It is a multiple of ``step``; no element is ``reach`` or more elements behind the pointer.
+    """
+
+    value: Value
+    step: int
+    reach: int
+
+
+@dataclass(frozen=True)
 class Operand:
     """A tensor that a kernel reads or writes.
 
     strides count elements, one for each iteration dimension; 0 repeats the element along it.  alignment is what the
-    base pointer is known to be a multiple of, in bytes.
+    base pointer is known to be a multiple of, in bytes.  begin is for loads of the rows family, of which each row has
+    another part (a gather): None if all follows from the strides.
     """
 
     name: str
     dtype: DType
     strides: tuple[int, ...]
     alignment: int = 16
+    begin: Begin | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +205,11 @@ class Program:
         """What is read and written along the space: loads, then stores.  (Parameters have the tables in between.)"""
         return self.loads + tuple(store.operand for store in self.stores)
 
+    @property
+    def begins(self) -> list[Value]:
+        """The values that say where loads begin in a row."""
+        return [op.begin.value for op in self.loads if op.begin is not None]
+
     def read_by(self, read: TableRead) -> tuple[Operand, ...]:
         """Returns the tables of which an instruction reads one; they have the same dtype."""
         first = read.args[0]
@@ -206,6 +225,7 @@ class Program:
     def uses(self) -> Counter[Value]:
         """How often each value is used by instructions, reductions and stores."""
         ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]
+        ends += self.begins
         return Counter([*(v for i in self.instructions for v in i.args), *ends, *(s.value for s in self.stores)])
 
     def needed(self, ends: Iterable[Value], known: Container[Value] = ()) -> set[Value]:
@@ -218,6 +238,8 @@ class Program:
                 found.add(value)
                 if isinstance(value, Result) and value not in known:
                     stack += self.instructions[value.instruction].args
+                if isinstance(value, Load) and (begin := self.loads[value.operand].begin) is not None:
+                    stack.append(begin.value)
         return found
 
 

@@ -34,7 +34,7 @@ from fusegraph.lowering.affine import Affine, Split, total
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.joined import joined
 from fusegraph.lowering.program import ProgramBuilder
-from fusegraph.lowering.views import alias, merged, regrouped, view
+from fusegraph.lowering.views import alias, merged, regrouped, source
 from fusegraph.ops.base import Kind, Role
 
 #: Tensors with elements further apart than this are read at positions of 64 bits.
@@ -127,17 +127,7 @@ class CoordinateBuilder(ProgramBuilder):
     def _source(self, tensor: Tensor) -> Tensor | None:
         """Returns where a tensor's elements lie in memory: itself, or a view of another; None if it is computed."""
         if tensor not in self._views:
-            node = self._view.graph.producer(tensor)
-            if node not in self._view.members:
-                self._views[tensor] = tensor
-            else:
-                assert node is not None
-                behind = self._source(node.inputs[0]) if node.kind is Kind.MOVEMENT else None
-                seen = view(node, behind.strides) if behind is not None else None
-                self._views[tensor] = None
-                if behind is not None and seen is not None:
-                    name = behind.name if tensor.size == behind.size else tensor.name
-                    self._views[tensor] = alias(behind, name, tensor.shape, *seen)
+            self._views[tensor] = source(self._view.graph, self._view.members, tensor)
         return self._views[tensor]
 
     def _read(self, source: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:

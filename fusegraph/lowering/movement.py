@@ -9,6 +9,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
 from fusegraph.lowering.coordinates import CoordinateBuilder
+from fusegraph.lowering.gathered import takes_rows
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind, Role
 
@@ -103,4 +104,4 @@ def _program(
             split.split(parts)
 
 
-LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT), accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT) and not takes_rows(view), accept, lower)
