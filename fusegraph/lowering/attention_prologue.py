@@ -110,7 +110,7 @@ class _Builder(CoordinateBuilder):
         self, prologue: PrologueGraph, own: dict[Tensor, Tensor], graph: Graph, options: Options, parts: list[list[int]]
     ) -> None:
         super().__init__(_Whole(prologue, graph), options, parts)
-        self._views.update(own)
+        self._given = own
 
 
 class _Whole(GroupView):

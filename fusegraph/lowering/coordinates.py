@@ -68,6 +68,8 @@ class CoordinateBuilder(ProgramBuilder):
         self._ends: dict[Value, tuple[int, int]] = {}
         self._emitted: dict[tuple[str, tuple[Value, ...], str], Value] = {}
         self._views: dict[Tensor, Tensor | None] = {}
+        #: tensors that stand for some of the group's
+        self._given: dict[Tensor, Tensor] = {}
         self._loaded: dict[tuple[Tensor, int, tuple[int, ...]], Load] = {}
         self._pointers: dict[tuple[Tensor, int], Pointer] = {}
         self._moved: dict[Role | None, Callable[[Node, Coordinates, Value | None], Value]] = {
@@ -127,7 +129,7 @@ class CoordinateBuilder(ProgramBuilder):
     def _source(self, tensor: Tensor) -> Tensor | None:
         """Returns where a tensor's elements lie in memory: itself, or a view of another; None if it is computed."""
         if tensor not in self._views:
-            self._views[tensor] = source(self._view.graph, self._view.members, tensor)
+            self._views[tensor] = source(self._view.graph, self._view.members, tensor, self._given)
         return self._views[tensor]
 
     def _read(self, source: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import prod
 
 from fusegraph.graph import Graph, Node, Tensor
@@ -108,15 +108,19 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
     return result
 
 
-def source(graph: Graph, members: Container[Node], tensor: Tensor) -> Tensor | None:
-    """Returns where a tensor's elements lie in memory if only ``members`` are left out: itself, or a view of another.
+def source(
+    graph: Graph, members: Container[Node], tensor: Tensor, known: Mapping[Tensor, Tensor] | None = None
+) -> Tensor | None:
+    """Returns where a tensor's elements lie in memory if ``members`` make nothing: itself, or a view of another.
 
-    None if it is computed.
+    ``known`` are tensors that stand for some.  None if it is computed.
     """
     node = graph.producer(tensor)
+    if known and tensor in known:
+        return known[tensor]
     if node is None or node not in members:
         return tensor
-    behind = source(graph, members, node.inputs[0]) if node.kind is Kind.MOVEMENT else None
+    behind = source(graph, members, node.inputs[0], known) if node.kind is Kind.MOVEMENT else None
     seen = view(node, behind.strides) if behind is not None else None
     if behind is None or seen is None:
         return None
