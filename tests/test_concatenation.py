@@ -138,3 +138,23 @@ def test_growing_concatenations_share_memory() -> None:
     written = [t for group in groups for t in group.writes if t.base is not t]
     assert len({t.base for t in written}) == 1
     assert [t.start for t in written if t.shape[1] == 8] == [16, 24, 32, 40]
+
+
+def test_what_was_cut_is_joined_again() -> None:
+    """As in networks that split channels, and join the halves with what they make of the second one."""
+    g = fg.Graph("split", io_dtype="bfloat16")
+    x = g.conv_fprop(g.tensor("x", (2, 8, 4, 4), layout="NHWC"), g.tensor("w", (32, 8, 1, 1), layout="NHWC"))
+    first, second = x[:, :16], x[:, 16:]
+    more = g.conv_fprop(second, g.tensor("v", (16, 16, 3, 3), layout="NHWC"), padding=1)
+    y = g.concatenate(first, second, more, axis=1)
+    g.output(g.conv_fprop(y, g.tensor("u", (8, 48, 1, 1), layout="NHWC")), name="y")
+    g.output(x * 2, name="z")
+    check_all([g])
+    assert [k.group.family for k in plan(g).kernels] == ["contraction"] * 3
+    g = fg.Graph("pieces")
+    x = g.tensor("x", (6, 30))
+    g.output(-g.concatenate(x[:, 3:7], x[:, 7:20], x[:, 21:], x[:, :3], axis=1), name="y")
+    g.output(-g.concatenate(x[:2], x[2:5], x[5:]), name="z")
+    g.output(g.concatenate(x[:, :9], x[:, 9:], axis=1), name="x again")
+    g.output(-g.concatenate(x[1:, :9], x[:5, 9:], axis=1), name="no slice")
+    check_all([g])
