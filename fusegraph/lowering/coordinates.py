@@ -450,7 +450,8 @@ class CoordinateBuilder(ProgramBuilder):
             return None
         number = self._number(where.counted)
         tables = [self._pointer(source) for _, source in sources]
-        chosen = where.choice([f"{{{n + 1}}}" for n in range(len(tables))])
+        element = f"const {node.output.dtype.ctype}*"
+        chosen = where.choice(element, self._itype, [f"{{{n + 1}}}" for n in range(len(tables))])
         args = [self._integer(f"{node.name} from", chosen, [number, *tables], "auto", where.edges)]
         if any(where.shared):
             args.append(self._index(where.shared))
@@ -458,7 +459,7 @@ class CoordinateBuilder(ProgramBuilder):
             args.append(self._number(where.own[0]))
         else:
             terms: list[Value] = [number]
-            chosen = where.choice([self._text(place, terms) for place in where.own])
+            chosen = where.choice(self._itype, self._itype, [self._text(place, terms) for place in where.own])
             args.append(self._integer(f"{node.name} at", chosen, terms, self._itype, where.edges))
         position = " + ".join(f"{{{n}}}" for n in range(1, len(args)))
         indexed, dtype = any(where.shared), node.output.dtype

@@ -23,9 +23,12 @@ class Joined:
     counted: Affine
     edges: tuple[int, ...]
 
-    def choice(self, texts: Sequence[str]) -> str:
+    def choice(self, ctype: str, itype: str, texts: Sequence[str]) -> str:
         """Returns the template that chooses among texts, one for each part, by argument 0: what is counted."""
-        return _choice(texts, self.edges)
+        if len(set(texts)) == 1:
+            return texts[0]
+        steps = [f"{text}, {edge}" for text, edge in zip(texts, self.edges)]
+        return f"choose<{ctype}, {itype}>({{0}}, {', '.join((*steps, texts[-1]))})"
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -56,12 +59,3 @@ def joined(at: Sequence[Affine], axis: int, parts: Sequence[tuple[int, Tensor]],
     counted, unit = (shared, step) if whole else (at[axis].steps, 1)
     edges = tuple((start - at[axis].start) * unit for start, _ in parts[1:])
     return Joined(shared, own, Affine(counted), edges)
-
-
-def _choice(texts: Sequence[str], edges: Sequence[int]) -> str:
-    if len(set(texts)) == 1:
-        return texts[0]
-    half = len(edges) // 2
-    below, above = _choice(texts[: half + 1], edges[:half]), _choice(texts[half + 1 :], edges[half + 1 :])
-    below, above = (f"({text})" if "?" in text else text for text in (below, above))
-    return f"{{0}} < {edges[half]} ? {below} : {above}"
