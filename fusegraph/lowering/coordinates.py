@@ -31,7 +31,7 @@ from codegen.expr import (
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
 from fusegraph.lowering.affine import Affine, Split, total
-from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.base import MAX_NODES, GroupView, Options, TooLarge
 from fusegraph.lowering.joined import joined
 from fusegraph.lowering.program import ProgramBuilder
 from fusegraph.lowering.views import alias, merged, regrouped, source
@@ -39,6 +39,8 @@ from fusegraph.ops.base import Kind, Role
 
 #: Tensors with elements further apart than this are read at positions of 64 bits.
 FAR = 2**30
+#: A program is given up when it has so many instructions: movement behind movement can need very many.
+MOST_INSTRUCTIONS = 2 * MAX_NODES
 
 
 #: A coordinate of a tensor: affine, or an integer that the program computes.
@@ -211,6 +213,8 @@ class CoordinateBuilder(ProgramBuilder):
     def _once(self, instruction: Instruction) -> Value:
         key = instruction.template, instruction.args, instruction.ctype
         if key not in self._emitted:
+            if len(self._instructions) >= MOST_INSTRUCTIONS:
+                raise TooLarge(f"one kernel would compute more than {MOST_INSTRUCTIONS} values for every element")
             self._instructions.append(instruction)
             self._emitted[key] = Result(len(self._instructions) - 1)
         return self._emitted[key]
