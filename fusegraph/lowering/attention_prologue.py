@@ -14,7 +14,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.base import alignment as aligned
-from fusegraph.lowering.coordinates import CoordinateBuilder
+from fusegraph.lowering.moved import CoordinateBuilder
 
 #: The most tensors that rows are computed of, and the most values that are computed for every element.
 MOST_OPERANDS, MOST_INSTRUCTIONS = 8, 64

@@ -9,6 +9,14 @@ from fusegraph.graph import Tensor
 from fusegraph.lowering.affine import Affine, total
 
 
+def choice(ctype: str, itype: str, texts: Sequence[str], edges: Sequence[int]) -> str:
+    """Returns the template that chooses among texts by argument 0: the first if that is below the first edge, ..."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    steps = [f"{text}, {edge}" for text, edge in zip(texts, edges)]
+    return f"choose<{ctype}, {itype}>({{0}}, {', '.join((*steps, texts[-1]))})"
+
+
 @dataclass(frozen=True)
 class Joined:
     """Where an element lies in the parts of a concatenation: at ``shared + own[k]`` in part k.
@@ -22,13 +30,6 @@ class Joined:
     own: tuple[Affine, ...]
     counted: Affine
     edges: tuple[int, ...]
-
-    def choice(self, ctype: str, itype: str, texts: Sequence[str]) -> str:
-        """Returns the template that chooses among texts, one for each part, by argument 0: what is counted."""
-        if len(set(texts)) == 1:
-            return texts[0]
-        steps = [f"{text}, {edge}" for text, edge in zip(texts, self.edges)]
-        return f"choose<{ctype}, {itype}>({{0}}, {', '.join((*steps, texts[-1]))})"
 
     @property
     def numbers(self) -> tuple[int, ...]:

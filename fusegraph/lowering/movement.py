@@ -8,8 +8,8 @@ from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
-from fusegraph.lowering.coordinates import CoordinateBuilder
 from fusegraph.lowering.gathered import takes_rows
+from fusegraph.lowering.moved import CoordinateBuilder
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind, Role
 
