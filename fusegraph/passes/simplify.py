@@ -19,7 +19,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
@@ -74,7 +74,7 @@ def _slices_joined(node: Node, found: Found) -> Tensor | None:
     cuts: list[tuple[Tensor, list[int], list[int]]] = []  # of what, from where and up to where
     for tensor in node.inputs:
         cut = graph.producer(tensor)
-        if cut is None or cut.op is not TABLE["slice"] or any(step != 1 for step in cut.attributes["steps"]):
+        if cut is None or cut.op.role is not Role.SLICE or any(step != 1 for step in cut.attributes["steps"]):
             cuts.append((tensor, [0] * tensor.rank, list(tensor.shape)))
             continue
         starts = list(cut.attributes["starts"])
