@@ -1,0 +1,82 @@
+"""Convolutions in groups on tensor cores: what is beyond the channels of a group is another group's, or zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import Case, check_cases
+from test_contraction import convolution
+from test_contraction_wgmma import channel_bias, hopper
+from test_convolution_gradients import gradient
+
+import fusegraph as fg
+from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.report.check import random_inputs
+
+NHWC = {"layout": "channels_last", "filters": "channels_last"}
+
+
+def poisoned(case: Case, group: slice, seed: int = 0) -> Case:
+    """Returns a case whose image has infinities and NaN in the channels of some groups alone."""
+    name = case.graph.inputs[0].name
+    given = dict(random_inputs(case.graph, seed))
+    values = np.array(given[name], copy=True, order="K")
+    values[:, group] = np.where(np.arange(values[:, group].size).reshape(values[:, group].shape) % 2, np.inf, np.nan)
+    return Case(case.graph, case.family, schedule=case.schedule, inputs={**given, name: values}, arch=case.arch)
+
+
+def mapped(case: Case) -> Case:
+    """Returns the case on Hopper, TMA bringing both operands: groups are a dimension of the image's map."""
+
+    def check(made: CpuExecutable) -> None:
+        assert made.plan is not None
+        assert "tma_load_im2col" in made.plan.kernels[0].source.code
+
+    return replace(hopper(case, lambda s: not s.gather), check=check)
+
+
+WIDTHS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 240, 9, 7), (240, 120, 3, 3), {"padding": 1}),
+    ((3, 112, 8, 9), (56, 56, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
+    ((2, 48, 11, 6), (96, 24, 3, 3), {"dilation": (2, 1), "padding": (3, 1)}),
+    ((1, 32, 5, 6), (48, 8, 2, 2), {"padding": 1}),
+    ((2, 96, 40), (48, 48, 15), {"padding": 7}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_groups_of_any_width_come_by_tma(dtype):
+    tf32 = {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = [
+        mapped(convolution(x, w, dtype, **NHWC, **tf32, epilogue=channel_bias, **how))
+        for x, w, how in (WIDTHS if dtype == "float32" else WIDTHS[:3])
+    ]
+    check_cases(cases, guard=True)
+
+
+def test_what_is_not_finite_stays_in_its_group():
+    x, w, how = WIDTHS[1]
+    made = mapped(convolution(x, w, "bfloat16", **NHWC, **how))
+    check_cases([poisoned(made, slice(56, None)), poisoned(made, slice(0, 56))])
+
+
+def test_gradients_of_the_image_in_groups():
+    how = {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last"}
+    check_cases(
+        [
+            mapped(gradient("dgrad", (2, 48, 9, 8), (80, 24, 3, 3), padding=1, groups=2, **how)),
+            mapped(gradient("dgrad", (1, 48, 9, 8), (48, 24, 3, 3), padding=1, stride=2, groups=2, **how)),
+        ],
+        guard=True,
+    )
+
+
+def test_volumes_in_groups_take_too_many_dimensions():
+    graph = fg.Graph("volumes")
+    x = graph.tensor("x", (1, 48, 4, 5, 6), "bfloat16", layout="channels_last")
+    w = graph.tensor("w", (48, 24, 3, 3, 3), "bfloat16", layout="channels_last")
+    graph.output(graph.conv_fprop(x, w, padding=1, groups=2), name="y")
+    check_cases([Case(graph, "contraction", arch="sm_90a")])
