@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from kernel_cases import Case, check_cases
-from test_contraction import convolution
+from test_contraction import convolution, plain
 from test_contraction_wgmma import channel_bias, hopper
 from test_convolution_gradients import gradient
 
 import fusegraph as fg
+from codegen import target
+from codegen.contraction import halo_schedule
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.report.check import random_inputs
 
@@ -80,3 +83,37 @@ def test_volumes_in_groups_take_too_many_dimensions():
     w = graph.tensor("w", (48, 24, 3, 3, 3), "bfloat16", layout="channels_last")
     graph.output(graph.conv_fprop(x, w, padding=1, groups=2), name="y")
     check_cases([Case(graph, "contraction", arch="sm_90a")])
+
+
+# ---- windows read from a part of the image
+
+
+def halo(case: Case, random: Random, arch: str = "sm_80") -> Case:
+    """Returns the case with one of the best schedules that read windows from a part of the image."""
+    return replace(case, arch=arch, schedule=lambda spec: random.choice(halo_schedule.schedules(spec, target(arch))))
+
+
+HALOS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 16, 9, 7), (16, 4, 3, 3), {"padding": 1}),
+    ((3, 24, 8, 9), (48, 8, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
+    ((2, 60, 11, 6), (30, 12, 3, 3), {"dilation": (2, 1), "padding": (3, 1)}),
+    ((1, 32, 21, 23), (36, 16, 1, 1), {"stride": (1, 3)}),
+    ((2, 72, 40), (24, 24, 5), {"padding": 2}),
+    ((1, 80, 7, 7), (80, 40, 4, 5), {"padding": (1, 2), "mode": "convolution"}),
+    ((5, 112, 6, 6), (112, 56, 2, 2), {"padding": 1}),
+    ((2, 64, 3, 4, 5), (32, 32, 2, 3, 3), {"padding": (0, 1, 1), "stride": (1, 2, 1)}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+def test_halos(dtype):
+    random = Random(dtype)
+    tf32 = {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = []
+    for x, w, how in HALOS:
+        if dtype == "int8" and w[1] % 8:
+            continue
+        for layouts in (NHWC, {}):
+            epilogue = plain if dtype == "int8" else channel_bias
+            cases.append(halo(convolution(x, w, dtype, **layouts, **tf32, epilogue=epilogue, **how), random))
+    check_cases(cases, guard=True)

@@ -1,0 +1,329 @@
+"""Schedules of convolutions whose windows are read from a part of the image in shared memory, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import ceil, gcd, prod
+
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.declined import Declined
+from codegen.family import Schedule
+from codegen.filled_tiles import as_it_lies
+from codegen.fragments import MOST_PAD
+from codegen.operands import round_up
+from codegen.spec import ContractionSpec, Gather, Image
+from codegen.target import Target
+from codegen.tile_path import product_types
+
+#: Bytes of the reduction that a thread brings to a product, those of a product, and bytes of shared memory's banks.
+CHUNK, STEP, BANKS = 8, 32, 128
+FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
+DIMS = 3  # spatial dimensions of a tile
+
+
+@dataclass(frozen=True)
+class HaloSchedule(Schedule):
+    """A block has the results of ``groups`` groups at ``images`` x ``depth`` x ``rows`` x ``cols`` positions.
+
+    Its ``warps_m`` x ``warps_n`` warps share the positions, 16 at a time, and the filters of all its groups.
+    """
+
+    images: int
+    depth: int
+    rows: int
+    cols: int
+    groups: int
+    warps_m: int
+    warps_n: int
+
+    @property
+    def tile(self) -> tuple[int, int, int, int]:
+        return self.images, self.depth, self.rows, self.cols
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A convolution in groups, with three spatial dimensions: those in front that it does not have are 1.
+
+    types                     in which the operands are multiplied; ``itemsize`` bytes of an element of either.
+    groups, channels, filters  of the convolution, and of a group.
+    images, out, sizes, taps  images, and elements of the results, the image and the filter in each dimension.
+    steps                     elements from one to the next of the image's dimensions.
+    stride, dilation, before  of the window, as in `Image`.
+    """
+
+    types: tuple[str, str]
+    itemsize: int
+    groups: int
+    channels: int
+    filters: int
+    images: int
+    out: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a group's channels."""
+        return self.channels * self.itemsize
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a filter: tap by tap, those of its channels."""
+        return prod(self.taps) * self.width // CHUNK
+
+    @property
+    def fragments(self) -> int:
+        """Fragments that a group's filters take."""
+        return -(-self.filters // FRAGMENT_COLS)
+
+    def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns how many elements of the image lie under a tile of positions, in each spatial dimension."""
+        every = zip(tile, self.stride, self.taps, self.dilation)
+        return tuple((size - 1) * stride + (taps - 1) * dilation + 1 for size, stride, taps, dilation in every)
+
+
+def windows(spec: ContractionSpec) -> Windows:
+    """Returns the convolution that a spec is.  Raises Declined, with the reason, if it has no kernel of this form."""
+    image = spec.a.image
+    if image is None or image.across:
+        raise Declined("the rows of operand A are no windows of an image")
+    if spec.terms or spec.results or any(any(x) for x in image.shifts):
+        raise Declined("phases of a strided convolution, or a filter turned around")
+    if spec.others or spec.partials:
+        raise Declined("it has one filter, and makes no reductions of its results")
+    if len(spec.batch) != 1 or spec.batch[0] == 1:
+        raise Declined("there is one group of channels")
+    types = product_types(spec, widen=False)
+    if not all(as_it_lies(gather, kind) for gather, kind in zip((spec.a, spec.b), types)) or "float8" in types[0]:
+        raise Declined("an operand is computed or converted")
+    itemsize, (channels, *taps), filters = spec.a.operand.dtype.itemsize, spec.k, prod(spec.n)
+    if channels * itemsize % CHUNK or filters % 2 or len(spec.n) > 1:
+        raise Declined(f"groups of {channels} channels and {filters} filters: no {CHUNK} bytes, and pairs of filters")
+    if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
+        raise Declined("there is nothing to multiply")
+    return _in_space(spec, image, types, (channels, *taps), filters)
+
+
+def _in_space(
+    spec: ContractionSpec, image: Image, types: tuple[str, str], inner: tuple[int, ...], filters: int
+) -> Windows:
+    missing = DIMS - len(image.sizes)
+
+    def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+        return (*(fill for _ in range(missing)), *values)
+
+    return Windows(
+        types,
+        spec.a.operand.dtype.itemsize,
+        spec.batch[0],
+        inner[0],
+        filters,
+        spec.m[0],
+        three(spec.m[1:], 1),
+        three(image.sizes, 1),
+        three(image.steps, 0),
+        three(inner[1:], 1),
+        three(image.stride, 1),
+        three(image.dilation, 1),
+        three(image.before, 0),
+    )
+
+
+def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
+    """Returns the bytes of an asynchronous copy of channels of an operand, ``width`` bytes of which are neighbours.
+
+    0: they are no neighbours, or at odd addresses.  ``steps`` are those of all that is no channel.
+    """
+    size = gather.operand.dtype.itemsize
+    if gather.inner[0] != 1:
+        return 0
+    least = gcd(width, gather.operand.alignment, *(abs(step) * size for step in (*steps, gather.start)))
+    return next((n for n in (16, 8, 4) if least % n == 0), 0)
+
+
+class HaloTile:
+    """What a block has in shared memory, and how its warps share the results."""
+
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+        self.spec, self.s, self.at = spec, schedule, windows(spec)
+        s, at = schedule, self.at
+        #: elements of the image under the tile: images, and in each spatial dimension
+        self.under = (s.images, *at.under(s.tile[1:]))
+        self.pixels, self.positions = prod(self.under), prod(s.tile)
+        self.cols, self.width = s.groups * at.filters, s.groups * at.width
+        self.steps = -(-at.chunks * CHUNK // STEP)
+        self.edges = tuple(Edge(*both) for both in zip((at.images, *at.out), s.tile))
+        self.slabs = Edge(at.groups, s.groups)
+        #: fragments that a warp has: rows of them, and of each of its groups' filters
+        self.own_m = -(-self.positions // (FRAGMENT_ROWS * s.warps_m))
+        self.own_groups = max(1, s.groups // s.warps_n)
+        self.own_n = at.fragments * s.groups // (s.warps_n * self.own_groups)
+        outside = (spec.a.outer[0], *at.steps)
+        self.image_vector = vector_bytes(spec.a, outside, gcd(at.width * at.groups, self.width))
+        self.filter_vector = vector_bytes(spec.b, (*spec.b.batch, *spec.b.outer, *spec.b.inner[1:]), at.width)
+
+    @property
+    def fits(self) -> bool:
+        """Whether warps share the filters evenly."""
+        s = self.s
+        each = s.warps_n // s.groups if s.warps_n > s.groups else 1
+        return max(s.groups, s.warps_n) % min(s.groups, s.warps_n) == 0 and self.at.fragments % each == 0
+
+    @property
+    def blocks(self) -> int:
+        return self.slabs.tiles * prod(edge.tiles for edge in self.edges)
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for its sums."""
+        return 4 * self.own_m * self.own_n * self.own_groups
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, roughly."""
+        return self.sums + 6 * self.own_m + 2 * self.own_n + 40
+
+    @cached_property
+    def reads(self) -> tuple[int, float]:
+        """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
+        width = round_up(self.width, VECTORS)
+        return min(
+            ((pitch, _reads(self.at, self.under, pitch)) for pitch in range(width, width + 64, VECTORS)),
+            key=lambda found: found[1] + found[0] / 4096,
+        )
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        pitch, row = self.reads[0], self.steps * STEP
+        row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
+        image = Buffer("image", "unsigned char", (self.pixels, pitch), align=VECTORS, note="elements under the tile")
+        filters = Buffer("filters", "unsigned char", (self.cols, row), align=VECTORS, note="tap by tap")
+        return Buffers((image, filters))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory; sums take the place of the operands."""
+        long, short = max(self.positions, self.cols), min(self.positions, self.cols)
+        return max(self.buffers.bytes, Buffer("staged", "float", (long, short), pad=MOST_PAD).bytes)
+
+    def resident(self, target: Target) -> int:
+        """Returns how many blocks a multiprocessor holds."""
+        return target.arch.blocks_per_sm(self.s.threads, self.registers, self.bytes)
+
+
+@lru_cache(4096)
+def _reads(at: Windows, under: tuple[int, ...], pitch: int) -> float:
+    """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
+    steps = -(-at.chunks // 4)
+    found = 0
+    for step in range(0, steps, -(-steps // 9)):
+        places = set()
+        for row, lane in product(range(4), range(4)):
+            tap, inside = divmod(min(4 * step + lane, at.chunks - 1), at.width // CHUNK)
+            pixel = row * at.stride[-1]
+            for d in range(DIMS):
+                reach = tap // prod(at.taps[d + 1 :]) % at.taps[d] * at.dilation[d]
+                pixel += reach * prod(under[d + 2 :])
+            places.add(pixel * pitch + inside * CHUNK)
+        banks = [place % BANKS for place in places]
+        found += max(banks.count(bank) for bank in banks)
+    return found / len(range(0, steps, -(-steps // 9)))
+
+
+# ---- schedules
+
+#: (warps_m, warps_n)
+WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))
+#: Bytes of channels of a block that are worth trying, and its positions.
+WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
+#: Most registers of a thread for sums.
+MOST_SUMS = 128
+#: Most bytes of filters and image in shared memory; blocks of a multiprocessor beyond which more are not waited for.
+ENOUGH_BLOCKS = 4
+#: Cycles of a multiprocessor between two products; bytes that it gets from the L2 cache in a cycle; threads'
+#: instructions in a cycle; instructions of a thread for a copy, for an element that it loads, and for each result.
+PRODUCT, L2_RATE, ISSUE = 1.6, 48.0, 128.0
+COPY, ELEMENT, RESULT = 24.0, 8.0, 6.0
+#: Cycles until a block's operands have come, and cycles until its results have left; and of the launch.
+LATENCY, LAUNCH = 2600.0, 1500.0
+#: The share of all other work that is not hidden behind the longest.
+EXPOSED = 0.35
+
+
+def schedules(spec: ContractionSpec, target: Target) -> tuple[HaloSchedule, ...]:
+    """Returns schedules worth trying, the one with the least estimated time first.  Raises Declined with a reason."""
+    return tuple(s for _, s in _ranked(spec, target))[:32]
+
+
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    return _ranked(spec, target)[0][0]
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSchedule]]:
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
+    tiles = (HaloTile(spec, s) for s in _candidates(windows(spec)))
+    found = [(_cost(x, target), x.s) for x in tiles if x.fits and x.sums <= MOST_SUMS and x.resident(target)]
+    if not found:
+        raise Declined("no part of the image, with the filters of a group, fits the shared memory of a block")
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _candidates(at: Windows) -> Iterator[HaloSchedule]:
+    for width in WIDTHS:
+        groups = max(1, min(at.groups, width // at.width))
+        if width > WIDTHS[0] and groups == max(1, min(at.groups, width // 2 // at.width)):
+            continue
+        for tile in _tiles(at):
+            for warps in WARPS:
+                yield HaloSchedule(*tile, groups, *warps)
+
+
+def _tiles(at: Windows) -> Iterator[tuple[int, int, int, int]]:
+    """Yields tiles of positions: parts of an image as equal as possible, or whole images."""
+    low, high = POSITIONS
+    shares = [sorted({-(-size // n) for n in range(1, min(size, 16) + 1)}) for size in at.out]
+    for depth, rows, cols in product(*shares):
+        count = depth * rows * cols
+        if count > high or (count < low and (depth, rows, cols) != at.out):
+            continue
+        whole = (depth, rows, cols) == at.out
+        for images in range(1, max(1, min(at.images, high // count if whole else 1, 8)) + 1):
+            if images * count >= min(low, at.images * count):
+                yield images, depth, rows, cols
+
+
+def _cost(x: HaloTile, target: Target) -> float:
+    """Returns the estimated cycles: rounds of blocks, bound by what takes them longest, or by latency."""
+    s, at, spec = x.s, x.at, x.spec
+    warps = s.warps_m * s.warps_n
+    each = x.steps * x.own_groups
+    products = warps * each * x.own_m * x.own_n * PRODUCT
+    image, filters = x.pixels * x.width, x.cols * at.chunks * CHUNK
+    shared = warps * each * (x.own_m * 4 * x.reads[1] + x.own_n * 2) + (image + filters) / BANKS
+    shared += x.positions * x.cols * 8 / BANKS
+    instructions = x.positions * x.cols * RESULT
+    for size, vector in ((image, x.image_vector), (filters, x.filter_vector)):
+        instructions += size / vector * COPY if vector else size / at.itemsize * ELEMENT
+    instructions += 32 * warps * each * (x.own_m * (2 + x.own_n) + x.own_n + 6)
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    moved = (image + filters + x.positions * x.cols * size * len(spec.program.operands)) / L2_RATE
+    work = [products, shared, instructions / ISSUE, moved]
+    busy = max(work) + EXPOSED * (sum(work) - max(work)) / min(x.resident(target), ENOUGH_BLOCKS)
+    rounds = ceil(x.blocks / target.sms)
+    together = min(x.resident(target), ENOUGH_BLOCKS, rounds)
+    return LAUNCH + LATENCY + rounds * max(busy, LATENCY / together)
