@@ -96,7 +96,7 @@ class Windows:
 
 def windows(spec: ContractionSpec) -> Windows:
     """Returns the convolution that a spec is.  Raises Declined, with the reason, if it has no kernel of this form."""
-    image = spec.a.image
+    types, image = product_types(spec, widen=False), spec.a.image
     if image is None or image.across:
         raise Declined("the rows of operand A are no windows of an image")
     if spec.terms or spec.results or any(any(x) for x in image.shifts):
@@ -105,7 +105,6 @@ def windows(spec: ContractionSpec) -> Windows:
         raise Declined("it has one filter, and makes no reductions of its results")
     if len(spec.batch) != 1 or spec.batch[0] == 1:
         raise Declined("there is one group of channels")
-    types = product_types(spec, widen=False)
     if not all(as_it_lies(gather, kind) for gather, kind in zip((spec.a, spec.b), types)) or "float8" in types[0]:
         raise Declined("an operand is computed or converted")
     itemsize, (channels, *taps), filters = spec.a.operand.dtype.itemsize, spec.k, prod(spec.n)
