@@ -117,3 +117,54 @@ def test_halos(dtype):
             epilogue = plain if dtype == "int8" else channel_bias
             cases.append(halo(convolution(x, w, dtype, **layouts, **tf32, epilogue=epilogue, **how), random))
     check_cases(cases, guard=True)
+
+
+def test_halos_keep_apart_what_is_not_finite():
+    random = Random(1)
+    x, w, how = HALOS[0]
+    made = [halo(convolution(x, w, "bfloat16", **layouts, **how), random) for layouts in (NHWC, {})]
+    check_cases([poisoned(case, group) for case in made for group in (slice(4, 8), slice(0, 12))])
+
+
+def test_halos_of_gradients():
+    random, how = Random(2), {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last"}
+    check_cases(
+        [
+            halo(gradient("dgrad", (2, 48, 9, 8), (80, 24, 3, 3), padding=1, groups=2, **how), random),
+            halo(gradient("dgrad", (2, 32, 9, 8), (16, 8, 3, 2), padding=(2, 1), groups=4, **how), random),
+        ],
+        guard=True,
+    )
+
+
+def random_case(random: Random) -> Case:
+    rank = random.choice((1, 2, 2, 2, 3))
+    groups, dtype = random.randint(2, 9), random.choice(("bfloat16", "float16", "float32"))
+    each, filters = random.choice((4, 4, 8, 12, 16, 24, 32)), 2 * random.randint(1, 12)
+    spatial, taps = ([random.choice(sizes) for _ in range(rank)] for sizes in ((1, 2, 5, 7, 13, 16), (1, 2, 3, 3)))
+    dilation = [random.choice((1, 1, 2)) for _ in range(rank)]
+    reach = [(count - 1) * step + 1 for count, step in zip(taps, dilation)]
+    layouts = {k: random.choice(("channels_last", "contiguous")) for k in ("layout", "filters")}
+    case = convolution(
+        (random.randint(1, 9), groups * each, *spatial),
+        (groups * filters, each, *taps),
+        dtype,
+        epilogue=random.choice((plain, channel_bias)),
+        stride=[random.choice((1, 1, 2, 3)) for _ in range(rank)],
+        dilation=dilation,
+        padding=[
+            (random.randint(0, under), max(under - size, random.randint(0, under)))
+            for under, size in zip(reach, spatial)
+        ],
+        mode=random.choice(("convolution", "cross_correlation")),
+        compute_dtype="tf32" if dtype == "float32" else None,
+        **layouts,
+    )
+    return replace(halo(case, random, random.choice(("sm_80", "sm_90a"))), special=random.choice((0.0, 0.01)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_halos(seed):
+    random = Random(seed)
+    check_cases([random_case(random) for _ in range(25)], guard=True)

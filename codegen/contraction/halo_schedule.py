@@ -199,7 +199,7 @@ class HaloTile:
         """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
         width = round_up(self.width, VECTORS)
         return min(
-            ((pitch, _reads(self.at, self.under, pitch)) for pitch in range(width, width + 64, VECTORS)),
+            ((pitch, _reads(self.at, self.s.tile, pitch)) for pitch in range(width, width + 64, VECTORS)),
             key=lambda found: found[1] + found[0] / 4096,
         )
 
@@ -223,22 +223,37 @@ class HaloTile:
 
 
 @lru_cache(4096)
-def _reads(at: Windows, under: tuple[int, ...], pitch: int) -> float:
+def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
     """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
-    steps = -(-at.chunks // 4)
+    under = (tile[0], *at.under(tile[1:]))
+    rows = [sum(c * step for c, step in zip(place, _pixels(at, under))) for place in _first(tile, 12)]
+    reach = [step * dilation for step, dilation in zip(_pixels(at, under, 1), at.dilation)]
+    steps = range(0, -(-at.chunks // 4), -(-at.chunks // 16))
     found = 0
-    for step in range(0, steps, -(-steps // 9)):
-        places = set()
-        for row, lane in product(range(4), range(4)):
-            tap, inside = divmod(min(4 * step + lane, at.chunks - 1), at.width // CHUNK)
-            pixel = row * at.stride[-1]
-            for d in range(DIMS):
-                reach = tap // prod(at.taps[d + 1 :]) % at.taps[d] * at.dilation[d]
-                pixel += reach * prod(under[d + 2 :])
-            places.add(pixel * pitch + inside * CHUNK)
-        banks = [place % BANKS for place in places]
-        found += max(banks.count(bank) for bank in banks)
-    return found / len(range(0, steps, -(-steps // 9)))
+    for step in steps:
+        chunks = [divmod(min(4 * step + lane, at.chunks - 1), at.width // CHUNK) for lane in range(4)]
+        taps = [(sum(c * r for c, r in zip(_split(tap, at.taps), reach)), inside) for tap, inside in chunks]
+        for first in (0, 8):
+            places = {(row + tap) * pitch + inside * CHUNK for row in rows[first : first + 4] for tap, inside in taps}
+            banks = [place % BANKS for place in places]
+            found += max(map(banks.count, banks), default=0)
+    return found / (2 * len(steps))
+
+
+def _pixels(at: Windows, under: tuple[int, ...], first: int = 0) -> list[int]:
+    """Returns the pixels from one position of a tile to the next in each dimension, or with ``first`` 1 one element."""
+    steps = [prod(under[d + 1 :]) for d in range(len(under))]
+    return steps[1:] if first else [step * stride for step, stride in zip(steps, (1, *at.stride))]
+
+
+def _split(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the coordinates of a row-major position."""
+    return tuple(number // prod(sizes[d + 1 :]) % size for d, size in enumerate(sizes))
+
+
+def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+    """Returns the coordinates of the first positions of a tile."""
+    return [_split(number, sizes) for number in range(min(count, prod(sizes)))]
 
 
 # ---- schedules
@@ -247,6 +262,8 @@ def _reads(at: Windows, under: tuple[int, ...], pitch: int) -> float:
 WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))
 #: Bytes of channels of a block that are worth trying, and its positions.
 WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
+#: How many tiles are tried of about the same number of positions.
+TILES = 4
 #: Most registers of a thread for sums.
 MOST_SUMS = 128
 #: Most bytes of filters and image in shared memory; blocks of a multiprocessor beyond which more are not waited for.
@@ -283,27 +300,32 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
 
 
 def _candidates(at: Windows) -> Iterator[HaloSchedule]:
-    for width in WIDTHS:
-        groups = max(1, min(at.groups, width // at.width))
-        if width > WIDTHS[0] and groups == max(1, min(at.groups, width // 2 // at.width)):
-            continue
-        for tile in _tiles(at):
-            for warps in WARPS:
-                yield HaloSchedule(*tile, groups, *warps)
+    counts = dict.fromkeys(max(1, min(at.groups, width // at.width)) for width in WIDTHS)
+    for groups, tile, warps in product(counts, _tiles(at), WARPS):
+        yield HaloSchedule(*tile, groups, *warps)
 
 
-def _tiles(at: Windows) -> Iterator[tuple[int, int, int, int]]:
-    """Yields tiles of positions: parts of an image as equal as possible, or whole images."""
+def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
+    """Returns tiles of positions, parts of an image or whole images: those of every size that make the least work."""
     low, high = POSITIONS
-    shares = [sorted({-(-size // n) for n in range(1, min(size, 16) + 1)}) for size in at.out]
-    for depth, rows, cols in product(*shares):
-        count = depth * rows * cols
-        if count > high or (count < low and (depth, rows, cols) != at.out):
-            continue
-        whole = (depth, rows, cols) == at.out
-        for images in range(1, max(1, min(at.images, high // count if whole else 1, 8)) + 1):
-            if images * count >= min(low, at.images * count):
-                yield images, depth, rows, cols
+    found: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = {}
+    for depth, rows, cols in product(*(_shares(size) for size in at.out)):
+        tile, count = (depth, rows, cols), depth * rows * cols
+        whole = tile == at.out
+        for images in _shares(at.images) if whole else (1,):
+            positions = images * count
+            if positions > high or (positions < low and not (whole and images == at.images)):
+                continue
+            tiles = -(-at.images // images) * prod(-(-size // part) for size, part in zip(at.out, tile))
+            work = tiles * (images * prod(at.under(tile)) + round_up(positions, FRAGMENT_ROWS))
+            found.setdefault(positions.bit_length(), []).append((work, (images, depth, rows, cols)))
+    return [tile for every in found.values() for _, tile in sorted(every)[:TILES]]
+
+
+def _shares(size: int) -> list[int]:
+    """Returns sizes of parts worth trying: equal ones, small ones, and powers of two."""
+    equal = {-(-size // n) for n in range(1, 17)}
+    return sorted(n for n in equal | {*range(1, 9), 16, 32, 64, 128, 256} if n <= size)
 
 
 def _cost(x: HaloTile, target: Target) -> float:
