@@ -301,8 +301,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
 
 def _candidates(at: Windows) -> Iterator[HaloSchedule]:
     counts = dict.fromkeys(max(1, min(at.groups, width // at.width)) for width in WIDTHS)
-    for groups, tile, warps in product(counts, _tiles(at), WARPS):
-        yield HaloSchedule(*tile, groups, *warps)
+    for groups, (images, depth, rows, cols), (warps_m, warps_n) in product(counts, _tiles(at), WARPS):
+        yield HaloSchedule(images, depth, rows, cols, groups, warps_m, warps_n)
 
 
 def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
