@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil, gcd, prod
+from math import gcd, prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -22,13 +22,15 @@ from codegen.tile_path import product_types
 CHUNK, STEP, BANKS = 8, 32, 128
 FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
 DIMS = 3  # spatial dimensions of a tile
+STAGES = 2  # parts of the image: one is read while the next is brought
 
 
 @dataclass(frozen=True)
 class HaloSchedule(Schedule):
-    """A block has the results of ``groups`` groups at ``images`` x ``depth`` x ``rows`` x ``cols`` positions.
+    """A tile has the results of ``groups`` groups at ``images`` x ``depth`` x ``rows`` x ``cols`` positions.
 
-    Its ``warps_m`` x ``warps_n`` warps share the positions, 16 at a time, and the filters of all its groups.
+    warps      of a block, each of which has as many positions, 16 at a time, and the filters of all the groups.
+    workers    blocks that share the tiles of a group; ``resident`` those that a multiprocessor is to hold.
     """
 
     images: int
@@ -36,8 +38,9 @@ class HaloSchedule(Schedule):
     rows: int
     cols: int
     groups: int
-    warps_m: int
-    warps_n: int
+    warps: int
+    workers: int = 1
+    resident: int = 1
 
     @property
     def tile(self) -> tuple[int, int, int, int]:
@@ -45,7 +48,7 @@ class HaloSchedule(Schedule):
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
+        return 32 * self.warps
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
 
 
 class HaloTile:
-    """What a block has in shared memory, and how its warps share the results."""
+    """What a block has in shared memory, and how its warps share the results of a tile."""
 
     def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
         self.spec, self.s, self.at = spec, schedule, windows(spec)
@@ -165,34 +168,18 @@ class HaloTile:
         self.steps = -(-at.chunks * CHUNK // STEP)
         self.edges = tuple(Edge(*both) for both in zip((at.images, *at.out), s.tile))
         self.slabs = Edge(at.groups, s.groups)
-        #: fragments that a warp has: rows of them, and of each of its groups' filters
-        self.own_m = -(-self.positions // (FRAGMENT_ROWS * s.warps_m))
-        self.own_groups = max(1, s.groups // s.warps_n)
-        self.own_n = at.fragments * s.groups // (s.warps_n * self.own_groups)
+        self.tiles = prod(edge.tiles for edge in self.edges)
+        #: fragments below each other that a warp has, and in all
+        self.own = -(-self.positions // (FRAGMENT_ROWS * s.warps))
+        self.sums = 4 * self.own * at.fragments * s.groups
         outside = (spec.a.outer[0], *at.steps)
         self.image_vector = vector_bytes(spec.a, outside, gcd(at.width * at.groups, self.width))
         self.filter_vector = vector_bytes(spec.b, (*spec.b.batch, *spec.b.outer, *spec.b.inner[1:]), at.width)
 
     @property
-    def fits(self) -> bool:
-        """Whether warps share the filters evenly."""
-        s = self.s
-        each = s.warps_n // s.groups if s.warps_n > s.groups else 1
-        return max(s.groups, s.warps_n) % min(s.groups, s.warps_n) == 0 and self.at.fragments % each == 0
-
-    @property
-    def blocks(self) -> int:
-        return self.slabs.tiles * prod(edge.tiles for edge in self.edges)
-
-    @property
-    def sums(self) -> int:
-        """Registers of a thread for its sums."""
-        return 4 * self.own_m * self.own_n * self.own_groups
-
-    @property
     def registers(self) -> int:
         """Registers of a thread, roughly."""
-        return self.sums + 6 * self.own_m + 2 * self.own_n + 40
+        return self.sums + 6 * self.own + 60
 
     @cached_property
     def reads(self) -> tuple[int, float]:
@@ -207,19 +194,15 @@ class HaloTile:
     def buffers(self) -> Buffers:
         pitch, row = self.reads[0], self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
-        image = Buffer("image", "unsigned char", (self.pixels, pitch), align=VECTORS, note="elements under the tile")
+        sums = max(FRAGMENT_ROWS * (self.cols + MOST_PAD), self.cols * (FRAGMENT_ROWS + MOST_PAD))
+        image = Buffer("image", "unsigned char", (self.pixels, pitch), STAGES, align=VECTORS, note="under the tile")
         filters = Buffer("filters", "unsigned char", (self.cols, row), align=VECTORS, note="tap by tap")
-        return Buffers((image, filters))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of shared memory; sums take the place of the operands."""
-        long, short = max(self.positions, self.cols), min(self.positions, self.cols)
-        return max(self.buffers.bytes, Buffer("staged", "float", (long, short), pad=MOST_PAD).bytes)
+        left = Buffer("sums", "float", (self.s.warps, sums), align=VECTORS, note="each warp's, on their way out")
+        return Buffers((image, filters, left))
 
     def resident(self, target: Target) -> int:
         """Returns how many blocks a multiprocessor holds."""
-        return target.arch.blocks_per_sm(self.s.threads, self.registers, self.bytes)
+        return target.arch.blocks_per_sm(self.s.threads, self.registers, self.buffers.bytes)
 
 
 @lru_cache(4096)
@@ -258,22 +241,21 @@ def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 # ---- schedules
 
-#: (warps_m, warps_n)
-WARPS = ((4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8))
+#: Most warps of a block, and fragments below each other of a warp.
+MOST_WARPS, MOST_OWN = 16, 4
 #: Bytes of channels of a block that are worth trying, and its positions.
 WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
 #: How many tiles are tried of about the same number of positions.
 TILES = 4
 #: Most registers of a thread for sums.
 MOST_SUMS = 128
-#: Most bytes of filters and image in shared memory; blocks of a multiprocessor beyond which more are not waited for.
-ENOUGH_BLOCKS = 4
 #: Cycles of a multiprocessor between two products; bytes that it gets from the L2 cache in a cycle; threads'
 #: instructions in a cycle; instructions of a thread for a copy, for an element that it loads, and for each result.
 PRODUCT, L2_RATE, ISSUE = 1.6, 48.0, 128.0
-COPY, ELEMENT, RESULT = 24.0, 8.0, 6.0
-#: Cycles until a block's operands have come, and cycles until its results have left; and of the launch.
-LATENCY, LAUNCH = 2600.0, 1500.0
+COPY, ELEMENT, RESULT = 20.0, 8.0, 6.0
+#: Cycles until a block's operands have come, and of the launch; those of a warp for a tile, for a step of it, and for
+#: each instruction.
+LATENCY, LAUNCH, TILE, WAIT, BETWEEN = 2600.0, 1500.0, 800.0, 40.0, 2.0
 #: The share of all other work that is not hidden behind the longest.
 EXPOSED = 0.35
 
@@ -292,8 +274,14 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSchedule]]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
-    tiles = (HaloTile(spec, s) for s in _candidates(windows(spec)))
-    found = [(_cost(x, target), x.s) for x in tiles if x.fits and x.sums <= MOST_SUMS and x.resident(target)]
+    found = []
+    for candidate in _candidates(windows(spec)):
+        x = HaloTile(spec, candidate)
+        resident = x.resident(target) if x.sums <= MOST_SUMS else 0
+        if resident:
+            most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
+            chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
+            found.append((_cost(x, most, resident, target), chosen))
     if not found:
         raise Declined("no part of the image, with the filters of a group, fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
@@ -301,8 +289,11 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
 
 def _candidates(at: Windows) -> Iterator[HaloSchedule]:
     counts = dict.fromkeys(max(1, min(at.groups, width // at.width)) for width in WIDTHS)
-    for groups, (images, depth, rows, cols), (warps_m, warps_n) in product(counts, _tiles(at), WARPS):
-        yield HaloSchedule(images, depth, rows, cols, groups, warps_m, warps_n)
+    for groups, (images, depth, rows, cols) in product(counts, _tiles(at)):
+        fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
+        for warps in dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1)):
+            if warps <= MOST_WARPS:
+                yield HaloSchedule(images, depth, rows, cols, groups, warps)
 
 
 def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
@@ -328,23 +319,25 @@ def _shares(size: int) -> list[int]:
     return sorted(n for n in equal | {*range(1, 9), 16, 32, 64, 128, 256} if n <= size)
 
 
-def _cost(x: HaloTile, target: Target) -> float:
-    """Returns the estimated cycles: rounds of blocks, bound by what takes them longest, or by latency."""
+def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
+    """Returns the estimated cycles if a block has so many tiles: of each what takes longest, or its latency."""
     s, at, spec = x.s, x.at, x.spec
-    warps = s.warps_m * s.warps_n
-    each = x.steps * x.own_groups
-    products = warps * each * x.own_m * x.own_n * PRODUCT
-    image, filters = x.pixels * x.width, x.cols * at.chunks * CHUNK
-    shared = warps * each * (x.own_m * 4 * x.reads[1] + x.own_n * 2) + (image + filters) / BANKS
-    shared += x.positions * x.cols * 8 / BANKS
-    instructions = x.positions * x.cols * RESULT
-    for size, vector in ((image, x.image_vector), (filters, x.filter_vector)):
-        instructions += size / vector * COPY if vector else size / at.itemsize * ELEMENT
-    instructions += 32 * warps * each * (x.own_m * (2 + x.own_n) + x.own_n + 6)
+    fragments = s.warps * x.own * s.groups * x.steps
+    products = fragments * at.fragments * PRODUCT
+    image, filters, results = x.pixels * x.width, x.cols * at.chunks * CHUNK, x.positions * x.cols
+    shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + (image + 8 * results) / BANKS
+    instructions = results * RESULT + _copies(image, x.image_vector, at.itemsize)
+    instructions += 32 * fragments * (2 + at.fragments + (at.fragments + 6) / x.own)
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    moved = (image + filters + x.positions * x.cols * size * len(spec.program.operands)) / L2_RATE
+    moved = (image + results * size * len(spec.program.operands)) / L2_RATE
     work = [products, shared, instructions / ISSUE, moved]
-    busy = max(work) + EXPOSED * (sum(work) - max(work)) / min(x.resident(target), ENOUGH_BLOCKS)
-    rounds = ceil(x.blocks / target.sms)
-    together = min(x.resident(target), ENOUGH_BLOCKS, rounds)
-    return LAUNCH + LATENCY + rounds * max(busy, LATENCY / together)
+    busy = max(work) + EXPOSED * (sum(work) - max(work)) / resident
+    blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
+    once = LAUNCH + LATENCY + blocks * (filters / L2_RATE + _copies(filters, x.filter_vector, at.itemsize) / ISSUE)
+    waits = TILE + x.steps * WAIT + BETWEEN * instructions / s.threads
+    return once + -(-blocks // resident) * tiles * max(busy * min(blocks, resident), waits)
+
+
+def _copies(size: int, vector: int, itemsize: int) -> float:
+    """Returns the instructions that copies take."""
+    return size / vector * COPY if vector else size / itemsize * ELEMENT
