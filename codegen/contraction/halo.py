@@ -81,15 +81,10 @@ class _Renderer:
         self._windows()
         first = "blockIdx.x" if slabs == 1 else f"blockIdx.x / {slabs}" if s.workers > 1 else "0"
         w.line(f"int tile = {first};")
-        w.line("bring(tile, 0);")
-        w.line("copy_async_commit();")
-        with w.block(f"for (int stage = 0; tile < {x.tiles}; tile += {s.workers}, stage ^= 1)"):
-            w.line("copy_async_wait<0>();")
-            w.line("__syncthreads();  // this part of the image is there, that before has been used")
-            w.line(f"if (tile + {s.workers} < {x.tiles}) bring(tile + {s.workers}, stage ^ 1);")
-            w.line("copy_async_commit();")
+        with w.scope():
+            self._walk()
             self._multiply()
-            self._leave()
+            (self._write if x.direct else self._leave)()
         return w.source(
             self.space.program,
             details,
@@ -98,6 +93,25 @@ class _Renderer:
             barriers=True,
             blocks_per_sm=s.resident,
         )
+
+    def _walk(self) -> None:
+        """Opens the loop over a block's tiles, and writes what brings their parts of the image."""
+        w, s, x = self.w, self.s, self.x
+        if s.stages == 1:
+            w.line("const int stage = 0;")
+            w.open(f"for (; tile < {x.tiles}; tile += {s.workers})")
+            w.line("__syncthreads();  // the part of the image before has been used")
+            w.line("bring(tile, stage);")
+            w.line("copy_async_commit();")
+        else:
+            w.line("bring(tile, 0);")
+            w.line("copy_async_commit();")
+            w.open(f"for (int stage = 0; tile < {x.tiles}; tile += {s.workers}, stage ^= 1)")
+        w.line("copy_async_wait<0>();")
+        w.line("__syncthreads();  // this part of the image is there")
+        if s.stages > 1:
+            w.line(f"if (tile + {s.workers} < {x.tiles}) bring(tile + {s.workers}, stage ^ 1);  // that before is used")
+            w.line("copy_async_commit();")
 
     def _locate(self) -> list[str]:
         """Writes where a tile is; returns the C names of the coordinates of its first position."""
@@ -154,9 +168,16 @@ class _Renderer:
         w, x, at, gather = self.w, self.x, self.at, self.spec.b
         row, bytes_ = x.buffers["filters"].shape[1], x.filter_vector or at.itemsize
         taps = self.spec.k[1:]
-        sizes = (self.s.groups, at.filters, at.width // bytes_, *taps)
-        source = (gather.batch[0], gather.outer[0], gather.inner[0] * (bytes_ // at.itemsize), *gather.inner[1:])
-        to = (at.filters * row, row, bytes_, *(at.width * prod(taps[d + 1 :]) for d in range(len(taps))))
+        # Two fragments share 16 filters so that a thread has 4 neighbours: (4 threads, 2 fragments, 2 columns of each).
+        filters = [(at.filters, 1, 1)]
+        if x.run == 4:
+            filters = [(at.filters // 16, 16, 16), (4, 4, 2), (2, 2, FRAGMENT_COLS), (2, 1, 1)]
+        step = gather.outer[0]
+        sizes = (self.s.groups, *(n for n, _, _ in filters), at.width // bytes_, *taps)
+        source = (gather.batch[0], *(n * step for _, n, _ in filters), gather.inner[0] * (bytes_ // at.itemsize))
+        source = (*source, *gather.inner[1:])
+        to = (at.filters * row, *(n * row for _, _, n in filters), bytes_)
+        to = (*to, *(at.width * prod(taps[d + 1 :]) for d in range(len(taps))))
         apart = (int(x.slabs.ragged), *(0 for _ in sizes[1:]))
         order = sorted(range(len(sizes)), key=lambda d: (-abs(source[d]), d))
         if x.slabs.ragged:
@@ -292,6 +313,25 @@ class _Renderer:
             w.line("__syncwarp();")
             row = f"position(first + p * {FRAGMENT_ROWS} + {{r}})"
             self.fragments.take(staged, 32, row, linear([(self.group0, at.filters), ("{c}", 1)]), "lane")
+
+    def _write(self) -> None:
+        """Writes the program on a thread's sums, and its results from registers."""
+        w, s, x, at, fragments = self.w, self.s, self.x, self.at, self.fragments
+        self._position(self._locate())
+        with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
+            w.line(f"const {fragments.t} m = position(first + lane / 4 + i * {FRAGMENT_ROWS // 2});")
+            w.leave(self.edges[0].outside("m"))
+            run = x.run
+            with w.unrolled(
+                f"for (int g = 0; g < {s.groups}; ++g)", f"for (int j = 0; j < {at.fragments}; j += {run // 2})"
+            ):
+                w.line(f"const int filter = {linear([('j', FRAGMENT_COLS), ('lane % 4', run)])};")
+                w.leave(Edge(at.filters, FRAGMENT_COLS).outside("filter"))
+                n = linear([(self.group0, at.filters), ("g", at.filters), ("filter", 1)])
+                w.line(f"const {fragments.t} n = {n};")
+                w.leave(self.edges[1].outside("n"))
+                total = f"sum[g][i / 2][j{' + e / 2' if run > 2 else ''}][i % 2 * 2 + e{' % 2' if run > 2 else ''}]"
+                fragments.run(total, run)
 
     def _position(self, places: Sequence[str]) -> None:
         """Writes the function that returns the row of a tile's result, or one beyond the last where there is none."""

@@ -22,7 +22,6 @@ from codegen.tile_path import product_types
 CHUNK, STEP, BANKS = 8, 32, 128
 FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
 DIMS = 3  # spatial dimensions of a tile
-STAGES = 2  # parts of the image: one is read while the next is brought
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class HaloSchedule(Schedule):
     """A tile has the results of ``groups`` groups at ``images`` x ``depth`` x ``rows`` x ``cols`` positions.
 
     warps      of a block, each of which has as many positions, 16 at a time, and the filters of all the groups.
+    stages     parts of the image in shared memory: with two, one is read while the next one is brought.
     workers    blocks that share the tiles of a group; ``resident`` those that a multiprocessor is to hold.
     """
 
@@ -39,6 +39,7 @@ class HaloSchedule(Schedule):
     cols: int
     groups: int
     warps: int
+    stages: int = 1
     workers: int = 1
     resident: int = 1
 
@@ -172,6 +173,10 @@ class HaloTile:
         #: fragments below each other that a warp has, and in all
         self.own = -(-self.positions // (FRAGMENT_ROWS * s.warps))
         self.sums = 4 * self.own * at.fragments * s.groups
+        #: whether results are written from registers: where four threads have 16 bytes that are neighbours
+        self.direct = at.filters >= FRAGMENT_COLS and all(x.operand.strides[-1] == 1 for x in spec.program.stores)
+        #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
+        self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
         outside = (spec.a.outer[0], *at.steps)
         self.image_vector = vector_bytes(spec.a, outside, gcd(at.width * at.groups, self.width))
         self.filter_vector = vector_bytes(spec.b, (*spec.b.batch, *spec.b.outer, *spec.b.inner[1:]), at.width)
@@ -195,10 +200,12 @@ class HaloTile:
         pitch, row = self.reads[0], self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
         sums = max(FRAGMENT_ROWS * (self.cols + MOST_PAD), self.cols * (FRAGMENT_ROWS + MOST_PAD))
-        image = Buffer("image", "unsigned char", (self.pixels, pitch), STAGES, align=VECTORS, note="under the tile")
+        image = Buffer(
+            "image", "unsigned char", (self.pixels, pitch), self.s.stages, align=VECTORS, note="under the tile"
+        )
         filters = Buffer("filters", "unsigned char", (self.cols, row), align=VECTORS, note="tap by tap")
         left = Buffer("sums", "float", (self.s.warps, sums), align=VECTORS, note="each warp's, on their way out")
-        return Buffers((image, filters, left))
+        return Buffers((image, filters) if self.direct else (image, filters, left))
 
     def resident(self, target: Target) -> int:
         """Returns how many blocks a multiprocessor holds."""
@@ -292,8 +299,8 @@ def _candidates(at: Windows) -> Iterator[HaloSchedule]:
     for groups, (images, depth, rows, cols) in product(counts, _tiles(at)):
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         for warps in dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1)):
-            if warps <= MOST_WARPS:
-                yield HaloSchedule(images, depth, rows, cols, groups, warps)
+            for stages in (1, 2) if warps <= MOST_WARPS else ():
+                yield HaloSchedule(images, depth, rows, cols, groups, warps, stages)
 
 
 def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
