@@ -159,6 +159,13 @@ class ResultFragments:
             w.leave(pairs.outside("n + e"))
             self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
 
+    def run(self, total: str, count: int) -> None:
+        """Writes the program on ``count`` neighbours of row ``m``, from column ``n`` on, which all exist.
+
+        ``total`` is the sum of element ``e``; columns are one dimension, or the innermost one holds whole runs.
+        """
+        self.epilogue.results(self._position(), [self._sum(total)], Run(count, len(self.at.shape) - 1, "e"))
+
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
         w = self.w

@@ -329,7 +329,8 @@ def im2col(spec: ContractionSpec, channel: int, reduction: ReductionPanels, grou
     if gather.inner[channel] != 1 and channels > 1:
         raise Declined(f"{gather.operand.name!r} is not stored with its channels next to each other")
     if groups > 1 and channels % reduction.panel:
-        raise Declined(f"groups of {channels} channels are no multiple of {reduction.panel}")
+        # A dimension of the map tells the groups apart: what lies beyond the channels of one is zero.
+        return _windows(gather, image, "{c}", channels, spec.m, spec.k[1:], "o", spec.batch, groups)
     start = f"{{b0}} * {channels} + {{c}}" if groups > 1 else "{c}"
     return _windows(gather, image, start, groups * channels, spec.m, spec.k[1:], "o", spec.batch)
 
@@ -343,11 +344,13 @@ def _windows(
     taps: Sequence[int],
     letter: str,
     batch: Sequence[int] = (),
+    groups: int = 0,
 ) -> MappedOperand:
     """Returns an im2col map.
 
     ``start`` is the C expression of the channel; ``positions`` are (images, *output positions), whose coordinates the
-    placeholders with this letter stand for.  Shifts of the batches are part of the offsets.
+    placeholders with this letter stand for.  Shifts of the batches are part of the offsets.  With ``groups``, the first
+    dimension of the batch is the last one of the map, in the place of the images, through which windows move instead.
     """
     rank, (images, *out) = len(image.sizes), positions
     moves = [[(k, step) for k, step in enumerate(shift) if step] for shift in image.shifts] or [[]] * rank
@@ -357,20 +360,32 @@ def _windows(
     last = [low + (size - 1) * stride for low, size, stride in zip(lower, out, image.stride)]
     upper = tuple(end - (size - 1) for end, size in zip(last, image.sizes))
     reach = [(n - 1) * d + high - low for n, d, high, low in zip(taps, image.dilation, most, least)]
-    limit = corner_limit(rank)
-    if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(rank):
+    moving = rank + bool(groups)
+    if moving + 2 > MOST_RANK:
+        raise Declined(f"groups of {channels} channels take {moving + 2} dimensions, TMA {MOST_RANK}")
+    limit = corner_limit(moving)
+    if any(not -limit <= corner < limit for corner in (*lower, *upper)) or max(reach) > offset_limit(moving):
         raise Declined("a filter larger than TMA's im2col mode takes")
     if max(image.stride) > MOST_STEP:
         raise Declined("a stride larger than TMA's im2col mode takes")
     sizes = [channels, *reversed(image.sizes), images]
-    image_step = (gather.inner if image.across else gather.outer)[0]
-    tensor_map = _map(gather.operand, 0, sizes, (*reversed(image.steps), image_step), 0)
-    steps = (1, *reversed(image.stride), 1)
+    strides = [*reversed(image.steps), (gather.inner if image.across else gather.outer)[0]]
+    if groups:
+        sizes, strides = [*sizes, groups], [*strides, gather.batch[0]]
+    tensor_map = _map(gather.operand, 0, sizes, strides, 0)
     spatial = [f"{{{letter}{d + 1}}} * {image.stride[d]} - {-lower[d]}" for d in range(rank)]
     offsets = [f"{{t{d}}} * {image.dilation[d]}" for d in range(rank)]
     for d, move in enumerate(moves):
         if move:
             tap = [(f"t{d}", image.dilation[d])] if taps[d] > 1 else []
             offsets[d] = _placeholders([*tap, *((f"b{k}", step) for k, step in move)], -least[d])
-    tensor_map = replace(tensor_map, steps=steps, lower=lower[::-1], upper=upper[::-1])
-    return MappedOperand(tensor_map, True, (start, *reversed(spatial), f"{{{letter}0}}"), tuple(reversed(offsets)))
+    terms, still = [start, *reversed(spatial), f"{{{letter}0}}"], (0,) * bool(groups)
+    if groups:
+        terms, offsets = [*terms, "{b0}"], ["0", *offsets]
+    tensor_map = replace(
+        tensor_map,
+        steps=(1, *reversed(image.stride), *(1 for _ in range(1 + bool(groups)))),
+        lower=(*lower[::-1], *still),
+        upper=(*upper[::-1], *still),
+    )
+    return MappedOperand(tensor_map, True, tuple(terms), tuple(reversed(offsets)))

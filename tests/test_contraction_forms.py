@@ -48,7 +48,7 @@ def test_candidates_are_of_every_way_to_bring_tiles():
 
 def test_the_form_with_the_best_estimate_is_taken(monkeypatch: pytest.MonkeyPatch):
     made = spec(matmul((512, 512), (512, 512), "bfloat16"))
-    wgmma, mma, _ = FAMILY.forms
+    wgmma, mma, *_ = FAMILY.forms
     assert FAMILY.form(made, HOPPER) is wgmma
     assert FAMILY.form(made, AMPERE) is mma
     assert FAMILY.declined(made, HOPPER) == {}

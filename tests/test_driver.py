@@ -364,6 +364,47 @@ def double_sequences() -> None:
             launch.LaunchSequence([(step, wrong)], 2, [0x77], [0, 0x100], device=0)
 
 
+def double_recorded_sequences() -> None:
+    """The third call with the same addresses records a graph; from then on it is launched as a whole."""
+    lib = library()
+    function = launch.Module(b"\x7fELF", 0).function("any")
+    lib.double_pointers(1)
+    step = launch.Launch(function, (1, 1, 1), (1, 1, 1), 0, 1)
+    run = launch.LaunchSequence([(step, (n % 2,)) for n in range(5)], 1, (), [0], device=0)
+
+    def queued(addresses: Any, stream: int = 0x50, workspace: int = 0x1000) -> list[str]:
+        lib.double_clear()
+        run(addresses, stream, workspace)
+        return [line for line in log(lib) if line.startswith(("kernel", "graph"))]
+
+    kernels = ["kernel a0", "kernel 1000", "kernel a0", "kernel 1000", "kernel a0"]
+    assert queued((0xA0,)) == queued((0xA0,)) == kernels
+    assert queued((0xA0,)) == kernels * 2  # the double runs what it should only record
+    assert [line.split()[-1] for line in log(lib) if line.startswith("launch")][5:] == [hex(CAPTURING)] * 5
+    assert queued((0xA0,)) == ["graph 0x50 on 0"]
+    assert queued((0xA0,), 0x60) == ["graph 0x60 on 0"]
+    assert queued((0xA0,), CAPTURING) == kernels  # as parts of the caller's graph
+    assert queued((0xA0,), 0x50, 0x2000)[1] == "kernel 2000"  # other intermediates
+    assert queued((0xB0,))[0] == "kernel b0"
+    assert queued((0xA0,)) == ["graph 0x50 on 0"]
+    with raises(DeviceError, "cuGraphLaunch"):
+        run((0xA0,), 0xBAD, 0x1000)
+    for _ in range(5):
+        assert queued([0xC0])[0] == "kernel c0"  # a list may change
+    for address in range(0xD0, 0xD8):  # the oldest give way
+        for _ in range(3):
+            run((address,), 0x50, 0x1000)
+    gc.collect()
+    assert log(lib).count("graph gone") == 5
+    assert queued((0xD7,)) == ["graph 0x50 on 0"]
+    assert queued((0xA0,)) == kernels
+    short = launch.LaunchSequence([(step, (0,))], 1, device=0)
+    for _ in range(5):
+        lib.double_clear()
+        short((0xA0,), 0x50)
+        assert "kernel a0" in log(lib)
+
+
 def double_tensor_maps_of_intermediates() -> None:
     """Their address changes with the workspace alone."""
     lib = library()

@@ -76,6 +76,10 @@ def graphs() -> Iterator[fg.Graph]:
         g.output(g.max_pool(x, window=(2, 2)), name="pooled")
         g.output(g.conv_fprop(x, g.tensor("w", (64, 1, 3, 3)), padding=1, groups=64), name="filtered")
         yield g
+    g = fg.Graph("groups", io_dtype="bfloat16")
+    x = g.tensor("x", (2, 64, 16, 16), layout="NHWC")
+    g.output(g.conv_fprop(x, g.tensor("w", (64, 8, 3, 3)), padding=1, groups=8), name="y")
+    yield g
     g = fg.Graph("winograd")
     x = g.tensor("x", (1, 16, 16, 16))
     g.output(g.conv_fprop(x, g.tensor("w", (16, 16, 3, 3)), padding=1, algorithm="winograd_4x4"), name="y")

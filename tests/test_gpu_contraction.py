@@ -24,6 +24,7 @@ from codegen.declined import Declined
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from fusegraph.engines import cuda
+from fusegraph.engines.autotune import Choosers
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.graph import Graph
 from fusegraph.plan import Choice
@@ -92,7 +93,7 @@ def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any
                 return Choice(schedule(spec))
             return Choice(otherwise(spec, here))
 
-        return choose, choose
+        return Choosers(choose, choose, None)
 
     monkeypatch.setattr(cuda, "choosers", choosers)
 

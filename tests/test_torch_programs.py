@@ -278,3 +278,27 @@ def test_values_that_an_option_cannot_have(option: str) -> None:
         assert isinstance(caught.value.inner_exception, ArgumentError)
         assert repr(value) in str(caught.value)
         assert "Traceback" not in str(caught.value)
+
+
+def test_numbers_in_tensors_of_the_program() -> None:
+    """A model that writes ``mask[a:b] = 3`` has tensors of rank 0 on the CPU: they are numbers, on whatever device."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fusegraph.frontends.torch.backend import compile_program
+    from fusegraph.frontends.torch.forms import forms_of
+
+    aten = torch.ops.aten
+
+    def program(x: Any) -> Any:
+        y = aten.copy.default(x[1:], aten.lift_fresh_copy.default(torch.tensor(3)))
+        z = aten.where.self(x[1:] > 0, y, aten.lift_fresh_copy.default(torch.tensor(0.5)))
+        return y + 1, z, aten.copy.default(x, x[0].to(torch.int32))
+
+    x = torch.randn(4, 5)
+    graph = make_fx(program, tracing_mode="fake")(x).graph
+    forms = forms_of(graph, {})
+    assert {str(n.target) for n in forms.numbers} == {"aten.lift_fresh_copy.default"}
+    assert set(forms.numbers.values()) == {3, 0.5}
+    results = compile_program(graph, forms, "inference", {}, {})([x])
+    for got, expected in zip(results, program(x)):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)

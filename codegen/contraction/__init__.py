@@ -2,6 +2,7 @@
 
 wgmma  tiles multiplied by warpgroups, brought by TMA (Hopper, `codegen.contraction.wgmma`).
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction.mma`).
+halo   convolutions in groups of few channels: windows are read from a part of the image (`codegen.contraction.halo`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.contraction.simt`).
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.contraction import mma, mma_schedule, simt, simt_schedule, wgmma, wgmma_schedule
+from codegen.contraction import halo, halo_schedule, mma, mma_schedule, simt, simt_schedule, wgmma, wgmma_schedule
+from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
@@ -37,6 +39,7 @@ FAMILY = EstimatedFamily(
     (
         Form("wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma),
         Form("mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma),
+        Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
         Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles),
     ),
 )

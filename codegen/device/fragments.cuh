@@ -1,5 +1,6 @@
 // Fragments of a warp for mma in the forms in which kernels hold them.
 #pragma once
+#include "memory.cuh"
 #include "mma.cuh"
 
 // Two fragments of B side by side: 16 columns of 32 bytes.
@@ -14,10 +15,26 @@ __device__ __forceinline__ void load_matrices_transposed(uint32 (&r)[2][2], cons
     r[0][0] = both[0], r[0][1] = both[1], r[1][0] = both[2], r[1][1] = both[3];
 }
 
+// Fragments of rows of A (of columns of B) whose terms lie in chunks of 8 bytes, anywhere in shared memory: each lane
+// gives the addresses of its own ones.  What is chunk c of a row of A must be chunk c of B's columns.
+__device__ __forceinline__ void load_chunks(uint32 (&a)[4], const void* upper, const void* lower) {
+    const auto x = load_shared<2>(static_cast<const uint32*>(upper));
+    const auto y = load_shared<2>(static_cast<const uint32*>(lower));
+    a[0] = x[0], a[1] = y[0], a[2] = x[1], a[3] = y[1];
+}
+__device__ __forceinline__ void load_chunks(uint32 (&b)[2], const void* column) {
+    const auto x = load_shared<2>(static_cast<const uint32*>(column));
+    b[0] = x[0], b[1] = x[1];
+}
+
 // Rounds a fragment of floats to tf32.
 __device__ __forceinline__ void round_to_tf32(uint32 (&r)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) r[i] = to_tf32(bits_float(r[i]));
+}
+__device__ __forceinline__ void round_to_tf32(uint32 (&r)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) r[i] = to_tf32(bits_float(r[i]));
 }
 __device__ __forceinline__ void round_to_tf32(uint32 (&r)[2][2]) {
 #pragma unroll

@@ -40,7 +40,7 @@ def explain_file(
     """
     check_environment()
     options = Options(strict=strict, target=present() if target is None else named(target))
-    choose, _ = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
+    choose = choosers(options.target, 0, None, default_cache(), nvrtc_options(options)).first
     plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
     if dump is not None:
         _dump(plans, dump)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import codegen
 from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, schedule_from_data, schedules
@@ -92,6 +92,17 @@ def wanted(autotune: bool | None) -> bool | None:
     return from_environment() if autotune is None else autotune
 
 
+class Choosers(NamedTuple):
+    """Two choosers of schedules: for the build, and for kernels that are built later while a call waits.
+
+    The second one never times anything.  ``state`` changes when the first one may choose otherwise; None if it times.
+    """
+
+    first: Chooser
+    later: Chooser
+    state: str | None
+
+
 def choosers(
     target: Target,
     device: int,
@@ -99,25 +110,25 @@ def choosers(
     cache: DiskCache,
     options: Sequence[str] = (),
     jobs: int | None = None,
-) -> tuple[Chooser, Chooser]:
-    """Returns two choosers of schedules: one for the build, one for kernels that are built later while a call waits.
+) -> Choosers:
+    """Returns the choosers of schedules for a target.
 
-    ``autotune`` is as for `fusegraph.compile`, ``options`` are NVRTC's.  The second chooser never times anything.
-    Raises DeviceError if candidates are to be timed and the GPU is missing or of another architecture.
+    ``autotune`` is as for `fusegraph.compile`, ``options`` are NVRTC's.  Raises DeviceError if candidates are to be
+    timed and the GPU is missing or of another architecture.
     """
     autotune = wanted(autotune)
     if autotune is False or not driver.available():
         if autotune:
             raise DeviceError(f"autotune=True times kernels on a GPU, and there is none: {driver.unavailable_reason()}")
         chooser = by_cost_model(target)
-        return chooser, chooser
+        return Choosers(chooser, chooser, "cost model")
     properties = driver.properties(device)
     tuner = Tuner(target, properties.name, cache, options=options, device=device, jobs=jobs)
     if autotune and target.arch.compute_capability != properties.compute_capability:
         raise DeviceError(
             f"autotune=True cannot time kernels for {target.arch} on {properties.name}, which is {properties.arch}"
         )
-    return (tuner.tune if autotune else tuner.remember), tuner.remember
+    return Choosers(tuner.tune if autotune else tuner.remember, tuner.remember, None if autotune else tuner.state())
 
 
 class Tuner:
@@ -165,7 +176,15 @@ class Tuner:
                 return Choice(untuned, f"cost model; not tuned: {error}")
             found = self._measure(spec, stopwatch)
             self._cache.put(self._key(spec), _encode(found))
+            self._cache.put(self._state_key(), os.urandom(16))
         return found.choice(untuned)
+
+    def state(self) -> str:
+        """Returns a text that changes with every kernel that is measured on this device."""
+        return f"{self.device_name} {(self._cache.get(self._state_key()) or b'').hex()}"
+
+    def _state_key(self) -> str:
+        return digest("tuned at last", self.arch, self.device_name)
 
     def remembered(self, spec: KernelSpec) -> Tuned | None:
         """Returns what was measured before on this device with these sources; None if nothing readable was."""

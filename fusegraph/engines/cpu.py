@@ -10,6 +10,7 @@ import numpy as np
 
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.plans import planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
@@ -51,7 +52,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         order: host_compiler.Order = "forward",
         lazy: bool = False,
     ) -> None:
-        super().__init__(graph, options, CPU, fusion=fusion, workspace_limit=workspace_limit)
+        super().__init__(graph, options, CPU, planner=planner(fusion, None), workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:

@@ -14,6 +14,7 @@ from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.plans import planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
@@ -72,15 +73,14 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
         self._nvrtc_options = nvrtc_options(options)
-        choose, later = choosers(self.target, device, autotune, self._cache, self._nvrtc_options, jobs)
+        how = choosers(self.target, device, autotune, self._cache, self._nvrtc_options, jobs)
         super().__init__(
             graph,
             options,
             cuda_device(device),
-            fusion=fusion,
+            planner=planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
+            later=planner(fusion, how.later),
             workspace_limit=workspace_limit,
-            choose=choose,
-            choose_later=later,
         )
         assert self.plan is not None
         #: The compiled kernels, in the order in which they run.

@@ -12,10 +12,11 @@ from typing import Generic, TypeVar
 from fusegraph.engines import in_place
 from fusegraph.engines.base import NOTHING, Executable
 from fusegraph.engines.in_place import Pairs
+from fusegraph.engines.plans import Planner
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Chooser, Plan, plan
+from fusegraph.plan import Plan
 from fusegraph.runtime.arrays import Device
 
 Built = TypeVar("Built")
@@ -25,9 +26,9 @@ class KernelExecutable(Executable, Generic[Built]):
     """An Executable made of kernels.
 
     Kernels are built for pointers aligned to 16 bytes.  The first call with an array that is not so aligned builds a
-    second variant, which reads and writes the given arrays element by element.  ``choose`` decides on the schedules of
-    the first variant, ``choose_later`` on those of the second, while a call waits.  The first call with outputs in the
-    memory of inputs (`fusegraph.engines.in_place`) builds an in-place version of the variant that it needs.
+    second variant, which reads and writes the given arrays element by element.  ``planner`` plans the first variant,
+    ``later`` the second, while a call waits.  The first call with outputs in the memory of inputs
+    (`fusegraph.engines.in_place`) builds an in-place version of the variant that it needs.
     """
 
     def __init__(
@@ -36,17 +37,16 @@ class KernelExecutable(Executable, Generic[Built]):
         options: Options,
         device: Device,
         *,
-        fusion: bool = True,
+        planner: Planner,
+        later: Planner | None = None,
         workspace_limit: int | None = None,
-        choose: Chooser | None = None,
-        choose_later: Chooser | None = None,
     ) -> None:
-        first = plan(graph, options, fusion=fusion, choose=choose)
+        first = planner(graph, options)
         if workspace_limit is not None and first.memory.size > workspace_limit and options.workspace:
             # Algorithms that need a workspace of their own have alternatives that need none.
             options = replace(options, workspace=0)
-            first = plan(graph, options, fusion=fusion, choose=choose)
-        self._options, self._fusion, self._choose = options, fusion, choose_later
+            first = planner(graph, options)
+        self._options, self._planner = options, later or planner
         super().__init__(graph, first, device)
         if workspace_limit is not None and first.memory.size > workspace_limit:
             largest = max(first.memory.offsets, key=lambda t: t.nbytes)
@@ -92,7 +92,7 @@ class KernelExecutable(Executable, Generic[Built]):
         """Returns the plan for pointers of an alignment; the caller holds the lock."""
         if alignment not in self._plans:
             options = replace(self._options, alignment=alignment)
-            self._plans[alignment] = plan(self.graph, options, fusion=self._fusion, choose=self._choose)
+            self._plans[alignment] = self._planner(self.graph, options)
         return self._plans[alignment]
 
     def _refused(self, bits: int, pairs: Pairs) -> str | None:

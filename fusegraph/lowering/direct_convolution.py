@@ -9,15 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from codegen.contraction import halo_schedule
 from codegen.declined import Declined
 from codegen.direct_convolution.schedule import fits
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand, Program, compute_type
+from codegen.spec import ContractionSpec
+from codegen.target import PORTABLE
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.ops.base import Role
+from fusegraph.ops.contraction import TF32
 
 #: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
 MAX_PRODUCTS = 256
@@ -40,7 +44,32 @@ def suits(node: Node, graph: Graph) -> str | None:
         return f"{products} products a result are a matrix product"
     if node.output.size == 0 or x.size == 0:
         return "empty"
+    if _on_tensor_cores(node, graph):
+        return f"groups of {channels} channels are multiplied on tensor cores"
     return fits(_geometry(node, graph))
+
+
+def _on_tensor_cores(node: Node, graph: Graph) -> bool:
+    """Tells whether there is a form of contractions for groups of so few channels."""
+    found = contraction.product(node)
+    real = compute_type(graph.compute_dtype)
+    spec = ContractionSpec(
+        "",
+        found.batch,
+        found.rows,
+        found.cols,
+        found.inner,
+        found.a,
+        found.b,
+        contraction.accumulator(node, real),
+        real,
+        Program(),
+        tf32=node.attributes["compute_dtype"] == TF32,
+    )
+    try:
+        return bool(halo_schedule.schedules(spec, PORTABLE))
+    except Declined:
+        return False
 
 
 def accept(view: GroupView, options: Options) -> None:

@@ -185,6 +185,9 @@ class Op:
     random: bool = False
     doc: str = ""
 
+    def __post_init__(self) -> None:
+        EVERY.setdefault(self.name, self)
+
     def names(self, count: int) -> tuple[str, ...]:
         """Returns the names of ``count`` operands."""
         return self.operands * count if self.variadic else self.operands[:count]
@@ -234,6 +237,8 @@ class Op:
 
 
 TABLE: dict[str, Op] = {}
+#: Every op by name: those of the table, and those that only passes write.
+EVERY: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:

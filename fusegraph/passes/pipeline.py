@@ -37,6 +37,7 @@ from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
+from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.views import foresee_views
 
 
@@ -80,6 +81,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("order of attention", order_attention),
     Pass("reshapes", move_reshapes),
     Pass("image layouts", lay_out_images),
+    Pass("transposes", move_transposes),
     Pass("views", foresee_views),
     Pass("algorithms", choose, When.ALWAYS),
     Pass(reduce_results.NAME, reduce_results.reduce_results),

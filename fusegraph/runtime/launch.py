@@ -3,12 +3,14 @@
 Module is a loaded cubin, Function one kernel, Launch a kernel with its grid, LaunchSequence several launches.
 
 A LaunchSequence prepares at construction all that does not change from call to call.  A call writes the addresses that
-have changed into argument memory that is already laid out, and enters the driver once for each kernel.
+have changed into argument memory that is already laid out, and enters the driver once for each kernel; or once for all
+of them, if it has seen the same addresses before.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,10 +19,15 @@ from codegen.spec import TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import driver, tensor_map
 from fusegraph.runtime.entry_points import context_test
+from fusegraph.runtime.replay import Replay, record
 
 _DEFAULT_SHARED = 48 * 1024  # shared memory a block may use without asking for more
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _PORTABLE_CLUSTER = 8  # cluster size in blocks that every GPU with clusters supports
+
+#: Kernels from which on a sequence is recorded as a CUDA graph, at the so many-th call with the same addresses; the
+#: most graphs that are kept (a loop whose last result is still alive alternates between two), and addresses counted.
+_LEAST_RECORDED, _RECORDED_AT, _MOST_RECORDED, _MOST_COUNTED = 4, 3, 4, 64
 
 
 class Module:
@@ -151,9 +158,16 @@ class LaunchSequence:
     releases the GIL meanwhile.  So each call takes a slot of argument memory off a list (``list.pop`` and ``append``
     are atomic) and puts it back afterwards.  A slot keeps what its last call wrote, and writes only what differs:
     addresses should be given as a tuple, which can be compared with those of the last call.
+
+    Programs call with the same few buffers again and again.  A sequence of several kernels that comes with addresses
+    for the third time is recorded as a CUDA graph, and from then on queued as a whole; not while its stream is being
+    captured.
     """
 
-    __slots__ = ("_device", "_free", "_is_current", "fixed", "n_arrays", "offsets", "steps", "views")
+    __slots__ = (
+        *("_counted", "_device", "_free", "_is_current", "_replays"),
+        *("fixed", "n_arrays", "offsets", "steps", "views"),
+    )
 
     def __init__(
         self,
@@ -176,12 +190,18 @@ class LaunchSequence:
                 )
         self._device, self._is_current = device, context_test(device)
         self._free = [_Slot(self)]
+        self._counted: dict[tuple[Sequence[int], int], int] = {}
+        self._replays: dict[tuple[Sequence[int], int], Replay] = {}
 
     def __call__(self, addresses: Sequence[int], stream: int, workspace: int = 0) -> None:
         """Queues the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
         if not self._is_current():
             with driver.using(self._device):
                 return self(addresses, stream, workspace)
+        known = self._replays and type(addresses) is tuple
+        replay = self._replays.get((addresses, workspace)) if known else None
+        if replay is not None and not driver.is_capturing(stream, self._device):
+            return replay(stream)
         try:
             slot = self._free.pop()
         except IndexError:
@@ -193,12 +213,41 @@ class LaunchSequence:
                 slot.write_workspace(workspace)
             if slot.stream != stream:
                 slot.write_stream(stream)
-            for launch in slot.launches:
-                code = launch()[0]
-                if code:
-                    raise self._failure(code, slot.launches.index(launch))
+            self._queue(slot)
+            if len(self.steps) >= _LEAST_RECORDED and type(addresses) is tuple:
+                self._count(slot, (addresses, workspace), stream)
         finally:
             self._free.append(slot)
+
+    def _queue(self, slot: _Slot) -> None:
+        for launch in slot.launches:
+            code = launch()[0]
+            if code:
+                raise self._failure(code, slot.launches.index(launch))
+
+    def _count(self, slot: _Slot, key: tuple[tuple[int, ...], int], stream: int) -> None:
+        """Counts calls with the same addresses; records what the slot has in its last one as a CUDA graph."""
+        count = self._counted.get(key, 0) + 1
+        if count < _RECORDED_AT or driver.is_capturing(stream, self._device):
+            if len(self._counted) >= _MOST_COUNTED:
+                self._counted.clear()
+            self._counted[key] = count
+            return
+
+        def work(capturing: int) -> None:
+            slot.write_stream(capturing)
+            self._queue(slot)
+
+        try:
+            with driver.relaxed_capture():  # another thread's capture does not mind
+                made = record(work, self._device)
+        except DeviceError:  # no memory for it, say: the kernels have been queued, and will be as they were
+            self._counted[key] = -sys.maxsize
+            return
+        self._counted.pop(key, None)
+        if len(self._replays) >= _MOST_RECORDED:
+            self._replays.pop(next(iter(self._replays), key), None)
+        self._replays[key] = made
 
     def _failure(self, code: Any, step: int) -> DeviceError:
         launch = self.steps[step][0]

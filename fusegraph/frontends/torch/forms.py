@@ -74,6 +74,25 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
     return found
 
 
+#: Operators that take a tensor of rank 0 as they would a number.
+_LIFT = "aten.lift_fresh_copy.default"
+_AS_NUMBER = (_LIFT, "aten.copy.default", "aten.where.self")
+
+
+def _number_in(graph: Any, node: Any, numbers: Mapping[Any, Any]) -> Any:
+    """Returns the number in a tensor of rank 0 that the program wrote into its text, if it is used as one; else None.
+
+    It is on the CPU whatever the device of the operators that take it.
+    """
+    if str(node.target) != _LIFT or any(str(user.target) not in _AS_NUMBER for user in node.users):
+        return None
+    if node.args[0].op != "get_attr":
+        return numbers.get(node.args[0])
+    value = operator.attrgetter(node.args[0].target)(graph.owning_module)
+    plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0
+    return value.item() if plain and not value.is_complex() else None
+
+
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     """Returns the forms of a graph's nodes for these values of symbols and of expressions of them."""
     known: dict[Any, int | float | bool] = dict(values)
@@ -102,7 +121,10 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     for node in graph.nodes:
         value = node.meta.get("val")
         try:
-            if isinstance(value, (*SYMBOLIC, int, float)):
+            written = _number_in(graph, node, numbers)
+            if written is not None:
+                numbers[node] = written
+            elif isinstance(value, (*SYMBOLIC, int, float)):
                 numbers[node] = number(value)
             elif isinstance(value, tuple | list):
                 forms[node] = tuple(form(v) for v in value)

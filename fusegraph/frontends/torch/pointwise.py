@@ -7,7 +7,7 @@ from typing import Any
 
 from fusegraph.dtypes import bool_, float32, int64
 from fusegraph.errors import NotSupportedError
-from fusegraph.frontends.torch.table import HANDLERS, Call, aten
+from fusegraph.frontends.torch.table import HANDLERS, Call, aten, aten_by_name
 from fusegraph.graph import Tensor
 
 #: Operators of one float (or of a bool or integer converted to float) that are ops of the same name.
@@ -269,6 +269,13 @@ def _where(c: Call, condition: Tensor, a: Any, b: Any) -> Tensor:
 @aten("clone.default", "lift_fresh_copy.default")
 def _clone(c: Call, x: Tensor, memory_format: Any = None) -> Tensor:
     return c.graph.identity(x)
+
+
+@aten_by_name("copy.default")
+def _copy(c: Call, src: Any) -> Tensor:
+    if not isinstance(src, Tensor):
+        return c.spread(c.graph.constant(src, dtype=c.dtype), c.form.shape)
+    return c.spread(c.converted(src) if src.dtype != c.dtype else c.graph.identity(src), c.form.shape)
 
 
 @aten("_to_copy.default", "prims.convert_element_type.default")

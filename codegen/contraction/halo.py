@@ -1,0 +1,349 @@
+"""Convolutions in groups of few channels, by mma.sync on a part of the image: every element is brought once for all
+taps.
+
+A block keeps the filters of some groups in shared memory, and brings the parts of the image under its tiles of results
+there one after the other, the next one while a tile is computed.  Products read their windows where they lie: a chunk
+of 8 bytes of a tap's channels is a thread's share of a step of the reduction, in either operand, so that taps need not
+lie behind one another, and no product ever sees the channels of two groups.  Each warp has positions of its own, and
+carries their results out through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd, prod
+
+from codegen.buffers import Edge, every
+from codegen.contraction.halo_schedule import CHUNK, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, HaloSchedule, HaloTile
+from codegen.declined import Declined
+from codegen.fragments import ResultFragments, Staging, space, staging
+from codegen.iteration import collapse, coordinate, coordinates, linear, restrided, signed_index_type, unsigned
+from codegen.kernel import Kernel, locate, parameter
+from codegen.spec import ContractionSpec, KernelSource
+
+#: Most products of a thread that are spelled out, and steps of the reduction whose places lanes keep in registers.
+UNROLLED, KEPT = 1024, 10
+PLACES = ("image0", "depth0", "row0", "col0")
+
+
+def render(spec: ContractionSpec, schedule: HaloSchedule) -> KernelSource:
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    return _Renderer(spec, schedule).render()
+
+
+def _results(spec: ContractionSpec) -> ContractionSpec:
+    """Returns the spec with the groups' filters side by side as columns: all that its results are concerned."""
+    rows = len(spec.m)
+    turned = [(*s[1 : 1 + rows], s[0], *s[1 + rows :]) for s in spec.program.strides]
+    return replace(spec, batch=(), n=(spec.batch[0], *spec.n), program=restrided(spec.program, turned))
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+        self.spec, self.s = spec, schedule
+        self.x = x = HaloTile(spec, schedule)
+        self.at = x.at
+        self.w = Kernel(spec.name)
+        self.image, self.filters = (self.w.names.unique(g.operand.name) for g in (spec.a, spec.b))
+        total = prod(spec.m)
+        ragged = any(edge.ragged for edge in x.edges) or x.positions % (x.own * FRAGMENT_ROWS * schedule.warps) > 0
+        self.edges = Edge(total, total + 1 if ragged else 1), Edge(self.at.groups * self.at.filters, x.cols)
+        merged = _results(spec)
+        self.space = space(merged)
+        self.fragments = ResultFragments(self.w, self.space, self.w.names, merged, self.edges)
+        reach = [
+            bound for g, outer in ((spec.a, spec.m), (spec.b, spec.n)) for bound in g.reaches(spec.batch, outer, spec.k)
+        ]
+        self.t = signed_index_type(total, *reach)
+        self.blocks = x.slabs.tiles * schedule.workers
+        if max(self.blocks, x.tiles) >= 2**31:
+            raise Declined(f"{x.tiles} tiles are more than a block can count")
+
+    def render(self) -> KernelSource:
+        w, s, x, at, spec = self.w, self.s, self.x, self.at, self.spec
+        sizes = " x ".join(str(size) for size in s.tile if size > 1) or "1"
+        details = [
+            f"{spec.sums} of {at.types[0]}",
+            f"tiles of {sizes} positions of {s.groups} groups; {s.warps} warps, each {x.own * FRAGMENT_ROWS} positions",
+        ]
+        w.parameters += [parameter(spec.a.operand, self.image), parameter(spec.b.operand, self.filters)]
+        w.parameters += self.fragments.epilogue.pointers.parameters()
+        w.share(x.buffers)
+        w.line("const int t = threadIdx.x, lane = t % 32;")
+        slabs = x.slabs.tiles
+        if slabs > 1:
+            w.line(f"const {self.t} group0 = blockIdx.x{f' % {slabs}' if s.workers > 1 else ''} * {s.groups};")
+        self.group0 = "group0" if slabs > 1 else "0"
+        self._bring_filters()
+        self._bring_image()
+        self.fragments.epilogue.scalars()
+        self._windows()
+        first = "blockIdx.x" if slabs == 1 else f"blockIdx.x / {slabs}" if s.workers > 1 else "0"
+        w.line(f"int tile = {first};")
+        with w.scope():
+            self._walk()
+            self._multiply()
+            (self._write if x.direct else self._leave)()
+        return w.source(
+            self.space.program,
+            details,
+            blocks=self.blocks,
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=s.resident,
+        )
+
+    def _walk(self) -> None:
+        """Opens the loop over a block's tiles, and writes what brings their parts of the image."""
+        w, s, x = self.w, self.s, self.x
+        if s.stages == 1:
+            w.line("const int stage = 0;")
+            w.open(f"for (; tile < {x.tiles}; tile += {s.workers})")
+            w.line("__syncthreads();  // the part of the image before has been used")
+            w.line("bring(tile, stage);")
+            w.line("copy_async_commit();")
+        else:
+            w.line("bring(tile, 0);")
+            w.line("copy_async_commit();")
+            w.open(f"for (int stage = 0; tile < {x.tiles}; tile += {s.workers}, stage ^= 1)")
+        w.line("copy_async_wait<0>();")
+        w.line("__syncthreads();  // this part of the image is there")
+        if s.stages > 1:
+            w.line(f"if (tile + {s.workers} < {x.tiles}) bring(tile + {s.workers}, stage ^ 1);  // that before is used")
+            w.line("copy_async_commit();")
+
+    def _locate(self) -> list[str]:
+        """Writes where a tile is; returns the C names of the coordinates of its first position."""
+        axes = [(name, edge.tiles, edge.size) for name, edge in zip(PLACES, self.x.edges)]
+        locate(self.w, self.t, axes, position="tile")
+        return [name if count > 1 else "0" for name, count, _ in axes]
+
+    # ---- operands
+
+    def _bring_image(self) -> None:
+        """Writes the function that brings what lies under a tile; what is outside of the image is zero."""
+        w, x, at, gather = self.w, self.x, self.at, self.spec.a
+        bytes_ = x.image_vector or gcd(16, x.width, at.width * at.groups)
+        pieces, each = x.width // bytes_, bytes_ // at.itemsize
+        with w.block("const auto bring = [&](int tile, int stage)", "};"):
+            places = self._locate()
+            w.line("#pragma unroll 4")
+            with w.block(f"for (int i = t; i < {x.pixels * pieces}; i += {self.s.threads})"):
+                if x.image_vector:
+                    w.line(f"const int pixel = i / {pieces}, piece = i % {pieces};")
+                else:  # neighbours in a row of a plane
+                    w.line(f"const int pixel = i % {x.pixels}, piece = i / {x.pixels};")
+                exists, offset = self._source(places, linear([(self.group0, at.channels), ("piece", each)]))
+                to = f"&shared.image[stage][pixel][piece * {bytes_}]"
+                if x.image_vector:
+                    w.line(f"copy_async<{bytes_}>({to}, {self.image} + ({offset}), {exists} ? {bytes_} : 0);")
+                    return
+                ctype = gather.operand.dtype.ctype
+                w.line(f"Vector<{ctype}, {each}> value = {{}};")
+                with w.block(f"if ({exists})"):
+                    element = linear([(f"({offset})", 1), ("e", gather.inner[0])])
+                    w.each_element(each, f"value[e] = {self.image}[{element}];")
+                w.line(f"store_shared(reinterpret_cast<{ctype}*>({to}), value);")
+
+    def _source(self, places: Sequence[str], channel: str) -> tuple[str, str]:
+        """Writes where ``pixel`` lies; returns the C condition that it exists, and a channel's offset."""
+        w, x, at, gather, t = self.w, self.x, self.at, self.spec.a, self.t
+        inside, terms = [], []
+        dims = zip((at.images, *at.sizes), (gather.outer[0], *at.steps), (1, *at.stride), (0, *at.before))
+        for d, (size, step, stride, before) in enumerate(dims):
+            edge, under = x.edges[d], x.under[d]
+            u = f"({coordinate('pixel', x.under, d)})" if under > 1 else "0"
+            text = linear([(places[d], stride), (u, 1)], -before)
+            padded = before > 0 or (edge.padded - edge.size) * stride - before + under > size
+            if text != "0" or padded:
+                w.line(f"const {t} h{d} = {text};")
+                inside += [f"{unsigned(t)}(h{d}) < {size}"] if padded else []
+                terms.append((f"h{d}", step))
+        inside += [f"{channel} < {at.groups * at.channels}"] if x.slabs.ragged else []
+        return every(*inside) or "true", linear([*terms, (channel, gather.inner[0])])
+
+    def _bring_filters(self) -> None:
+        """Writes the copies of the filters of a block's groups, each as one row: tap by tap, channel by channel."""
+        w, x, at, gather = self.w, self.x, self.at, self.spec.b
+        row, bytes_ = x.buffers["filters"].shape[1], x.filter_vector or at.itemsize
+        taps = self.spec.k[1:]
+        # Two fragments share 16 filters so that a thread has 4 neighbours: (4 threads, 2 fragments, 2 columns of each).
+        filters = [(at.filters, 1, 1)]
+        if x.run == 4:
+            filters = [(at.filters // 16, 16, 16), (4, 4, 2), (2, 2, FRAGMENT_COLS), (2, 1, 1)]
+        step = gather.outer[0]
+        sizes = (self.s.groups, *(n for n, _, _ in filters), at.width // bytes_, *taps)
+        source = (gather.batch[0], *(n * step for _, n, _ in filters), gather.inner[0] * (bytes_ // at.itemsize))
+        source = (*source, *gather.inner[1:])
+        to = (at.filters * row, *(n * row for _, _, n in filters), bytes_)
+        to = (*to, *(at.width * prod(taps[d + 1 :]) for d in range(len(taps))))
+        apart = (int(x.slabs.ragged), *(0 for _ in sizes[1:]))
+        order = sorted(range(len(sizes)), key=lambda d: (-abs(source[d]), d))
+        if x.slabs.ragged:
+            order = [0, *(d for d in order if d)]
+        sizes, (source, to, _) = collapse(sizes, [source, to, apart], order)
+        w.line("#pragma unroll 4")
+        with w.block(f"for (int i = t; i < {prod(sizes)}; i += {self.s.threads})"):
+            names = coordinates(w, "int", "f", "i", sizes)
+            exists = f"{self.group0} + f0 < {at.groups}" if x.slabs.ragged and self.s.groups > 1 else ""
+            terms = [(self.group0, gather.batch[0]), *zip(names, source)]
+            place = f"&shared.filters[0][{linear(list(zip(names, to)))}]"
+            offset = linear(terms, gather.start)
+            if x.filter_vector:
+                valid = f"{exists} ? {bytes_} : 0" if exists else str(bytes_)
+                w.line(f"copy_async<{bytes_}>({place}, {self.filters} + ({offset}), {valid});")
+            else:
+                ctype = gather.operand.dtype.ctype
+                guard = f"if ({exists}) " if exists else ""
+                w.line(f"{guard}*reinterpret_cast<{ctype}*>({place}) = {self.filters}[{offset}];")
+        rest = x.steps * STEP // CHUNK - at.chunks
+        if rest:
+            with w.block(f"for (int i = t; i < {x.cols * rest}; i += {self.s.threads})"):
+                place = (
+                    f"shared.filters[{coordinate('i', (x.cols, rest), 0)}][{at.chunks * CHUNK} + i % {rest} * {CHUNK}]"
+                )
+                w.line(f"*reinterpret_cast<uint64*>(&{place}) = 0;")
+
+    # ---- products
+
+    def _windows(self) -> None:
+        """Writes where the windows of a thread's two rows of each fragment begin, in the part of the image."""
+        w, s, x, at = self.w, self.s, self.x, self.at
+        pitch, whole = x.reads[0], at.width % STEP == 0
+        w.line()
+        w.line(f"const int first = t / 32 * {x.own * FRAGMENT_ROWS};  // of the warp's positions")
+        w.line(f"int window[{x.own}][2];")
+        with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
+            place = f"first + lane / 4 + i * {FRAGMENT_ROWS // 2}"
+            ragged = x.own * FRAGMENT_ROWS * s.warps > x.positions
+            w.line(f"const int r = {f'min({place}, {x.positions - 1})' if ragged else place};")
+            terms = []
+            for d, size in enumerate(s.tile):
+                step = prod(x.under[d + 1 :]) * (at.stride[d - 1] if d else 1)
+                terms += [(f"({coordinate('r', s.tile, d)})", step)] if size > 1 else []
+            lane = [("lane % 4", CHUNK)] if whole else []
+            w.line(f"window[i / 2][i % 2] = {linear([(f'({linear(terms)})', pitch), *lane])};")
+
+    def _reach(self) -> None:
+        """Writes the function that returns how far from a window's begin a chunk of the reduction lies."""
+        w, x, at = self.w, self.x, self.at
+        each = at.width // CHUNK
+        with w.block("const auto reach = [](int chunk)", "};"):
+            terms = [(f"({coordinate('chunk', (prod(at.taps), each), 1)})", CHUNK)] if each > 1 else []
+            if prod(at.taps) > 1:
+                w.line(f"const int tap = {coordinate('chunk', (prod(at.taps), each), 0)};")
+            for d, size in enumerate(at.taps):
+                step = prod(x.under[d + 2 :]) * at.dilation[d] * x.reads[0]
+                terms += [(f"({coordinate('tap', at.taps, d)})", step)] if size > 1 else []
+            w.line(f"return {linear(terms)};")
+
+    def _multiply(self) -> None:
+        """Writes the products of all steps of the reduction."""
+        w, x, at, groups = self.w, self.x, self.at, self.s.groups
+        whole, last = at.width % STEP == 0, at.chunks % 4
+        self._reach()
+        w.line(f"{self.fragments.total} sum[{groups}][{x.own}][{at.fragments}][4] = {{}};")
+        short = x.steps * groups * x.own * at.fragments <= UNROLLED and (whole or x.steps <= KEPT)
+        w.line("#pragma unroll" if short else "#pragma unroll 2")
+        with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
+            chunk = "kk * 4" if whole else "chunk"
+            if not whole:
+                w.line("const int chunk = kk * 4 + lane % 4;")
+            reached = f"reach({f'min({chunk}, {at.chunks - 1})' if last else chunk})"
+            w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+            with w.unrolled(f"for (int g = 0; g < {groups}; ++g)"):
+                w.line(f"uint32 a[{x.own}][4];")
+                with w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
+                    rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
+                    w.line(f"load_chunks(a[i], {', '.join(rows)});")
+                    if last:
+                        w.line(f"if (chunk >= {at.chunks}) a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;")
+                    if at.types[0] == "tf32":
+                        w.line("round_to_tf32(a[i]);")
+                with w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
+                    self._filter()
+                    w.unrolled_line(f"for (int i = 0; i < {x.own}; ++i)")
+                    w.line(f"    mma<{at.types[0]}, {at.types[1]}>(sum[g][i][j], a[i], b);")
+
+    def _filter(self) -> None:
+        """Writes the load of a thread's share of 8 filters of group g: those that do not exist are the last one."""
+        w, at = self.w, self.at
+        number = linear([("j", FRAGMENT_COLS), ("lane / 4", 1)])
+        if at.filters % FRAGMENT_COLS:
+            number = f"min({number}, {at.filters - 1})"
+        w.line("uint32 b[2];")
+        w.line(f"load_chunks(b, &shared.filters[g * {at.filters} + {number}][kk * {STEP} + lane % 4 * {CHUNK}]);")
+        if at.types[0] == "tf32":
+            w.line("round_to_tf32(b);")
+
+    # ---- results
+
+    def _staging(self) -> Staging:
+        """Returns how sums are staged: neighbours that a thread takes together lie in one row of the tile."""
+        x, out = self.x, (self.at.images, *self.at.out)
+        found = staging(self.space, FRAGMENT_ROWS, x.cols)
+        if found.by_rows:
+            return found
+        length, d = self.s.tile[-1], len(out) - 1
+        while d > 0 and self.s.tile[d] == out[d]:
+            d -= 1
+            length *= self.s.tile[d]
+        along = length if self.s.tile[-1] == out[-1] else gcd(length, out[-1])
+        return replace(found, run=gcd(found.run, along))
+
+    def _leave(self) -> None:
+        """Writes how a warp's sums go to shared memory, a fragment of positions at a time, and the program on them."""
+        w, x, at, staged = self.w, self.x, self.at, self._staging()
+        places = self._locate()
+        self._position(places)
+        w.line(f"auto& staged = *reinterpret_cast<{self.fragments.total} (*){staged.dims}>(shared.sums[t / 32]);")
+        with w.unrolled(f"for (int p = 0; p < {x.own}; ++p)"):
+            w.line("__syncwarp();  // what was there has been taken")
+            with w.unrolled(
+                f"for (int g = 0; g < {self.s.groups}; ++g)",
+                f"for (int j = 0; j < {at.fragments}; ++j)",
+                "for (int f = 0; f < 2; ++f)",
+            ):
+                w.line(f"const int filter = {linear([('j', FRAGMENT_COLS), ('lane % 4', 2)])};")
+                w.leave(Edge(at.filters, FRAGMENT_COLS).outside("filter"))
+                column = linear([("g", at.filters), ("filter", 1)])
+                total = lambda e, _: f"sum[g][p][j][f * 2 + {e}]"  # noqa: E731
+                self.fragments.put(staged, "lane / 4 + f * 8", column, total)
+            w.line("__syncwarp();")
+            row = f"position(first + p * {FRAGMENT_ROWS} + {{r}})"
+            self.fragments.take(staged, 32, row, linear([(self.group0, at.filters), ("{c}", 1)]), "lane")
+
+    def _write(self) -> None:
+        """Writes the program on a thread's sums, and its results from registers."""
+        w, s, x, at, fragments = self.w, self.s, self.x, self.at, self.fragments
+        self._position(self._locate())
+        with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
+            w.line(f"const {fragments.t} m = position(first + lane / 4 + i * {FRAGMENT_ROWS // 2});")
+            w.leave(self.edges[0].outside("m"))
+            run = x.run
+            with w.unrolled(
+                f"for (int g = 0; g < {s.groups}; ++g)", f"for (int j = 0; j < {at.fragments}; j += {run // 2})"
+            ):
+                w.line(f"const int filter = {linear([('j', FRAGMENT_COLS), ('lane % 4', run)])};")
+                w.leave(Edge(at.filters, FRAGMENT_COLS).outside("filter"))
+                n = linear([(self.group0, at.filters), ("g", at.filters), ("filter", 1)])
+                w.line(f"const {fragments.t} n = {n};")
+                w.leave(self.edges[1].outside("n"))
+                total = f"sum[g][i / 2][j{' + e / 2' if run > 2 else ''}][i % 2 * 2 + e{' % 2' if run > 2 else ''}]"
+                fragments.run(total, run)
+
+    def _position(self, places: Sequence[str]) -> None:
+        """Writes the function that returns the row of a tile's result, or one beyond the last where there is none."""
+        w, s, x, out = self.w, self.s, self.x, (self.at.images, *self.at.out)
+        with w.block(f"const auto position = [&](int r) -> {self.fragments.t}", "};"):
+            terms, exists = [], [Edge(x.positions, x.own * FRAGMENT_ROWS * s.warps).inside("r")]
+            for d, edge in enumerate(x.edges):
+                r = f"({coordinate('r', s.tile, d)})" if edge.size > 1 else "0"
+                text = linear([(places[d], 1), (r, 1)])
+                if text != "0":
+                    w.line(f"const {self.fragments.t} o{d} = {text};")
+                    exists += [edge.inside(f"o{d}")]
+                    terms.append((f"o{d}", prod(out[d + 1 :])))
+            row, inside = linear(terms), every(*exists)
+            w.line(f"return {f'{inside} ? {row} : {prod(out)}' if inside else row};")

@@ -1,0 +1,350 @@
+"""Schedules of convolutions whose windows are read from a part of the image in shared memory, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import gcd, prod
+
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.declined import Declined
+from codegen.family import Schedule
+from codegen.filled_tiles import as_it_lies
+from codegen.fragments import MOST_PAD
+from codegen.operands import round_up
+from codegen.spec import ContractionSpec, Gather, Image
+from codegen.target import Target
+from codegen.tile_path import product_types
+
+#: Bytes of the reduction that a thread brings to a product, those of a product, and bytes of shared memory's banks.
+CHUNK, STEP, BANKS = 8, 32, 128
+FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
+DIMS = 3  # spatial dimensions of a tile
+
+
+@dataclass(frozen=True)
+class HaloSchedule(Schedule):
+    """A tile has the results of ``groups`` groups at ``images`` x ``depth`` x ``rows`` x ``cols`` positions.
+
+    warps      of a block, each of which has as many positions, 16 at a time, and the filters of all the groups.
+    stages     parts of the image in shared memory: with two, one is read while the next one is brought.
+    workers    blocks that share the tiles of a group; ``resident`` those that a multiprocessor is to hold.
+    """
+
+    images: int
+    depth: int
+    rows: int
+    cols: int
+    groups: int
+    warps: int
+    stages: int = 1
+    workers: int = 1
+    resident: int = 1
+
+    @property
+    def tile(self) -> tuple[int, int, int, int]:
+        return self.images, self.depth, self.rows, self.cols
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A convolution in groups, with three spatial dimensions: those in front that it does not have are 1.
+
+    types                     in which the operands are multiplied; ``itemsize`` bytes of an element of either.
+    groups, channels, filters  of the convolution, and of a group.
+    images, out, sizes, taps  images, and elements of the results, the image and the filter in each dimension.
+    steps                     elements from one to the next of the image's dimensions.
+    stride, dilation, before  of the window, as in `Image`.
+    """
+
+    types: tuple[str, str]
+    itemsize: int
+    groups: int
+    channels: int
+    filters: int
+    images: int
+    out: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a group's channels."""
+        return self.channels * self.itemsize
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a filter: tap by tap, those of its channels."""
+        return prod(self.taps) * self.width // CHUNK
+
+    @property
+    def fragments(self) -> int:
+        """Fragments that a group's filters take."""
+        return -(-self.filters // FRAGMENT_COLS)
+
+    def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns how many elements of the image lie under a tile of positions, in each spatial dimension."""
+        every = zip(tile, self.stride, self.taps, self.dilation)
+        return tuple((size - 1) * stride + (taps - 1) * dilation + 1 for size, stride, taps, dilation in every)
+
+
+def windows(spec: ContractionSpec) -> Windows:
+    """Returns the convolution that a spec is.  Raises Declined, with the reason, if it has no kernel of this form."""
+    types, image = product_types(spec, widen=False), spec.a.image
+    if image is None or image.across:
+        raise Declined("the rows of operand A are no windows of an image")
+    if spec.terms or spec.results or any(any(x) for x in image.shifts):
+        raise Declined("phases of a strided convolution, or a filter turned around")
+    if spec.others or spec.partials:
+        raise Declined("it has one filter, and makes no reductions of its results")
+    if len(spec.batch) != 1 or spec.batch[0] == 1:
+        raise Declined("there is one group of channels")
+    if not all(as_it_lies(gather, kind) for gather, kind in zip((spec.a, spec.b), types)) or "float8" in types[0]:
+        raise Declined("an operand is computed or converted")
+    itemsize, (channels, *taps), filters = spec.a.operand.dtype.itemsize, spec.k, prod(spec.n)
+    if channels * itemsize % CHUNK or filters % 2 or len(spec.n) > 1:
+        raise Declined(f"groups of {channels} channels and {filters} filters: no {CHUNK} bytes, and pairs of filters")
+    if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
+        raise Declined("there is nothing to multiply")
+    return _in_space(spec, image, types, (channels, *taps), filters)
+
+
+def _in_space(
+    spec: ContractionSpec, image: Image, types: tuple[str, str], inner: tuple[int, ...], filters: int
+) -> Windows:
+    missing = DIMS - len(image.sizes)
+
+    def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+        return (*(fill for _ in range(missing)), *values)
+
+    return Windows(
+        types,
+        spec.a.operand.dtype.itemsize,
+        spec.batch[0],
+        inner[0],
+        filters,
+        spec.m[0],
+        three(spec.m[1:], 1),
+        three(image.sizes, 1),
+        three(image.steps, 0),
+        three(inner[1:], 1),
+        three(image.stride, 1),
+        three(image.dilation, 1),
+        three(image.before, 0),
+    )
+
+
+def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
+    """Returns the bytes of an asynchronous copy of channels of an operand, ``width`` bytes of which are neighbours.
+
+    0: they are no neighbours, or at odd addresses.  ``steps`` are those of all that is no channel.
+    """
+    size = gather.operand.dtype.itemsize
+    if gather.inner[0] != 1:
+        return 0
+    least = gcd(width, gather.operand.alignment, *(abs(step) * size for step in (*steps, gather.start)))
+    return next((n for n in (16, 8, 4) if least % n == 0), 0)
+
+
+class HaloTile:
+    """What a block has in shared memory, and how its warps share the results of a tile."""
+
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+        self.spec, self.s, self.at = spec, schedule, windows(spec)
+        s, at = schedule, self.at
+        #: elements of the image under the tile: images, and in each spatial dimension
+        self.under = (s.images, *at.under(s.tile[1:]))
+        self.pixels, self.positions = prod(self.under), prod(s.tile)
+        self.cols, self.width = s.groups * at.filters, s.groups * at.width
+        self.steps = -(-at.chunks * CHUNK // STEP)
+        self.edges = tuple(Edge(*both) for both in zip((at.images, *at.out), s.tile))
+        self.slabs = Edge(at.groups, s.groups)
+        self.tiles = prod(edge.tiles for edge in self.edges)
+        #: fragments below each other that a warp has, and in all
+        self.own = -(-self.positions // (FRAGMENT_ROWS * s.warps))
+        self.sums = 4 * self.own * at.fragments * s.groups
+        #: whether results are written from registers: where four threads have 16 bytes that are neighbours
+        self.direct = at.filters >= FRAGMENT_COLS and all(x.operand.strides[-1] == 1 for x in spec.program.stores)
+        #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
+        self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
+        outside = (spec.a.outer[0], *at.steps)
+        self.image_vector = vector_bytes(spec.a, outside, gcd(at.width * at.groups, self.width))
+        self.filter_vector = vector_bytes(spec.b, (*spec.b.batch, *spec.b.outer, *spec.b.inner[1:]), at.width)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, roughly."""
+        return self.sums + 6 * self.own + 60
+
+    @cached_property
+    def reads(self) -> tuple[int, float]:
+        """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
+        width = round_up(self.width, VECTORS)
+        return min(
+            ((pitch, _reads(self.at, self.s.tile, pitch)) for pitch in range(width, width + 64, VECTORS)),
+            key=lambda found: found[1] + found[0] / 4096,
+        )
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        pitch, row = self.reads[0], self.steps * STEP
+        row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
+        sums = max(FRAGMENT_ROWS * (self.cols + MOST_PAD), self.cols * (FRAGMENT_ROWS + MOST_PAD))
+        image = Buffer(
+            "image", "unsigned char", (self.pixels, pitch), self.s.stages, align=VECTORS, note="under the tile"
+        )
+        filters = Buffer("filters", "unsigned char", (self.cols, row), align=VECTORS, note="tap by tap")
+        left = Buffer("sums", "float", (self.s.warps, sums), align=VECTORS, note="each warp's, on their way out")
+        return Buffers((image, filters) if self.direct else (image, filters, left))
+
+    def resident(self, target: Target) -> int:
+        """Returns how many blocks a multiprocessor holds."""
+        return target.arch.blocks_per_sm(self.s.threads, self.registers, self.buffers.bytes)
+
+
+@lru_cache(4096)
+def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
+    """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
+    under = (tile[0], *at.under(tile[1:]))
+    rows = [sum(c * step for c, step in zip(place, _pixels(at, under))) for place in _first(tile, 12)]
+    reach = [step * dilation for step, dilation in zip(_pixels(at, under, 1), at.dilation)]
+    steps = range(0, -(-at.chunks // 4), -(-at.chunks // 16))
+    found = 0
+    for step in steps:
+        chunks = [divmod(min(4 * step + lane, at.chunks - 1), at.width // CHUNK) for lane in range(4)]
+        taps = [(sum(c * r for c, r in zip(_split(tap, at.taps), reach)), inside) for tap, inside in chunks]
+        for first in (0, 8):
+            places = {(row + tap) * pitch + inside * CHUNK for row in rows[first : first + 4] for tap, inside in taps}
+            banks = [place % BANKS for place in places]
+            found += max(map(banks.count, banks), default=0)
+    return found / (2 * len(steps))
+
+
+def _pixels(at: Windows, under: tuple[int, ...], first: int = 0) -> list[int]:
+    """Returns the pixels from one position of a tile to the next in each dimension, or with ``first`` 1 one element."""
+    steps = [prod(under[d + 1 :]) for d in range(len(under))]
+    return steps[1:] if first else [step * stride for step, stride in zip(steps, (1, *at.stride))]
+
+
+def _split(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the coordinates of a row-major position."""
+    return tuple(number // prod(sizes[d + 1 :]) % size for d, size in enumerate(sizes))
+
+
+def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+    """Returns the coordinates of the first positions of a tile."""
+    return [_split(number, sizes) for number in range(min(count, prod(sizes)))]
+
+
+# ---- schedules
+
+#: Most warps of a block, and fragments below each other of a warp.
+MOST_WARPS, MOST_OWN = 16, 4
+#: Bytes of channels of a block that are worth trying, and its positions.
+WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
+#: How many tiles are tried of about the same number of positions.
+TILES = 4
+#: Most registers of a thread for sums.
+MOST_SUMS = 128
+#: Cycles of a multiprocessor between two products; bytes that it gets from the L2 cache in a cycle; threads'
+#: instructions in a cycle; instructions of a thread for a copy, for an element that it loads, and for each result.
+PRODUCT, L2_RATE, ISSUE = 1.6, 48.0, 128.0
+COPY, ELEMENT, RESULT = 20.0, 8.0, 6.0
+#: Cycles until a block's operands have come, and of the launch; those of a warp for a tile, for a step of it, and for
+#: each instruction.
+LATENCY, LAUNCH, TILE, WAIT, BETWEEN = 2600.0, 1500.0, 800.0, 40.0, 2.0
+#: The share of all other work that is not hidden behind the longest.
+EXPOSED = 0.35
+
+
+def schedules(spec: ContractionSpec, target: Target) -> tuple[HaloSchedule, ...]:
+    """Returns schedules worth trying, the one with the least estimated time first.  Raises Declined with a reason."""
+    return tuple(s for _, s in _ranked(spec, target))[:32]
+
+
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    return _ranked(spec, target)[0][0]
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSchedule]]:
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
+    found = []
+    for candidate in _candidates(windows(spec)):
+        x = HaloTile(spec, candidate)
+        resident = x.resident(target) if x.sums <= MOST_SUMS else 0
+        if resident:
+            most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
+            chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
+            found.append((_cost(x, most, resident, target), chosen))
+    if not found:
+        raise Declined("no part of the image, with the filters of a group, fits the shared memory of a block")
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _candidates(at: Windows) -> Iterator[HaloSchedule]:
+    counts = dict.fromkeys(max(1, min(at.groups, width // at.width)) for width in WIDTHS)
+    for groups, (images, depth, rows, cols) in product(counts, _tiles(at)):
+        fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
+        for warps in dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1)):
+            for stages in (1, 2) if warps <= MOST_WARPS else ():
+                yield HaloSchedule(images, depth, rows, cols, groups, warps, stages)
+
+
+def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
+    """Returns tiles of positions, parts of an image or whole images: those of every size that make the least work."""
+    low, high = POSITIONS
+    found: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = {}
+    for depth, rows, cols in product(*(_shares(size) for size in at.out)):
+        tile, count = (depth, rows, cols), depth * rows * cols
+        whole = tile == at.out
+        for images in _shares(at.images) if whole else (1,):
+            positions = images * count
+            if positions > high or (positions < low and not (whole and images == at.images)):
+                continue
+            tiles = -(-at.images // images) * prod(-(-size // part) for size, part in zip(at.out, tile))
+            work = tiles * (images * prod(at.under(tile)) + round_up(positions, FRAGMENT_ROWS))
+            found.setdefault(positions.bit_length(), []).append((work, (images, depth, rows, cols)))
+    return [tile for every in found.values() for _, tile in sorted(every)[:TILES]]
+
+
+def _shares(size: int) -> list[int]:
+    """Returns sizes of parts worth trying: equal ones, small ones, and powers of two."""
+    equal = {-(-size // n) for n in range(1, 17)}
+    return sorted(n for n in equal | {*range(1, 9), 16, 32, 64, 128, 256} if n <= size)
+
+
+def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
+    """Returns the estimated cycles if a block has so many tiles: of each what takes longest, or its latency."""
+    s, at, spec = x.s, x.at, x.spec
+    fragments = s.warps * x.own * s.groups * x.steps
+    products = fragments * at.fragments * PRODUCT
+    image, filters, results = x.pixels * x.width, x.cols * at.chunks * CHUNK, x.positions * x.cols
+    shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + (image + 8 * results) / BANKS
+    instructions = results * RESULT + _copies(image, x.image_vector, at.itemsize)
+    instructions += 32 * fragments * (2 + at.fragments + (at.fragments + 6) / x.own)
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    moved = (image + results * size * len(spec.program.operands)) / L2_RATE
+    work = [products, shared, instructions / ISSUE, moved]
+    busy = max(work) + EXPOSED * (sum(work) - max(work)) / resident
+    blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
+    once = LAUNCH + LATENCY + blocks * (filters / L2_RATE + _copies(filters, x.filter_vector, at.itemsize) / ISSUE)
+    waits = TILE + x.steps * WAIT + BETWEEN * instructions / s.threads
+    return once + -(-blocks // resident) * tiles * max(busy * min(blocks, resident), waits)
+
+
+def _copies(size: int, vector: int, itemsize: int) -> float:
+    """Returns the instructions that copies take."""
+    return size / vector * COPY if vector else size / itemsize * ELEMENT

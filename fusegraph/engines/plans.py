@@ -1,0 +1,165 @@
+"""Plans on disk: a graph that was planned once is not planned again, by whatever process.
+
+An entry holds the pickled plan under a key of all that it depends on: the graph as it was given, the options, how
+schedules are chosen, and the sources of fusegraph and codegen.  What is the caller's own graph in a plan is not written
+but found again by name; where passes have put its tensors is.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import codegen
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import Options
+from fusegraph.ops.base import EVERY, Op
+from fusegraph.passes.pipeline import Steps
+from fusegraph.plan import Chooser, Plan, plan
+from fusegraph.runtime.cache import DiskCache, digest
+
+#: The largest entry, in bytes; a plan with larger constants of its own is made anew.
+MOST_BYTES = 16 * 10**6
+FORMAT = "1"
+
+#: Makes the plan of a graph with options.
+Planner = Callable[[Graph, Options], Plan]
+
+
+def planner(fusion: bool, choose: Chooser | None, cache: DiskCache | None = None, chosen: str = "") -> Planner:
+    """Returns what plans a graph, or takes its plan from a cache.
+
+    ``chosen`` says how ``choose`` chooses schedules, and what its choices depend on beside the kernels.
+    """
+    if cache is None:
+        return lambda graph, options: plan(graph, options, fusion=fusion, choose=choose)
+
+    def planned(graph: Graph, options: Options) -> Plan:
+        key = _key(graph, options, fusion, chosen)
+        found = _loaded(cache.get(key), graph) if key is not None else None
+        if found is None:
+            found = plan(graph, options, fusion=fusion, choose=choose)
+            if key is not None and (entry := _dumped(found, graph)) is not None:
+                cache.put(key, entry)
+        return found
+
+    return planned
+
+
+@functools.cache
+def _sources() -> str:
+    """Returns a digest of the modules that plans come from, and of the device library."""
+    parts: list[str | bytes] = []
+    for folder in (Path(__file__).parents[1], Path(codegen.__file__).parent):
+        for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.cuh")]):
+            parts += [file.relative_to(folder).as_posix(), file.read_bytes()]
+    return digest(*parts)
+
+
+def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | None:
+    """Returns the key of a plan; None for a graph that holds what cannot be written down."""
+    tensors = [
+        (t.name, t.shape, t.own_strides or t.strides, t.dtype.name, t.value, t in graph._automatic)
+        for t in graph.tensors.values()
+    ]
+    nodes = [
+        (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
+    ]
+    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs)]
+    settings = (options, fusion, chosen, sys.version_info[:2])
+    kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
+    written = _pickled((tensors, nodes, ends, kinds, settings), None)
+    return None if written is None else digest("plan", FORMAT, _sources(), written)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes what plans are made of; the tensors and nodes of a graph are written as their names."""
+
+    def __init__(self, file: io.BytesIO, graph: Graph | None) -> None:
+        super().__init__(file, protocol=5)
+        self._graph = graph
+
+    def persistent_id(self, found: Any) -> Any:
+        graph = self._graph
+        if graph is None:
+            return None
+        if found is graph:
+            return "graph", ""
+        if isinstance(found, Tensor) and graph.tensors.get(found.name) is found:
+            return "tensor", found.name
+        if isinstance(found, Node) and graph.producer(found.output) is found:
+            return "node", found.output.name
+        return None
+
+    def reducer_override(self, found: Any) -> Any:
+        if isinstance(found, MappingProxyType):
+            return _mapping, (dict(found),)
+        if isinstance(found, Op) and EVERY.get(found.name) is found:
+            return _op, (found.name,)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, graph: Graph) -> None:
+        super().__init__(file)
+        self._graph = graph
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, name = pid
+        if kind == "graph":
+            return self._graph
+        tensor = self._graph.tensors[name]
+        return tensor if kind == "tensor" else self._graph.producer(tensor)
+
+
+def _mapping(items: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(items)
+
+
+def _op(name: str) -> Op:
+    return EVERY[name]
+
+
+def _pickled(value: Any, graph: Graph | None) -> bytes | None:
+    """Returns a value as bytes; None if it holds something that has no name, such as a function in a function."""
+    file = io.BytesIO()
+    try:
+        _Pickler(file, graph).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
+        return None
+    return file.getvalue()
+
+
+def _places(graph: Graph) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+    """Yields the tensors of a graph that passes have put elsewhere, and where they lie."""
+    for t in graph.tensors.values():
+        yield t, (t.strides, t.own_strides, t.base, t.start)
+
+
+def _dumped(made: Plan, graph: Graph) -> bytes | None:
+    """Returns a plan as an entry of the cache; None if it cannot be one."""
+    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
+    written = replace(made, steps=Steps(steps, made.steps.options))
+    entry = _pickled((list(_places(graph)), written), graph)
+    return entry if entry is not None and len(entry) <= MOST_BYTES else None
+
+
+def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:
+    """Returns the plan of an entry, for this graph; None without one, or if it cannot be read here."""
+    if entry is None:
+        return None
+    try:
+        places, found = _Unpickler(io.BytesIO(entry), graph).load()
+    except (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError):
+        return None  # of another release of numpy, say
+    for tensor, (strides, own_strides, base, start) in places:
+        tensor.strides, tensor.own_strides, tensor.base, tensor.start = strides, own_strides, base, start
+    assert isinstance(found, Plan)
+    return found

@@ -1,0 +1,170 @@
+"""Convolutions in groups on tensor cores: what is beyond the channels of a group is another group's, or zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import Case, check_cases
+from test_contraction import convolution, plain
+from test_contraction_wgmma import channel_bias, hopper
+from test_convolution_gradients import gradient
+
+import fusegraph as fg
+from codegen import target
+from codegen.contraction import halo_schedule
+from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.report.check import random_inputs
+
+NHWC = {"layout": "channels_last", "filters": "channels_last"}
+
+
+def poisoned(case: Case, group: slice, seed: int = 0) -> Case:
+    """Returns a case whose image has infinities and NaN in the channels of some groups alone."""
+    name = case.graph.inputs[0].name
+    given = dict(random_inputs(case.graph, seed))
+    values = np.array(given[name], copy=True, order="K")
+    values[:, group] = np.where(np.arange(values[:, group].size).reshape(values[:, group].shape) % 2, np.inf, np.nan)
+    return Case(case.graph, case.family, schedule=case.schedule, inputs={**given, name: values}, arch=case.arch)
+
+
+def mapped(case: Case) -> Case:
+    """Returns the case on Hopper, TMA bringing both operands: groups are a dimension of the image's map."""
+
+    def check(made: CpuExecutable) -> None:
+        assert made.plan is not None
+        assert "tma_load_im2col" in made.plan.kernels[0].source.code
+
+    return replace(hopper(case, lambda s: not s.gather), check=check)
+
+
+WIDTHS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 240, 9, 7), (240, 120, 3, 3), {"padding": 1}),
+    ((3, 112, 8, 9), (56, 56, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
+    ((2, 48, 11, 6), (96, 24, 3, 3), {"dilation": (2, 1), "padding": (3, 1)}),
+    ((1, 32, 5, 6), (48, 8, 2, 2), {"padding": 1}),
+    ((2, 96, 40), (48, 48, 15), {"padding": 7}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_groups_of_any_width_come_by_tma(dtype):
+    tf32 = {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = [
+        mapped(convolution(x, w, dtype, **NHWC, **tf32, epilogue=channel_bias, **how))
+        for x, w, how in (WIDTHS if dtype == "float32" else WIDTHS[:3])
+    ]
+    check_cases(cases, guard=True)
+
+
+def test_what_is_not_finite_stays_in_its_group():
+    x, w, how = WIDTHS[1]
+    made = mapped(convolution(x, w, "bfloat16", **NHWC, **how))
+    check_cases([poisoned(made, slice(56, None)), poisoned(made, slice(0, 56))])
+
+
+def test_gradients_of_the_image_in_groups():
+    how = {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last"}
+    check_cases(
+        [
+            mapped(gradient("dgrad", (2, 48, 9, 8), (80, 24, 3, 3), padding=1, groups=2, **how)),
+            mapped(gradient("dgrad", (1, 48, 9, 8), (48, 24, 3, 3), padding=1, stride=2, groups=2, **how)),
+        ],
+        guard=True,
+    )
+
+
+def test_volumes_in_groups_take_too_many_dimensions():
+    graph = fg.Graph("volumes")
+    x = graph.tensor("x", (1, 48, 4, 5, 6), "bfloat16", layout="channels_last")
+    w = graph.tensor("w", (48, 24, 3, 3, 3), "bfloat16", layout="channels_last")
+    graph.output(graph.conv_fprop(x, w, padding=1, groups=2), name="y")
+    check_cases([Case(graph, "contraction", arch="sm_90a")])
+
+
+# ---- windows read from a part of the image
+
+
+def halo(case: Case, random: Random, arch: str = "sm_80") -> Case:
+    """Returns the case with one of the best schedules that read windows from a part of the image."""
+    return replace(case, arch=arch, schedule=lambda spec: random.choice(halo_schedule.schedules(spec, target(arch))))
+
+
+HALOS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 16, 9, 7), (16, 4, 3, 3), {"padding": 1}),
+    ((3, 24, 8, 9), (48, 8, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
+    ((2, 60, 11, 6), (30, 12, 3, 3), {"dilation": (2, 1), "padding": (3, 1)}),
+    ((1, 32, 21, 23), (36, 16, 1, 1), {"stride": (1, 3)}),
+    ((2, 72, 40), (24, 24, 5), {"padding": 2}),
+    ((1, 80, 7, 7), (80, 40, 4, 5), {"padding": (1, 2), "mode": "convolution"}),
+    ((5, 112, 6, 6), (112, 56, 2, 2), {"padding": 1}),
+    ((2, 64, 3, 4, 5), (32, 32, 2, 3, 3), {"padding": (0, 1, 1), "stride": (1, 2, 1)}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+def test_halos(dtype):
+    random = Random(dtype)
+    tf32 = {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = []
+    for x, w, how in HALOS:
+        if dtype == "int8" and w[1] % 8:
+            continue
+        for layouts in (NHWC, {}):
+            epilogue = plain if dtype == "int8" else channel_bias
+            cases.append(halo(convolution(x, w, dtype, **layouts, **tf32, epilogue=epilogue, **how), random))
+    check_cases(cases, guard=True)
+
+
+def test_halos_keep_apart_what_is_not_finite():
+    random = Random(1)
+    x, w, how = HALOS[0]
+    made = [halo(convolution(x, w, "bfloat16", **layouts, **how), random) for layouts in (NHWC, {})]
+    check_cases([poisoned(case, group) for case in made for group in (slice(4, 8), slice(0, 12))])
+
+
+def test_halos_of_gradients():
+    random, how = Random(2), {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last"}
+    check_cases(
+        [
+            halo(gradient("dgrad", (2, 48, 9, 8), (80, 24, 3, 3), padding=1, groups=2, **how), random),
+            halo(gradient("dgrad", (2, 32, 9, 8), (16, 8, 3, 2), padding=(2, 1), groups=4, **how), random),
+        ],
+        guard=True,
+    )
+
+
+def random_case(random: Random) -> Case:
+    rank = random.choice((1, 2, 2, 2, 3))
+    groups, dtype = random.randint(2, 9), random.choice(("bfloat16", "float16", "float32"))
+    each, filters = random.choice((4, 4, 8, 12, 16, 24, 32)), 2 * random.randint(1, 12)
+    spatial, taps = ([random.choice(sizes) for _ in range(rank)] for sizes in ((1, 2, 5, 7, 13, 16), (1, 2, 3, 3)))
+    dilation = [random.choice((1, 1, 2)) for _ in range(rank)]
+    reach = [(count - 1) * step + 1 for count, step in zip(taps, dilation)]
+    layouts = {k: random.choice(("channels_last", "contiguous")) for k in ("layout", "filters")}
+    case = convolution(
+        (random.randint(1, 9), groups * each, *spatial),
+        (groups * filters, each, *taps),
+        dtype,
+        epilogue=random.choice((plain, channel_bias)),
+        stride=[random.choice((1, 1, 2, 3)) for _ in range(rank)],
+        dilation=dilation,
+        padding=[
+            (random.randint(0, under), max(under - size, random.randint(0, under)))
+            for under, size in zip(reach, spatial)
+        ],
+        mode=random.choice(("convolution", "cross_correlation")),
+        compute_dtype="tf32" if dtype == "float32" else None,
+        **layouts,
+    )
+    return replace(halo(case, random, random.choice(("sm_80", "sm_90a"))), special=random.choice((0.0, 0.01)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_halos(seed):
+    random = Random(seed)
+    check_cases([random_case(random) for _ in range(25)], guard=True)
