@@ -13,6 +13,7 @@ than a vector, its last element is in the second row if any is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 from codegen.buffers import Edge
@@ -195,10 +196,9 @@ class VectorsRenderer:
         inside = "" if largest is None else "i < size" if name == "i" else f"{name} < {largest + 1}"
         whole = self.total % s.vector == 0
         at = Position(s.itype, name, position, s.unroll, inside, largest or 0, loads=bool(loads), whole=whole)
-        tables = None
         if self.staged:
             self.body.declare_reads(self.ahead, s.vector, s.unroll)
-            tables = lambda p: self._read_tables(p, once)  # noqa: E731
+        tables = partial(self._read_tables, once=once) if self.staged else None
         self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once), tables)
 
     # ---- operands
