@@ -179,3 +179,21 @@ def test_what_was_cut_is_joined_again() -> None:
     g.output(g.concatenate(x[:, :9], x[:, 9:], axis=1), name="x again")
     g.output(-g.concatenate(x[1:, :9], x[:5, 9:], axis=1), name="no slice")
     check_all([g])
+
+
+def test_only_parts_that_are_elsewhere_are_copied() -> None:
+    """An input is copied; an output is written twice by the kernel that makes it."""
+    g = fg.Graph("parts", io_dtype="bfloat16")
+    x = g.tensor("x", (2, 16, 4, 4), layout="NHWC")
+    made = g.relu(g.conv_fprop(x, g.tensor("w", (16, 16, 3, 3), layout="NHWC"), padding=1))
+    seen = g.output(g.conv_fprop(x, g.tensor("v", (16, 16, 1, 1), layout="NHWC")), name="seen")
+    y = g.concatenate(x, made, seen, axis=1)
+    g.output(g.conv_fprop(y, g.tensor("u", (8, 48, 1, 1), layout="NHWC")), name="y")
+    check_all([g])
+    names = [tuple(n.op.name for n in k.group.nodes) for k in plan(g).kernels]
+    assert sorted(names) == [
+        ("conv_fprop",),
+        ("conv_fprop", "identity"),
+        ("conv_fprop", "relu"),
+        ("identity",),
+    ]

@@ -11,9 +11,12 @@ from math import gcd
 from typing import TypeAlias
 
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import stride_order
+from fusegraph.layout import packed_strides, stride_order
+from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import joins_in_place
+from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
 
 #: Bytes at whose multiples tensor cores and vectors begin.
 ALIGNED = 16
@@ -28,6 +31,41 @@ def planned_joins(graph: Graph) -> frozenset[Node]:
 
     Each has parts that are in memory anyway, all of them results of kernels, or is the beginning of such another.
     """
+    return frozenset(_plan(graph)[0])
+
+
+def copy_parts(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Copies parts of concatenations that cannot be written in their places, where all others can."""
+    planned, places = _plan(graph)
+    taken = set(places)
+    copied: dict[Node, list[bool]] = {}
+    for node in reversed(graph.nodes):
+        if node.op.role is Role.CONCATENATE and node not in planned and _is_needed(graph, node):
+            free = [_is_free(graph, t) and t not in taken and node.inputs.count(t) == 1 for t in node.inputs]
+            own = [t for t, is_free in zip(node.inputs, free) if is_free and _in_memory(graph, t)]
+            # Whoever makes a part writes the copy as well; that of an input is a kernel more.
+            more = sum(graph.producer(t) is None for t in node.inputs) - 1
+            launches = max(more, 0) * options.target.planned.launch_us * options.target.planned.memory_rate
+            if not all(free) and _fits(node) and 2 * sum(t.nbytes for t in own) > launches:
+                copied[node] = [not is_free for is_free in free]
+                taken.update(t for t, is_free in zip(node.inputs, free) if is_free)
+    if not copied:
+        return same(graph)
+
+    def write(rewrite: Rewrite, node: Node) -> None:
+        inputs = list(rewrite.inputs(node))
+        for n, tensor in enumerate(inputs):
+            if copied[node][n]:
+                made = rewrite.graph.apply(TABLE["identity"], (tensor,), {})
+                made.strides = packed_strides(tensor.shape, stride_order(node.output.shape, node.output.strides))
+                inputs[n] = named(made, tensor.name, "in its place")
+        rewrite.take_over(node, inputs)
+
+    return replaced(graph, copied, write)
+
+
+def _plan(graph: Graph) -> tuple[set[Node], dict[Tensor, _Place]]:
+    """Returns the concatenations that are to need no kernel, and where their parts are."""
     places: dict[Tensor, _Place] = {}
     planned: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -35,7 +73,8 @@ def planned_joins(graph: Graph) -> frozenset[Node]:
             continue
         inputs, axis = node.inputs, node.attributes["axis"]
         base, along, start = places.get(node.output, (node.output, axis, 0))
-        if joins_in_place(node) and places.keys().isdisjoint(inputs) and _worthwhile(graph, node):
+        in_memory = _fits(node) and all(_in_memory(graph, t) for t in inputs)
+        if in_memory and joins_in_place(node) and places.keys().isdisjoint(inputs):
             planned.add(node)
             if along != axis:
                 base, start = node.output, 0
@@ -44,7 +83,18 @@ def planned_joins(graph: Graph) -> frozenset[Node]:
                 start += tensor.shape[axis]
         elif node.output not in places and node.output not in graph.outputs and _is_beginning(node, places):
             planned.add(node)
-    return frozenset(planned)
+    return planned, places
+
+
+def _is_needed(graph: Graph, node: Node) -> bool:
+    """Returns true if a result is read by kernels that take it from memory alone, or leaves the graph."""
+    kinds = {n.kind for n in graph.consumers(node.output)}
+    return node.output in graph.output_numbers or bool(kinds - {Kind.POINTWISE, Kind.MOVEMENT})
+
+
+def _is_free(graph: Graph, tensor: Tensor) -> bool:
+    """Returns true if nobody else says where a tensor is written."""
+    return graph.producer(tensor) is not None and tensor not in graph.output_numbers
 
 
 def _is_beginning(node: Node, places: Mapping[Tensor, _Place]) -> bool:
@@ -60,14 +110,14 @@ def _is_beginning(node: Node, places: Mapping[Tensor, _Place]) -> bool:
     return True
 
 
-def _worthwhile(graph: Graph, node: Node) -> bool:
-    """Returns true if all parts are in memory anyway, and lie no worse in their places."""
+def _fits(node: Node) -> bool:
+    """Returns true if the parts of a concatenation lie no worse in their places than by themselves."""
     result, axis, start = node.output, node.attributes["axis"], 0
     for tensor in node.inputs:
         dims = [d for d, n in enumerate(tensor.shape) if n > 1]
         order, own = ([d for d in stride_order(t.shape, t.strides) if d in dims] for t in (result, tensor))
         there = _alignment(result, dims, start * result.strides[axis])
-        if order != own or there < _alignment(tensor, dims, 0) or not _in_memory(graph, tensor):
+        if order != own or there < _alignment(tensor, dims, 0):
             return False
         start += tensor.shape[axis]
     return True
@@ -82,6 +132,8 @@ def _alignment(tensor: Tensor, dims: Sequence[int], start: int) -> int:
 def _in_memory(graph: Graph, tensor: Tensor) -> bool:
     """Returns true if a tensor is written by a kernel that does more than that: no pointwise op could be spared it."""
     node = graph.producer(tensor)
+    if node is not None and node.op.role is Role.CAST and node.inputs[0].dtype == tensor.dtype:
+        return True  # a copy
     while node is not None and node.kind is Kind.POINTWISE:
         behind = [t for t in node.inputs if t.shape == tensor.shape and graph.producer(t) is not None]
         own = [t for t in behind if graph.consumers(t) == [node]]

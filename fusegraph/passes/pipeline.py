@@ -23,6 +23,7 @@ from fusegraph.passes.attention_prologue import compute_prologues
 from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
@@ -89,6 +90,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
     Pass("operand layouts", lay_out),
+    Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
 )
 
