@@ -10,16 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.filter_gradient.schedule import cycles as gradient_cycles
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
-from fusegraph.lowering import direct_convolution
+from fusegraph.lowering import direct_convolution, filter_gradient
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.parts import PARTS
+from fusegraph.ops.parts import BANDS, PARTS
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced, same
 from fusegraph.passes.split_products import meet
@@ -28,7 +29,7 @@ from fusegraph.passes.split_products import meet
 STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
-MOST_PARTS = 256
+MOST_PARTS, MOST_BANDS = 256, 1024
 #: Products of a stage of the tensor-core kernels: parts are whole stages.
 STAGE = 64
 #: Up to so many products are added up in about the time that adding up parts takes.
@@ -61,7 +62,22 @@ def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 def parts_of(node: Node, graph: Graph, target: Target) -> int:
     """Returns the parts that a node is to be summed up in; 1 for those that stay whole."""
+    if filter_gradient.suits(node, graph) is None:
+        return _bands(node, graph, target)
     return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
+
+
+def _bands(node: Node, graph: Graph, target: Target) -> int:
+    """Returns the parts that a filter gradient of few channels a group is to be summed up in."""
+    band, most = filter_gradient.band_of(node), filter_gradient.most_parts(node, graph)
+    rate = STREAMED * target.bytes_per_cycle
+    estimates: dict[int, float] = {}
+    for count in sorted({min(most, 1 << k) for k in range(MOST_BANDS.bit_length())}):
+        spec = filter_gradient.spec_of(node, graph, count, band)
+        sums = 4 * spec.words * prod(spec.space)
+        more = target.launch_cycles + 2 * sums / rate if count > 1 else 0.0
+        estimates[count] = gradient_cycles(spec, target) + more
+    return min(estimates, key=estimates.__getitem__)
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
@@ -169,4 +185,7 @@ def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Ten
     strides = packed_strides(shape, (0, *(d + 1 for d in order)))
     partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
     attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    return graph.add_node(Node(PARTS[node.op], inputs, attributes, partial)).output
+    op = PARTS[node.op]
+    if filter_gradient.suits(node, graph) is None:
+        op, attributes = BANDS, {**attributes, "band": filter_gradient.band_of(node)}
+    return graph.add_node(Node(op, inputs, attributes, partial)).output
