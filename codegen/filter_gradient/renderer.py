@@ -14,12 +14,13 @@ from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, operand_value
 from codegen.expr import Operand
 from codegen.filter_gradient.schedule import (
+    SPARE,
     FilterGradientSchedule,
     Span,
+    blocks_per_sm,
     lanes_of,
     pairs,
     patches,
-    registers,
     span,
     tap_tiles,
 )
@@ -28,9 +29,6 @@ from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import Kernel, locate, parameter
 from codegen.spec import KernelSource
 
-SM_REGISTERS = 65536
-#: Registers that ptxas may take beyond the estimate.
-SPARE = 40
 #: Bytes of shared memory in which warps exchange sums.
 EXCHANGE = 32 * 1024
 
@@ -69,14 +67,13 @@ class _Renderer:
         w.line()
         self.epilogue.scalars()
         self._add_up()
-        most = min(255, registers(spec, s) + SPARE)
         return w.source(
             spec.program,
             details,
             blocks=blocks,
             threads=s.threads,
             barriers=True,
-            blocks_per_sm=max(1, SM_REGISTERS // (s.threads * most)),
+            blocks_per_sm=blocks_per_sm(spec, s, SPARE),
         )
 
     # ---- where threads are

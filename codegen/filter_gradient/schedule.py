@@ -20,9 +20,13 @@ MAX_SPAN = 48  # columns of the image that a thread looks at
 WARPS = (4, 8)
 ROWS, COLUMNS = (1, 2, 4, 7, 8), (1, 2, 4, 7, 8)
 #: Share of the time in which a warp of this code cannot issue, and share of the issue slots that are filled at best.
-STALLED, ISSUED = 0.75, 0.8
+STALLED, ISSUED = 0.7, 0.75
 #: The share of the memory bandwidth that is reached; instructions to find a patch; cycles before and after the walk.
-MEMORY_SHARE, PLACE, START = 0.75, 40, 2500.0
+MEMORY_SHARE, PLACE, START = 0.65, 30, 2500.0
+#: Registers and threads of a multiprocessor, and registers that ptxas may take beyond the estimate.
+SM_REGISTERS, SM_THREADS, SPARE = 65536, 2048, 40
+#: Cycles of a multiprocessor for a load of a warp, and cycles until a patch's loads arrive.
+LOAD, LATENCY = 1.5, 1000.0
 CANDIDATES = 12
 
 
@@ -115,6 +119,11 @@ def registers(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
     return 44 + spec.words * (pairs(spec, s) * prod(s.taps) + losses + row)
 
 
+def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule, spare: int = 0) -> int:
+    """Returns how many blocks a multiprocessor holds whose threads take so many registers more than are counted."""
+    return max(1, min(SM_REGISTERS // (s.threads * min(255, registers(spec, s) + spare)), SM_THREADS // s.threads))
+
+
 def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSchedule]:
     """Returns schedules worth trying, best guess first."""
     every = {s: estimate(spec, s, target) for s in _candidates(spec)}
@@ -164,11 +173,15 @@ def _fits(spec: FilterGradientSpec, rows: int, cols: int) -> bool:
 
 
 def _lanes(spec: FilterGradientSpec, wide: int) -> int:
-    """Returns how many threads of a warp take neighbouring channels: a power of two that leaves few of them idle."""
+    """Returns how many threads of a warp take neighbouring channels: a power of two that leaves few of them idle.
+
+    It is 1 where neighbouring channels are no neighbours in memory: then positions are.
+    """
     lanes = 1
-    while lanes < 32 and -(-wide // (2 * lanes)) * 2 * lanes <= 1.125 * wide:
+    together = spec.loss.strides[1 if spec.filters == 1 else 2] == 1
+    while together and lanes < 32 and -(-wide // (2 * lanes)) * 2 * lanes <= 1.125 * wide:
         lanes *= 2
-    return lanes if lanes > 1 or spec.x.strides[1 if spec.depthwise else 2] == 1 else 1
+    return lanes
 
 
 def _vectors(spec: FilterGradientSpec) -> list[tuple[int, int]]:
@@ -228,20 +241,29 @@ def estimate(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target
     bands, (high, broad) = spec.bands, patches(spec, s)
     blocks, walkers = blocks_of(spec, s), s.warps * s.walkers
     steps = -(-bands.size * high * broad // walkers)
-    resident = max(1, min(65536 // (s.threads * min(255, registers(spec, s))), 2048 // s.threads))
+    resident = blocks_per_sm(spec, s)
     waves = -(-blocks // (target.sms * resident))
     active = min(resident, -(-blocks // target.sms))
     each_sm = -(-blocks // target.sms) if waves == 1 else waves * resident
     filled = min(ISSUED, 1 - STALLED ** (active * s.warps / 4))
     ends = prod(s.taps) * many * (3 + 2 * s.walkers.bit_length()) + 200
     issue = each_sm * s.warps * (steps * each + ends) / (4 * filled)
-    # A warp's lanes read neighbours; its walkers patches side by side.
-    apart = 1 if s.walkers == 1 else min(s.walkers, s.walkers * s.cols * size * s.channels * s.lanes / 128 + 1)
-    lines = max(1.0, s.lanes * s.channels * size / 128) * max(1.0, apart)
-    cache = each_sm * s.warps * steps * (reads + positions) * lines
+    waiting = waves * steps * (LATENCY + each)
+    cache = LOAD * each_sm * s.warps * steps * (reads + positions) * _lines(spec, s)
     read = prod((spec.images, spec.groups, spec.channels, *spec.sizes)) + prod(
         (spec.images, spec.groups, spec.filters, *spec.out)
     )
     memory = (read * size + 4 * prod(spec.space)) / (MEMORY_SHARE * target.bytes_per_cycle)
-    total: float = max(issue, cache, memory) + 0.2 * (issue + cache + memory) + START
+    total: float = max(issue, cache, memory, waiting) + 0.2 * (issue + cache + memory) + START
     return total
+
+
+def _lines(spec: FilterGradientSpec, s: FilterGradientSchedule) -> float:
+    """Returns how many accesses of 128 bytes a warp's load takes.
+
+    Lanes read neighbours; walkers read patches side by side, or half as many accesses as they are.
+    """
+    size = spec.x.dtype.itemsize
+    if s.lanes == 1:
+        return max(1.0, s.walkers * s.cols * spec.stride[2] * size / 128)
+    return max(1.0, s.lanes * s.channels * size / 128) * max(1.0, s.walkers / 2)
