@@ -46,6 +46,7 @@ class ReductionPanels:
               does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
     share     the share of the taps that a batch has on average.
     step      where batches are parts of one reduction: channels from one to the next.
+    idle      the C condition, with the same placeholders, under which a phase has no taps at all; empty if all have.
     """
 
     taps: tuple[int, ...]
@@ -55,6 +56,7 @@ class ReductionPanels:
     skips: tuple[str, ...] = ()
     share: float = 1.0
     step: int = 0
+    idle: str = ""
 
     @property
     def itemsize(self) -> int:

@@ -17,6 +17,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import collapse, linear
 from codegen.operands import PANEL_RATE, ROW_BYTES, Gathered, MappedOperand, OperandTiles, ReductionPanels
+from codegen.phases import busy_share, condition, idle
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
@@ -173,15 +174,18 @@ def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
         if high > low:
             terms = [*((f"b{k}", s // step) for k, s in zip(phases, steps)), (f"t{d}", spec.b.inner[1 + d] // step)]
             dims.append((_placeholders(terms, -low // step), (high - low) // step + 1, step))
-    if sum(1 for x in spec.terms if any(x.inner)) < len(spec.terms):
-        raise Declined("phases under which no tap ever lies")
+    never = replace(spec, terms=tuple(x for x in spec.terms if not any(x.inner)))
+    nothing = condition(idle(never), [f"b{k}" for k in range(len(spec.batch))])
+    share *= busy_share(never)
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
     second = tiled(b, 1, spec.batch, prod(spec.n), spec.k, 0, dims)
     itemsize = spec.a.operand.dtype.itemsize
     check_across(itemsize, second.along_k)
-    reduction = ReductionPanels(tuple(taps), spec.k[0], ROW_BYTES // itemsize, 1, tuple(skips), share)
+    reduction = ReductionPanels(
+        tuple(taps), spec.k[0], ROW_BYTES // itemsize, 1, tuple(skips), share, idle=_marked(nothing)
+    )
     first = im2col(spec, 0, reduction, groups)
     return OperandTiles(spec.batch, prod(spec.m), prod(spec.n), reduction, first, second)
 
@@ -207,7 +211,11 @@ class _Skip:
 def _placeholders(terms: Sequence[tuple[str, int]], constant: int) -> str:
     """Returns a linear expression with placeholders for the names of coordinates, positive terms first."""
     ordered = sorted([*terms, (str(constant), 1)] if constant > 0 else terms, key=lambda term: term[1] < 0)
-    text = linear(ordered, min(constant, 0))
+    return _marked(linear(ordered, min(constant, 0)))
+
+
+def _marked(text: str) -> str:
+    """Returns an expression with placeholders for the names of coordinates."""
     return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 

@@ -10,6 +10,7 @@ from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
+from codegen.phases import busy_share
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -242,4 +243,4 @@ def _cost(
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
     exchange = 3000.0 if s.split_k > 1 else 0.0
-    return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)
+    return LATENCY + rounds * (busy_share(spec) * depth * stage + results + exchange + OVERHEAD / together)

@@ -1,7 +1,8 @@
-"""``matmul_parts``, ``conv_fprop_parts`` and ``conv_wgrad_parts``: sums of products of which every part is a result.
+"""``matmul_parts``, ``conv_fprop_parts``, ``conv_dgrad_parts``, ``conv_wgrad_parts``: sums of products, every part of
+which is a result.
 
-The dimension that is summed up (the operands' common one, channels, images) is cut into ``parts`` of equal size,
-each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op
+The dimension that is summed up (the operands' common one, channels, filters, images) is cut into ``parts`` of equal
+size, each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op
 table: users write contractions, `passes.split_contractions` writes these.
 
 ``conv_wgrad_bands`` cuts what a filter's gradient is summed up over more finely: the positions of an image's planes are
@@ -75,6 +76,6 @@ def _bands(image: Array, loss: Array, parts: int, band: int, **attributes: Any) 
 
 
 #: The axes of operands along which they are cut; op -> the one whose results are parts of its results.
-_AXES = {"matmul": (-1, -2), "conv_fprop": (1, 1), "conv_wgrad": (0, 0)}
+_AXES = {"matmul": (-1, -2), "conv_fprop": (1, 1), "conv_dgrad": (1, 0), "conv_wgrad": (0, 0)}
 PARTS = {TABLE[name]: _in_parts(TABLE[name], *axes) for name, axes in _AXES.items()}
 BANDS = _op(TABLE["conv_wgrad"], "conv_wgrad_bands", ("parts", "band"), _bands)

@@ -133,7 +133,7 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
     elif node.op.role is Role.WGRAD:
         rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
-    else:  # parts have whole panels of channels
+    else:  # parts have whole panels of channels, or of filters backward to the image
         if first.shape[1] % unit:
             return None
         rows, cols = shape[0] * prod(shape[2:]), shape[1]
