@@ -27,9 +27,14 @@ def panel_size(size: int, itemsize: int) -> int:
     return gcd(size, ROW_BYTES // itemsize)
 
 
-def tile_of(name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int) -> Buffer:
-    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
-    across = panel_size(size, SIZES[ctype])
+def tile_of(
+    name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int, width: int = 0
+) -> Buffer:
+    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it.
+
+    Those across have ``width`` rows or columns, or if that is 0 as many as fit.
+    """
+    across = width or panel_size(size, SIZES[ctype])
     along = (panels, size, panel) if panels > 1 else (size, panel)
     shape = along if along_k else (size // across, panel, across)
     return Buffer(name, ctype, shape, stages, align=SWIZZLED, note=f"tiles of {{{name}}}: stages first, rows swizzled")
@@ -90,6 +95,7 @@ class MappedOperand:
     pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
               whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
     taps      for the same: the sizes of (*taps, panels of channels), over which panels of rows are numbered.
+    width     for the same: the channels of a panel; 0 for what is no image across the reduction.
     """
 
     map: TensorMap
@@ -98,6 +104,7 @@ class MappedOperand:
     offsets: tuple[str, ...] = ()
     pixels: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    width: int = 0
 
     @property
     def im2col(self) -> bool:

@@ -16,7 +16,15 @@ from math import gcd, prod
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import collapse, linear
-from codegen.operands import PANEL_RATE, ROW_BYTES, Gathered, MappedOperand, OperandTiles, ReductionPanels
+from codegen.operands import (
+    LEAST_SWIZZLE,
+    PANEL_RATE,
+    ROW_BYTES,
+    Gathered,
+    MappedOperand,
+    OperandTiles,
+    ReductionPanels,
+)
 from codegen.phases import busy_share, condition, idle
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
@@ -89,11 +97,13 @@ def _across(spec: ContractionSpec) -> OperandTiles:
     """
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     assert image is not None
-    name, width = gather.operand.name, ROW_BYTES // itemsize
+    name, panel = gather.operand.name, ROW_BYTES // itemsize
     *taps, channels = spec.m
     check_across(itemsize, False)
-    if channels % width or gather.outer[-1] != 1:
-        raise Declined(f"{name!r} has no {width} channels next to each other")
+    # A panel has channels of one tap.
+    width = gcd(channels, panel)
+    if width < LEAST_SWIZZLE // itemsize or gather.outer[-1] != 1:
+        raise Declined(f"{name!r} has no multiple of {LEAST_SWIZZLE // itemsize} channels next to each other")
     inner, along = collapse(spec.k, [spec.b.inner], range(len(spec.k)))
     if len(inner) > 1:
         raise Declined(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
@@ -106,14 +116,14 @@ def _across(spec: ContractionSpec) -> OperandTiles:
         # Batches are parts of the reduction: windows of the images, one image behind another.
         step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
         first, second = (0,), (0,)
-        if step % width:
-            raise Declined(f"parts of {step} windows are no multiple of {width}")
+        if step % panel:
+            raise Declined(f"parts of {step} windows are no multiple of {panel}")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
     start = f"{{b0}} * {first[0]} + {{c}}" if any(first) and prod(batch) > 1 else "{c}"
     total = (batch[0] - 1) * first[0] + channels
     a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
-    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width))
-    return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), width, 1, step=step), a, b)
+    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width), width=width)
+    return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), panel, 1, step=step), a, b)
 
 
 def operand_tiles(spec: ContractionSpec) -> OperandTiles:

@@ -298,6 +298,8 @@ def _loading(layout: Layout) -> float:
     rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
     mapped = parts.a if isinstance(parts.a, MappedOperand) else None
     lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
+    if mapped and mapped.width:
+        lines = lines * k.panel // mapped.width
     every = (lines + s.tile_n * layout.spec.products * rows) * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
     windows = mapped is not None and mapped.im2col and mapped.along_k
