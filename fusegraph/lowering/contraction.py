@@ -73,6 +73,11 @@ def accept(view: GroupView, options: Options) -> None:
             raise Declined(
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
+        target = options.target.planned
+        if convolution.turned_behind(anchor, tensor, target) and not convolution.turned_behind(
+            anchor, anchor.output, target
+        ):
+            raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
 
 

@@ -28,6 +28,7 @@ from fusegraph.passes.packed_elements import unpack
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.reshapes import move_reshapes
+from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
@@ -84,6 +85,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
+    Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),
     Pass("long contractions", split_contractions, When.ALWAYS),
 )
