@@ -109,18 +109,19 @@ def _across(spec: ContractionSpec) -> OperandTiles:
         raise Declined(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
     cols, over = collapse(spec.n, [spec.b.outer], range(len(spec.n)))
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
-    if len(batch) > 1 or len(cols) > 1:
-        raise Declined("batches that do not lie at equal distances")
-    pixels, step = spec.k, 0
-    if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
+    pixels, step, several = spec.k, 0, prod(batch) > 1
+    if several and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
         # Batches are parts of the reduction: windows of the images, one image behind another.
-        step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
-        first, second = (0,), (0,)
+        step, inner, pixels = prod(pixels), (batch[0] * inner[0],), (batch[0] * pixels[0], *pixels[1:])
+        first, second = (0, *first[1:]), (0, *second[1:])
         if step % panel:
             raise Declined(f"parts of {step} windows are no multiple of {panel}")
+    if len(batch) > 1 + (step > 0) or len(cols) > 1:
+        raise Declined("batches that do not lie at equal distances")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
-    start = f"{{b0}} * {first[0]} + {{c}}" if any(first) and prod(batch) > 1 else "{c}"
-    total = (batch[0] - 1) * first[0] + channels
+    group = len(batch) - 1
+    start = f"{{b{group}}} * {first[group]} + {{c}}" if any(first) and several else "{c}"
+    total = (batch[group] - 1) * first[group] + channels
     a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
     a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width), width=width)
     return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), panel, 1, step=step), a, b)

@@ -71,7 +71,7 @@ class Loads:
             # Past the last panel both operands are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // k.itemsize)}"
         if k.step:
-            channel = f"at.batch * {k.step} + {channel}"
+            channel = f"{self.block.batch_values()['b0']} * {k.step} + {channel}"
         w.line(f"const int c = {channel};")
 
     def _walk_phase(self, item: str) -> str:

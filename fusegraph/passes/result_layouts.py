@@ -33,7 +33,7 @@ def lay_out_results(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 
 def _is_turned(node: Node, graph: Graph, options: Options) -> bool:
-    """Returns true if another layout of a node's result is better, and nothing takes it as a view of the present one."""
+    """Returns true if another layout of a node's result is better, and nothing takes the present one for a view."""
     if not turned_behind(node, node.output, options.target.planned) or direct_convolution.suits(node, graph) is None:
         return False
     plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)

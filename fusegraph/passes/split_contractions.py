@@ -95,7 +95,9 @@ def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
 
 def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
     """Returns true if the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
-    if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
+    if PARTS.get(node.op) is None or not node.output.size:
+        return False
+    if node.op.role is not Role.WGRAD and node.attributes.get("groups", 1) > 1:
         return False
     common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
@@ -132,7 +134,8 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
     elif node.op.role is Role.WGRAD:
-        rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
+        cut = _Cut(first.shape[0], prod(second.shape[2:]), unit)
+        rows, cols = prod(shape[1:]), shape[0] // node.attributes["groups"]
     else:  # parts have whole panels of channels, or of filters backward to the image
         if first.shape[1] % unit:
             return None
