@@ -14,7 +14,6 @@ from codegen.buffers import Edge, every, guard
 from codegen.epilogue import Epilogue, operand_value
 from codegen.expr import Operand
 from codegen.filter_gradient.schedule import (
-    SPARE,
     FilterGradientSchedule,
     Span,
     blocks_per_sm,
@@ -73,7 +72,7 @@ class _Renderer:
             blocks=blocks,
             threads=s.threads,
             barriers=True,
-            blocks_per_sm=blocks_per_sm(spec, s, SPARE),
+            blocks_per_sm=blocks_per_sm(spec, s),
         )
 
     # ---- where threads are

@@ -24,7 +24,7 @@ STALLED, ISSUED = 0.7, 0.75
 #: The share of the memory bandwidth that is reached; instructions to find a patch; cycles before and after the walk.
 MEMORY_SHARE, PLACE, START = 0.65, 30, 2500.0
 #: Registers and threads of a multiprocessor, and registers that ptxas may take beyond the estimate.
-SM_REGISTERS, SM_THREADS, SPARE = 65536, 2048, 40
+SM_REGISTERS, SM_THREADS, SPARE = 65536, 2048, 8
 #: Cycles of a multiprocessor for a load of a warp, and cycles until a patch's loads arrive.
 LOAD, LATENCY = 1.5, 1000.0
 CANDIDATES = 12
@@ -119,9 +119,9 @@ def registers(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
     return 44 + spec.words * (pairs(spec, s) * prod(s.taps) + losses + row)
 
 
-def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule, spare: int = 0) -> int:
-    """Returns how many blocks a multiprocessor holds whose threads take so many registers more than are counted."""
-    return max(1, min(SM_REGISTERS // (s.threads * min(255, registers(spec, s) + spare)), SM_THREADS // s.threads))
+def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
+    """Returns how many blocks a multiprocessor is to hold: ptxas may take a few more registers than are counted."""
+    return max(1, min(SM_REGISTERS // (s.threads * min(255, registers(spec, s) + SPARE)), SM_THREADS // s.threads))
 
 
 def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSchedule]:

@@ -12,22 +12,17 @@ from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.ops.base import Role
+from fusegraph.ops.parts import BANDS
 
-#: The most channels and filters of a group, and pairs of them: with more, a tiled matrix product is the better kernel.
-MAX_WIDTH, MAX_PAIRS = 16, 64
 #: Rows of positions of a band, in planes of more.
 BAND, WHOLE = 8, 16
 
 
-def suits(node: Node, graph: Graph) -> str | None:
-    """Returns why a contraction is no gradient of a filter of few channels a group; None if it is one."""
-    if node.op.role is not Role.WGRAD or ("parts" in node.attributes and "band" not in node.attributes):
+def unsuitable(node: Node) -> str | None:
+    """Returns why a node is no gradient of a filter that these kernels compute; None if it is one."""
+    if node.op.role is not Role.WGRAD or "parts" in node.attributes:
         return "no gradient of a filter"
     x, loss = node.inputs
-    groups = node.attributes["groups"]
-    channels, filters = x.shape[1] // groups, loss.shape[1] // groups
-    if groups == 1 or max(channels, filters) > MAX_WIDTH or channels * filters > MAX_PAIRS:
-        return f"{channels} channels and {filters} filters in each of {groups} groups are a matrix product"
     if node.output.size == 0 or x.size == 0 or loss.size == 0:
         return "empty"
     common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
@@ -97,24 +92,17 @@ def spec_of(node: Node, graph: Graph, parts: int, band: int) -> FilterGradientSp
     )
 
 
-def most_parts(node: Node, graph: Graph) -> int:
-    """Returns the number of a filter gradient's bands."""
-    return spec_of(node, graph, 1, band_of(node)).bands.total
-
-
 def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
     anchor = view.contractions[0]
     shape, groups = anchor.output.shape, anchor.attributes["groups"]
-    in_parts = "parts" in anchor.attributes
-    spec = spec_of(
-        anchor, view.graph, anchor.attributes.get("parts", 1), anchor.attributes.get("band", band_of(anchor))
-    )
+    parts = anchor.attributes["parts"]
+    spec = spec_of(anchor, view.graph, parts, anchor.attributes["band"])
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
         over = broadcast_strides(tensor, shape)
-        part, k, c, *spatial = over if in_parts else (0, *over)
-        return (part, shape[in_parts] // groups * k, k, c, *_three(tuple(spatial), 0))
+        part, k, c, *spatial = over if parts > 1 else (0, *over)
+        return (part, shape[parts > 1] // groups * k, k, c, *_three(tuple(spatial), 0))
 
     program, reads, writes = ProgramBuilder(view, options, strides, anchor).build()
     x, loss = anchor.inputs
@@ -128,6 +116,4 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     return Lowered("filter_gradient", spec, (x, loss, *reads), writes)
 
 
-LOWERING: FamilyLowering = FamilyLowering(
-    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower
-)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.anchors and view.anchors[0].op is BANDS, accept, lower)

@@ -7,7 +7,7 @@ table: users write contractions, `passes.split_contractions` writes these.
 
 ``conv_wgrad_bands`` cuts what a filter's gradient is summed up over more finely: the positions of an image's planes are
 cut along the first dimension (the second of three) into bands of ``band`` rows, and every part has as many of all
-images' bands, the last parts what is left.
+images' bands, the last parts what is left.  One part is the gradient itself, with no dimension for parts.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def _op(base: Op, name: str, how: tuple[str, ...], reference: Callable[..., Arra
     def infer(types: Types, attributes: Attributes) -> TensorType:
         whole = base.infer(types, {k: v for k, v in attributes.items() if k not in how})
         assert isinstance(whole, TensorType)
+        if "band" in how and attributes["parts"] == 1:
+            return whole
         return TensorType((attributes["parts"], *whole.shape), attributes["dtype"])
 
     return Op(
@@ -53,6 +55,8 @@ def _op(base: Op, name: str, how: tuple[str, ...], reference: Callable[..., Arra
 
 def _bands(image: Array, loss: Array, parts: int, band: int, **attributes: Any) -> Array:
     """Returns the sums over each part's bands: the losses of all others are left out."""
+    if parts == 1:
+        return np.asarray(TABLE["conv_wgrad"].reference(image, loss, **attributes))
     rows = max(loss.ndim - 4, 0)  # the dimension of positions that is cut
     images, sizes = loss.shape[0], loss.shape[2:]
     planes, along = images * prod(sizes[:rows]), -(-sizes[rows] // band)

@@ -21,6 +21,7 @@ from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
 from fusegraph.passes.decompose import decompose_for_kernels
+from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
@@ -87,6 +88,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("long sorts", split_sorts, When.ALWAYS),
     Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),
+    Pass("filter gradients", sum_by_bands, When.ALWAYS),
     Pass("long contractions", split_contractions, When.ALWAYS),
 )
 

@@ -7,20 +7,21 @@ same bits, on every machine that runs what was planned for one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from codegen.filter_gradient.schedule import cycles as gradient_cycles
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
-from fusegraph.lowering import direct_convolution, filter_gradient
+from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Role
+from fusegraph.ops.base import Op, Role
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.parts import BANDS, PARTS
+from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced, same
 from fusegraph.passes.split_products import meet
@@ -29,7 +30,7 @@ from fusegraph.passes.split_products import meet
 STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
-MOST_PARTS, MOST_BANDS = 256, 1024
+MOST_PARTS = 256
 #: Products of a stage of the tensor-core kernels: parts are whole stages.
 STAGE = 64
 #: Up to so many products are added up in about the time that adding up parts takes.
@@ -60,24 +61,13 @@ def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     return replaced(graph, split, lambda rewrite, node: _split(rewrite, node, split[node])) if split else same(graph)
 
 
+def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
+    add_in_parts(rewrite, node, PARTS[node.op], {"parts": parts})
+
+
 def parts_of(node: Node, graph: Graph, target: Target) -> int:
     """Returns the parts that a node is to be summed up in; 1 for those that stay whole."""
-    if filter_gradient.suits(node, graph) is None:
-        return _bands(node, graph, target)
     return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
-
-
-def _bands(node: Node, graph: Graph, target: Target) -> int:
-    """Returns the parts that a filter gradient of few channels a group is to be summed up in."""
-    band, most = filter_gradient.band_of(node), filter_gradient.most_parts(node, graph)
-    rate = STREAMED * target.bytes_per_cycle
-    estimates: dict[int, float] = {}
-    for count in sorted({min(most, 1 << k) for k in range(MOST_BANDS.bit_length())}):
-        spec = filter_gradient.spec_of(node, graph, count, band)
-        sums = 4 * spec.words * prod(spec.space)
-        more = target.launch_cycles + 2 * sums / rate if count > 1 else 0.0
-        estimates[count] = gradient_cycles(spec, target) + more
-    return min(estimates, key=estimates.__getitem__)
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
@@ -116,7 +106,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """
     own = alone(graph, node, {})
     if parts > 1:
-        own.outputs = [_part_sums(own, node, tuple(own.inputs), node.output, parts)]
+        own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
     (made,) = own.outputs
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
@@ -166,29 +156,27 @@ def _common(node: Node) -> DType:
     return node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
 
 
-def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
-    """Adds the node that sums up the parts and the one that adds them up."""
+def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
+    """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = _part_sums(rewrite.graph, node, rewrite.inputs(node), output, parts)
-    op = TABLE["reduction"]
-    total = {**op.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
-    rewrite.graph.add_node(Node(op, (partial,), total, output))
+    partial = _part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    total = TABLE["reduction"]
+    attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
+    rewrite.graph.add_node(Node(total, (partial,), attributes, output))
 
 
-def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:
+def _part_sums(
+    graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
+) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""
     common = _common(node)
     dtype = compute_dtype(common, graph.compute_dtype)
     if not common.is_float:
         dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
-    shape = (parts, *output.shape)
+    shape = (how["parts"], *output.shape)
     order = stride_order(output.shape, output.strides)
     if node.op.role is Role.WGRAD:  # filters are the columns of the product: neighbours are written together
         order = (*(d for d in order if d), 0)
     strides = packed_strides(shape, (0, *(d + 1 for d in order)))
     partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
-    attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    op = PARTS[node.op]
-    if filter_gradient.suits(node, graph) is None:
-        op, attributes = BANDS, {**attributes, "band": filter_gradient.band_of(node)}
-    return graph.add_node(Node(op, inputs, attributes, partial)).output
+    return graph.add_node(Node(op, inputs, {**node.attributes, **how, "dtype": dtype}, partial)).output
