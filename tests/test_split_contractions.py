@@ -15,7 +15,7 @@ from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes import split_contractions
+from fusegraph.passes import filter_gradients, split_contractions
 from fusegraph.passes.split_contractions import parts_of
 from fusegraph.plan import plan
 from fusegraph.report.explain import describe
@@ -62,6 +62,12 @@ def transposed(loss: tuple[int, ...], channels: int, dtype: str = "float32", lay
     w = graph.tensor("w", (loss[1], channels, 3, 3), layout=layout)
     graph.output(graph.relu(graph.conv_dgrad(dy, w, **{"padding": 1, **how}, name="dx")), name="y")
     return graph
+
+
+@pytest.fixture(autouse=True)
+def no_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves all filter gradients to tiled products."""
+    monkeypatch.setattr(filter_gradients, "parts_of", lambda *_: 0)
 
 
 @pytest.fixture

@@ -99,8 +99,9 @@ L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image, or that has a computed operand.
-WINDOWS, COMPUTED = 1.6, 2.2
+#: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
+#: has a computed operand.
+WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -237,7 +238,7 @@ def _cost(
         latency += between_loads * _loads(parts, s)
     stage = max(busy, latency)
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        stage *= WINDOWS
+        stage *= ACROSS if spec.a.image.across else WINDOWS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):
         stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)

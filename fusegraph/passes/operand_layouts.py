@@ -162,7 +162,7 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
     exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
     if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
         return False
-    if not node.output.size or node.attributes.get("groups", 1) > 1:
+    if not node.output.size or node.attributes.get("groups", 1) > 1 or "parts" in node.attributes:
         return False
     return node.op.role is Role.MATMUL or direct_convolution.suits(node, graph) is not None
 

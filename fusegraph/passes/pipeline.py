@@ -26,6 +26,7 @@ from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
+from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.reshapes import move_reshapes
@@ -86,9 +87,10 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
+    Pass("filter gradients", sum_by_bands, When.ALWAYS),
+    Pass("padded channels", pad_channels),
     Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),
-    Pass("filter gradients", sum_by_bands, When.ALWAYS),
     Pass("long contractions", split_contractions, When.ALWAYS),
 )
 

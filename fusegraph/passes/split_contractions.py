@@ -124,7 +124,7 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
     elif node.op.role is Role.WGRAD:
-        cut = _Cut(first.shape[0], prod(second.shape[2:]), unit)
+        cut = _Cut(first.shape[0], prod(second.shape[2:]), 1)  # the forms say which parts they take
         rows, cols = prod(shape[1:]), shape[0] // node.attributes["groups"]
     else:  # parts have whole panels of channels, or of filters backward to the image
         if first.shape[1] % unit:
