@@ -108,6 +108,8 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
 
 def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+    if "parts" in node.attributes:
+        return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
         return []
@@ -162,7 +164,7 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
     exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
     if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
         return False
-    if not node.output.size or node.attributes.get("groups", 1) > 1 or "parts" in node.attributes:
+    if not node.output.size or node.attributes.get("groups", 1) > 1:
         return False
     return node.op.role is Role.MATMUL or direct_convolution.suits(node, graph) is not None
 
