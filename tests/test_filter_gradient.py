@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
@@ -174,3 +175,9 @@ def test_no_spills(arch: str) -> None:
             sources.append(render(replace(spec, name=f"kernel{number}_{k}"), s))
     for kernel in nvrtc.compile_kernels(sources, arch, cache=default_cache()):
         assert not kernel.spill_bytes, kernel.name
+
+
+def test_golden_source() -> None:
+    graph = gradient((16, 64, 14, 14), 64, 3, 64, "bfloat16", padding=1)
+    kernel = plan(graph, Options(target=target("h200"))).kernels[0]
+    check_golden("filter_gradient", kernel.source.code)

@@ -314,8 +314,15 @@ class _Renderer:
     def _result(self, shared: str, first: str, each: int) -> None:
         """Writes the n-th of the sums that have been exchanged."""
         w, spec, s = self.w, self.spec, self.s
-        w.line(f"const int e = n % {self.pairs}, from = n / {self.pairs} % {s.lanes}, k = n / {each};")
-        own = linear([(self.at["lane0"], 1), ("from", 1)])
+        e = "e" if self.pairs > 1 else "0"
+        if self.pairs > 1:
+            w.line(f"const int e = n % {self.pairs};")
+        from_ = "from" if s.lanes > 1 else "0"
+        if s.lanes > 1:
+            across = f"n / {self.pairs}" if self.pairs > 1 else "n"
+            w.line(f"const int from = {across} % {s.lanes};")
+        w.line(f"const int k = n{f' / {each}' if each > 1 else ''};")
+        own = linear([(self.at["lane0"], 1), (from_, 1)])
         w.leave(self.lanes.outside(own))
         tap = linear([(first, 1), ("k", 1)])
         w.line(f"const int tap = {tap};")
@@ -327,15 +334,15 @@ class _Renderer:
             w.line(f"const {self.t} {name}_at = {linear([(self.at[name], 1), (text, 1)])};")
             w.leave(edge.outside(f"{name}_at"))
             taps.append(f"{name}_at")
-        w.line(f"{spec.accumulate} total = {shared}[0][k][e][from];")
-        w.unrolled_line(f"for (int other = 1; other < {s.warps}; ++other) total += {shared}[other][k][e][from];")
+        w.line(f"{spec.accumulate} total = {shared}[0][k][{e}][{from_}];")
+        w.unrolled_line(f"for (int other = 1; other < {s.warps}; ++other) total += {shared}[other][k][{e}][{from_}];")
         group, channel, filter = self._channels(own, "_own")
         if spec.depthwise:
-            group = linear([(group, 1), ("e", 1)])
+            group = linear([(group, 1), (e, 1)])
         else:
             channel, filter = (
-                linear([(channel, 1), (f"e % {s.channels}", 1)]),
-                linear([(filter, 1), (f"e / {s.channels}", 1)]),
+                linear([(channel, 1), (f"{e} % {s.channels}" if s.channels > 1 else "0", 1)]),
+                linear([(filter, 1), (f"{e} / {s.channels}" if s.filters > 1 else "0", 1)]),
             )
         if spec.flip:
             taps = [f"({size - 1} - {tap})" if size > 1 else tap for tap, size in zip(taps, spec.taps)]
