@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 
 from codegen.buffers import Edge
+from codegen.canonical import canonical
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
@@ -126,16 +128,21 @@ def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
 
 def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSchedule]:
     """Returns schedules worth trying, best guess first."""
-    every = {s: estimate(spec, s, target) for s in _candidates(spec)}
     kinds: dict[tuple[int, ...], FilterGradientSchedule] = {}
-    for s in sorted(every, key=every.__getitem__):
+    for _, s in _ranked(canonical(spec), target):
         kinds.setdefault((s.rows, s.cols, s.channels, s.filters), s)
     return [*kinds.values()][:CANDIDATES]
 
 
 def cycles(spec: FilterGradientSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take."""
-    return min(estimate(spec, s, target) for s in _candidates(spec))
+    return _ranked(canonical(spec), target)[0][0]
+
+
+@lru_cache(256)
+def _ranked(spec: FilterGradientSpec, target: Target) -> list[tuple[float, FilterGradientSchedule]]:
+    """Returns the candidates for a canonical spec, each after its estimated cycles: equal layers share them."""
+    return sorted(((estimate(spec, s, target), s) for s in _candidates(spec)), key=lambda entry: entry[0])
 
 
 def _candidates(spec: FilterGradientSpec) -> Iterator[FilterGradientSchedule]:
