@@ -27,9 +27,14 @@ def panel_size(size: int, itemsize: int) -> int:
     return gcd(size, ROW_BYTES // itemsize)
 
 
-def tile_of(name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int) -> Buffer:
-    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
-    across = panel_size(size, SIZES[ctype])
+def tile_of(
+    name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int, width: int = 0
+) -> Buffer:
+    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it.
+
+    Those across have ``width`` rows or columns, or if that is 0 as many as fit.
+    """
+    across = width or panel_size(size, SIZES[ctype])
     along = (panels, size, panel) if panels > 1 else (size, panel)
     shape = along if along_k else (size // across, panel, across)
     return Buffer(name, ctype, shape, stages, align=SWIZZLED, note=f"tiles of {{{name}}}: stages first, rows swizzled")
@@ -46,6 +51,7 @@ class ReductionPanels:
               does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
     share     the share of the taps that a batch has on average.
     step      where batches are parts of one reduction: channels from one to the next.
+    idle      the C condition, with the same placeholders, under which a phase has no taps at all; empty if all have.
     """
 
     taps: tuple[int, ...]
@@ -55,6 +61,7 @@ class ReductionPanels:
     skips: tuple[str, ...] = ()
     share: float = 1.0
     step: int = 0
+    idle: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -88,6 +95,7 @@ class MappedOperand:
     pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
               whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
     taps      for the same: the sizes of (*taps, panels of channels), over which panels of rows are numbered.
+    width     for the same: the channels of a panel; 0 for what is no image across the reduction.
     """
 
     map: TensorMap
@@ -96,6 +104,7 @@ class MappedOperand:
     offsets: tuple[str, ...] = ()
     pixels: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    width: int = 0
 
     @property
     def im2col(self) -> bool:

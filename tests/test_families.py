@@ -75,6 +75,7 @@ def graphs() -> Iterator[fg.Graph]:
         x = g.tensor("x", (2, 64, 32, 32), layout=layout)
         g.output(g.max_pool(x, window=(2, 2)), name="pooled")
         g.output(g.conv_fprop(x, g.tensor("w", (64, 1, 3, 3)), padding=1, groups=64), name="filtered")
+        g.output(g.conv_wgrad(x, g.tensor("loss", x.shape, layout=layout), padding=1, groups=64), name="gradient")
         yield g
     g = fg.Graph("groups", io_dtype="bfloat16")
     x = g.tensor("x", (2, 64, 16, 16), layout="NHWC")

@@ -10,6 +10,7 @@ from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
+from codegen.phases import busy_share
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -98,8 +99,9 @@ L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image, or that has a computed operand.
-WINDOWS, COMPUTED = 1.6, 2.2
+#: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
+#: has a computed operand.
+WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -236,10 +238,10 @@ def _cost(
         latency += between_loads * _loads(parts, s)
     stage = max(busy, latency)
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        stage *= WINDOWS
+        stage *= ACROSS if spec.a.image.across else WINDOWS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):
         stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
     exchange = 3000.0 if s.split_k > 1 else 0.0
-    return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)
+    return LATENCY + rounds * (busy_share(spec) * depth * stage + results + exchange + OVERHEAD / together)

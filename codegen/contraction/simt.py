@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge
 from codegen.contraction.merge import merged
-from codegen.contraction.simt_operands import SimtOperand, within
+from codegen.contraction.simt_operands import SimtOperand
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, schedules
 from codegen.epilogue import Epilogue, Run, batches, in_order, placed
 from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
+from codegen.phases import condition, idle
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 
@@ -70,10 +71,10 @@ class _Renderer:
                 side.prepare()
         self._sums()
         if self.k:
-            inside = every(*(within(spec, self.t, x) for x in spec.terms if not any(x.inner)))
-            if inside:
+            nothing = condition(idle(spec), batches(spec.batch))
+            if nothing:
                 w.line()
-            with w.guarded(inside):
+            with w.guarded(f"!({nothing})" if nothing else ""):
                 self._mainloop()
         self._results()
         barriers = self.k > 0 or bool(self.partials)

@@ -13,6 +13,7 @@ from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
+from codegen.phases import busy_share
 from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
 
@@ -125,7 +126,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
     scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
     if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(target, tile, sizes, products, c, scattered, paired), tile) for tile in fitting]
+    share = busy_share(spec)
+    found = [(_cycles(target, tile, sizes, products, c, scattered, paired, share), tile) for tile in fitting]
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -161,12 +163,19 @@ def combined(spec: ContractionSpec, tile: Tile) -> Buffer:
 
 
 def _cycles(
-    target: Target, tile: Tile, sizes: Sizes, products: int, ctype: str, scattered: bool = False, paired: bool = False
+    target: Target,
+    tile: Tile,
+    sizes: Sizes,
+    products: int,
+    ctype: str,
+    scattered: bool = False,
+    paired: bool = False,
+    share: float = 1.0,
 ) -> float:
     """Returns the cycles that products of these sizes are estimated to take in tiles.
 
     They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
-    flight while one is multiplied.
+    flight while one is multiplied.  The rest of the batches than this ``share`` have no terms.
     """
     (batch, m, n, k), (rows, cols, inner, tr, tc) = sizes, tile
     words = SIZE_OF[ctype] // 4
@@ -188,7 +197,7 @@ def _cycles(
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block waits for the next stage just after asking for it, as do those that began with it
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
-    return blocks / together * (Edge(k, inner).tiles * stage + BLOCK) if tiles else 0.0
+    return blocks / together * (share * Edge(k, inner).tiles * stage + BLOCK) if tiles else 0.0
 
 
 def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:

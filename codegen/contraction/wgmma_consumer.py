@@ -79,7 +79,10 @@ class MainLoop:
         k = self.block.parts.reduction
         at, step = f"shared.{name}[stage.index]", 32 // k.itemsize
         if not side.along_k:
-            width = panel_size(size, k.itemsize) * k.itemsize
+            channels = side.width if isinstance(side, MappedOperand) else 0
+            if 0 < channels < GROUP_ROWS and place != "0":
+                place = f"{place} * {GROUP_ROWS // channels}"
+            width = (channels or panel_size(size, k.itemsize)) * k.itemsize
             return f"matrix_descriptor<{width}>({at}[{place}][kk * {step}], {k.panel * width}, {8 * width})"
         if k.per_stage == 1:
             return f"matrix_descriptor<128>(&{at}[{place}][kk * {step}], 16, 1024)"

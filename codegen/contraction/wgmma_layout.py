@@ -271,7 +271,8 @@ class Layout:
     def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
         k = self.parts.reduction
         ctype = side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
-        return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages)
+        width = side.width if isinstance(side, MappedOperand) else 0
+        return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages, width)
 
     @cached_property
     def single_rows(self) -> Buffers:

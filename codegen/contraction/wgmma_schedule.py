@@ -222,8 +222,8 @@ L2_RATE, LATENCY = 70.0, 1500.0
 MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
-#: Cycles of TMA for a row of windows some of whose channels do not exist.
-PARTIAL_ROW = 6.0
+#: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
+PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
 #: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
 #: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
@@ -298,7 +298,8 @@ def _loading(layout: Layout) -> float:
     rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
     mapped = parts.a if isinstance(parts.a, MappedOperand) else None
     lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
-    every = (lines + s.tile_n * layout.spec.products * rows) * k.per_stage
+    narrow = k.panel / mapped.width if mapped and mapped.width else 1.0
+    every = (lines * narrow * min(narrow, SHORT_ROW) + s.tile_n * layout.spec.products * rows) * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
     windows = mapped is not None and mapped.im2col and mapped.along_k
     partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0

@@ -73,6 +73,11 @@ def accept(view: GroupView, options: Options) -> None:
             raise Declined(
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
+        target = options.target.planned
+        if convolution.turned_behind(anchor, tensor, target) and not convolution.turned_behind(
+            anchor, anchor.output, target
+        ):
+            raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
 
 
@@ -161,7 +166,9 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
         return tuple(replace(x, batch=(each * x.inner[0] if x.inner else 0, *x.batch)) for x in limits)
 
     def gathered(gather: Gather) -> Gather:
-        return replace(gather, batch=(each * gather.inner[0], *gather.batch), limits=limited(gather.limits))
+        image = gather.image and replace(gather.image, shifts=tuple((0, *x) for x in gather.image.shifts))
+        batch = (each * gather.inner[0], *gather.batch)
+        return replace(gather, batch=batch, limits=limited(gather.limits), image=image)
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
         return (tensor.strides[0], *whole.strides(_part(tensor)))

@@ -108,6 +108,8 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
 
 def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+    if "parts" in node.attributes:
+        return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
         return []
