@@ -127,13 +127,6 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
     return _ranked(spec, target)[0][0]
 
 
-def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Returns the estimated cycles of ``batch`` float32 products of m x k by k x n in their best tiles."""
-    if target.arch.has_cp_async:
-        return min(_ring_cycles(target, ring, (batch, m, n, k), (CHUNK, CHUNK)) for ring in RINGS)
-    return min(_cycles(target, tile, (batch, m, n, k), 1, "float") for tile in TILES)
-
-
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSchedule]]:
     """Returns the schedules that fit, each after its estimated cycles."""
     sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
