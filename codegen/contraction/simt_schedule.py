@@ -80,7 +80,7 @@ class Ring(NamedTuple):
     """A tile that is brought by asynchronous copies.
 
     stages  of the ring; ``blocks`` of which a multiprocessor is to hold so many if the product is plain.
-    share   of the multiply-adds that there could be, from times on an H200.
+    share   of the multiply-adds that there could be, from times.
     """
 
     tile: Tile
