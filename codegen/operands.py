@@ -14,6 +14,8 @@ ROW_BYTES = 128
 LEAST_SWIZZLE = 32  # bytes of a row
 #: The share of the full load rate that a panel of so many bytes reaches.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
+#: Bytes of a row that a wgmma multiplies.
+STEP_BYTES = 32
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16
 
@@ -52,6 +54,7 @@ class ReductionPanels:
     share     the share of the taps that a batch has on average.
     step      where batches are parts of one reduction: channels from one to the next.
     idle      the C condition, with the same placeholders, under which a phase has no taps at all; empty if all have.
+    row       bytes of a row of a stage, of each part of its elements.
     """
 
     taps: tuple[int, ...]
@@ -62,11 +65,17 @@ class ReductionPanels:
     share: float = 1.0
     step: int = 0
     idle: str = ""
+    row: int = ROW_BYTES
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of a tile."""
-        return ROW_BYTES // (self.panel * self.per_stage)
+        """Bytes of an element of a tile, or of each of its parts."""
+        return self.row // (self.panel * self.per_stage)
+
+    @property
+    def steps(self) -> int:
+        """How many wgmma it takes to multiply a stage."""
+        return self.row // STEP_BYTES
 
     @property
     def chunks(self) -> int:

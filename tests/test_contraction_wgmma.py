@@ -437,7 +437,7 @@ def spec(case: Case) -> Any:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (matmul((64, 64), (64, 64), "float32"), "tf32"),
+        (matmul((64, 64), (64, 64), "float32", options=Options(strict=True)), "tf32"),
         (matmul((64, 64), (64, 64), "int32"), "tensor cores do not multiply"),
         (matmul((64, 64), (64, 64), "bfloat16", "float64"), "tensor cores do not multiply"),
         (matmul((64, 65), (65, 64), "bfloat16"), "multiples of 16 bytes"),

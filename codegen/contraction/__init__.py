@@ -24,9 +24,9 @@ from codegen.tile_path import product_types
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
     types = wgmma_schedule.operand_types(spec, schedule.converts)
-    if wgmma_schedule.adds_up_stages(spec, types):
-        return ROW_BYTES
-    return 0 if types[0].startswith("float8") else None
+    if not types[0].startswith("float8"):
+        return None
+    return ROW_BYTES if wgmma_schedule.adds_up_stages(spec, types) else 0
 
 
 def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:

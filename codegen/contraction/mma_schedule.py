@@ -127,6 +127,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
     parts = tile_paths(spec, _widens(spec, target))
+    if parts.a.parts > 1:
+        raise Declined("float32 is multiplied in parts by warpgroups only")
     found = [(_cost(spec, parts, s, target, blocks), s) for s, blocks in _candidates(spec, parts, target)]
     if not found:
         raise Declined("no tile fits the shared memory of a block")

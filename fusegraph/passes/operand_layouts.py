@@ -21,6 +21,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
+from fusegraph.lowering.precision import in_parts
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
@@ -111,7 +112,7 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     if "parts" in node.attributes:
         return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-    if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
+    if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph, options):
         return []
     wishes, least = [], ROW_BYTES
     for number, tensor in enumerate(node.inputs):
@@ -159,9 +160,10 @@ def _values(node: Node, target: Target) -> list[_Wish]:
     return [wish] if gained > MARGIN * wish.us(target) else []
 
 
-def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
+def _on_tensor_cores(node: Node, dtype: DType, graph: Graph, options: Options) -> bool:
     """Returns true if tensor cores take a contraction of operands of a dtype, and nothing better does."""
-    exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
+    taken = node.attributes["compute_dtype"] == "tf32" or (options.target.planned.wgmma and in_parts(node, options))
+    exact = dtype == float32 and not taken
     if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
         return False
     if not node.output.size:
@@ -172,10 +174,10 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
 def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     """Returns the dimensions of an operand of which one should be contiguous, the best one first.
 
-    Along the reduction for every dtype; elements of 16 bits may also lie across it.
+    Along the reduction for every dtype; elements that are multiplied as 16 bits may also lie across it.
     """
-    rank = node.inputs[number].rank
-    across = node.inputs[0].dtype.itemsize == 2
+    rank, dtype = node.inputs[number].rank, node.inputs[0].dtype
+    across = dtype.itemsize == 2 or (dtype == float32 and node.attributes["compute_dtype"] is None)
     if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)
