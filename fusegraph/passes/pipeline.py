@@ -27,6 +27,7 @@ from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
+from fusegraph.passes.positions import place
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
@@ -68,6 +69,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
+    Pass("positions", place),
     Pass("simplification", simplify),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),

@@ -6,7 +6,7 @@ point for every input, NaN, infinity and the sign of zero included.  (x + 0 is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import mul
@@ -19,7 +19,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
@@ -112,7 +112,7 @@ def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     outputs = set(graph.outputs)
     seen: dict[Any, Tensor] = {}
     for old in graph.nodes:
-        node = Node(old.op, rewrite.inputs(old), old.attributes, *old.outputs)
+        node = Node(old.op, tuple(_unrepeated(rewrite.graph, old, rewrite.inputs(old))), old.attributes, *old.outputs)
         free = len(node.outputs) == 1 and node.output not in outputs
         while isinstance(result := _replaced(rewrite.graph, node, free), Node):
             node = result
@@ -155,6 +155,16 @@ def _replaced(graph: Graph, node: Node, free: bool) -> Node | Tensor | None:
         if result is not None:
             return result
     return None
+
+
+def _unrepeated(graph: Graph, node: Node, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns the operands of a node with masks as they are where a pointwise node repeats them just as well."""
+    if node.kind is not Kind.POINTWISE or not node.op.reads_values:
+        return inputs
+    made = {t: graph.producer(t) for t in inputs if t.dtype.is_bool}
+    less = {t: n.inputs[0] for t, n in made.items() if n is not None and n.op.role is Role.BROADCAST}
+    found = tuple(less.get(t, t) for t in inputs)
+    return found if np.broadcast_shapes(*(t.shape for t in found)) == node.output.shape else inputs
 
 
 def _key(node: Node) -> Any:
