@@ -20,6 +20,7 @@ from fusegraph.passes.algorithms import choose
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
+from fusegraph.passes.batches import take_apart
 from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.operand_layouts import lay_out
@@ -71,6 +72,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
     Pass("simplification", simplify),
+    Pass("batches", take_apart),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),

@@ -82,7 +82,7 @@ def _neutral(node: Node, known: Mapping[Tensor, Known]) -> Tensor | None:
     return next((t for other, t in pairs if other in known and known[other].truth is neutral and t.dtype.is_bool), None)
 
 
-def _numbers(node: Node, known: Mapping[Tensor, Known]) -> dict[Tensor, int]:
+def _numbers(node: Node, known: Mapping[Tensor, Known]) -> dict[Tensor, Any]:
     """Returns the operands of a pointwise node that are one number, if it has its shape without them."""
     if node.kind is not Kind.POINTWISE or node.op.shapes:
         return {}
@@ -129,7 +129,7 @@ class _Writer:
         self.rewrite.take_over(node, [less.get(t, self.rewrite.new[t]) for t in node.inputs])
         return None
 
-    def _number(self, value: int, dtype: DType) -> Tensor:
+    def _number(self, value: Any, dtype: DType) -> Tensor:
         array = np.array(value, dtype.numpy)
         return intermediate(self.rewrite.graph, self.node.name, "number", (), (), dtype, array)
 

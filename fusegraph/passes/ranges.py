@@ -1,4 +1,5 @@
-"""What is known of integers and bools before a graph runs: ranges, and how they follow from an element's position.
+"""What is known of tensors before a graph runs: of integers and bools their ranges, and how they follow from an
+element's position; of floats whether they are one number.
 
 Positions (`gen_index`), constants and sums of them are linear in the position; movement of what is linear is linear,
 as addresses are.  A comparison of two such integers either always holds, or says on which side of a line a position is.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +18,14 @@ from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.views import strides_over, view
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind, Op, Role
+from fusegraph.ops.base import Kind, Op, Role, TensorType
+from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.ops.evaluate import evaluate
 
 #: The most conditions of one bool that are followed, and the largest constant that is looked at.
 MOST_CONDITIONS, MOST_ELEMENTS = 6, 1 << 16
+#: Movement whose result has no elements but those of its operand.
+_PLAIN = (Role.TRANSPOSE, Role.BROADCAST, Role.RESHAPE, Role.SLICE)
 #: Comparisons -> signs of the difference, and what is added, for every number that is not negative if they hold.
 _COMPARED: Mapping[Role | None, tuple[tuple[int, int], ...]] = {
     Role.GE: ((1, 0),),
@@ -51,20 +57,20 @@ class Linear:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a tensor of integers or bools (0 and 1).
+    """What is known of a tensor; bools are 0 and 1.
 
-    least, most  the range of its elements.
+    least, most  the range of its elements; of floats, which are known only where they are one number, that number.
     linear       how they follow from the position; None if that is not known.
     conditions   of bools: an element is true exactly if none of these is negative; None if there are no such.
     """
 
-    least: int
-    most: int
+    least: Any
+    most: Any
     linear: Linear | None = None
     conditions: tuple[Linear, ...] | None = None
 
     @property
-    def value(self) -> int | None:
+    def value(self) -> Any:
         """The value of all elements; None if they may differ."""
         return self.least if self.least == self.most else None
 
@@ -80,15 +86,47 @@ TRUE, FALSE, EITHER = Known(1, 1), Known(0, 0), Known(0, 1)
 
 
 def ranges(graph: Graph) -> dict[Tensor, Known]:
-    """Returns what is known of every tensor of integers or bools that is not empty."""
+    """Returns what is known of tensors that are not empty: of all integers and bools, and of floats of one number."""
     found: dict[Tensor, Known] = {}
     for tensor in graph.tensors.values():
         if graph.producer(tensor) is None and _counts(tensor):
             found[tensor] = _of_source(tensor)
+        elif tensor.value is not None and (number := _repeated(tensor)) is not None:
+            found[tensor] = number
     for node in graph.nodes:
-        for tensor in filter(_counts, node.outputs):
-            found[tensor] = _fitting(_of_node(node, found) if len(node.outputs) == 1 else None, tensor)
+        number = _of_numbers(node, found, graph.compute_dtype)
+        for tensor in node.outputs:
+            if _counts(tensor):
+                known = _of_node(node, found) if number is None and len(node.outputs) == 1 else number
+                found[tensor] = _fitting(known, tensor)
+            elif number is not None:
+                found[tensor] = number
     return found
+
+
+def _repeated(tensor: Tensor) -> Known | None:
+    """Returns the number that a constant of floats consists of."""
+    value = np.asarray(tensor.value).reshape(-1)
+    if not tensor.dtype.is_float or not tensor.size or tensor.size > MOST_ELEMENTS or not (value == value[0]).all():
+        return None
+    return Known(float(value[0]), float(value[0]))
+
+
+def _of_numbers(node: Node, found: Mapping[Tensor, Known], compute: DType) -> Known | None:
+    """Returns what a node makes of operands that are one number each."""
+    values = [found[t].value if t in found else None for t in node.inputs]
+    if None in values or len(node.outputs) > 1 or not node.output.size or not node.op.reads_values:
+        return None
+    if node.kind is Kind.MOVEMENT and len(values) == 1 and node.op.role in _PLAIN:
+        return Known(values[0], values[0])
+    if node.kind is not Kind.POINTWISE or node.op.random:
+        return None
+    types = tuple(TensorType((), t.dtype) for t in node.inputs)
+    operands = [to_reference(np.array(v, t.dtype.numpy), t.dtype) for v, t in zip(values, node.inputs)]
+    (result,) = evaluate(node.op, types, node.attributes, (node.output.dtype,), operands, compute)
+    stored = from_reference(result, node.output.dtype).reshape(())
+    number = float(stored) if node.output.dtype.is_float else int(stored)
+    return Known(number, number) if number == number else None
 
 
 def _counts(tensor: Tensor) -> bool:
@@ -173,7 +211,7 @@ def _moved(node: Node, found: Mapping[Tensor, Known]) -> Known | None:
         return Known(least, most, _joined(node, [x, *others]))
     if role is Role.GATHER:
         return Known(x.least, x.most, _gathered(node, x, others[0]))
-    if role not in (Role.TRANSPOSE, Role.BROADCAST, Role.RESHAPE, Role.SLICE):
+    if role not in _PLAIN:
         return None
 
     def moved(linear: Linear) -> Linear | None:

@@ -22,7 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
 from fusegraph.pattern import Found, Is, Made, constant, op
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
@@ -158,13 +158,23 @@ def _replaced(graph: Graph, node: Node, free: bool) -> Node | Tensor | None:
 
 
 def _unrepeated(graph: Graph, node: Node, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns the operands of a node with masks as they are where a pointwise node repeats them just as well."""
+    """Returns the operands of a node with masks and numbers as they are where a pointwise node repeats them itself."""
     if node.kind is not Kind.POINTWISE or not node.op.reads_values:
         return inputs
-    made = {t: graph.producer(t) for t in inputs if t.dtype.is_bool}
-    less = {t: n.inputs[0] for t, n in made.items() if n is not None and n.op.role is Role.BROADCAST}
+    less = {t: x for t in dict.fromkeys(inputs) if (x := _repeats(graph, t)) is not None}
     found = tuple(less.get(t, t) for t in inputs)
-    return found if np.broadcast_shapes(*(t.shape for t in found)) == node.output.shape else inputs
+    return found if less and np.broadcast_shapes(*(t.shape for t in found)) == node.output.shape else inputs
+
+
+def _repeats(graph: Graph, tensor: Tensor) -> Tensor | None:
+    """Returns the mask or the number that a tensor repeats; None if it is something else."""
+    maker, value = graph.producer(tensor), tensor.value
+    if maker is not None and maker.op.role is Role.BROADCAST:
+        x = maker.inputs[0]
+        return x if tensor.dtype.is_bool or constant(x) is not None else None
+    if value is None or tensor.size < 2 or not (value == value.reshape(-1)[0]).all():
+        return None
+    return intermediate(graph, tensor.name, "number", (), (), tensor.dtype, value.reshape(-1)[0].reshape(()))
 
 
 def _key(node: Node) -> Any:
