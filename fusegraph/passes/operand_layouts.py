@@ -55,7 +55,8 @@ class _Wish:
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
-    found |= {node: _values(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
+    found |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
     if not wanted:
         return same(graph)
@@ -103,7 +104,8 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     if producer is None or tensor in graph.outputs:
         return False
     plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)
-    return all(n.kind in plain for n in (producer, *graph.network.successors(producer)))
+    takers = graph.network.successors(producer)
+    return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
 def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
@@ -128,6 +130,15 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
     return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []
+
+
+def _keys(node: Node, graph: Graph) -> list[_Wish]:
+    """Returns the keys of an attention if they are computed here, and their elements should be neighbours in memory."""
+    k = multiplied(node)[1]
+    if node.attributes["paged"] or prologues_of(node)[1] is not None or not _is_ours(k, graph):
+        return []
+    strides = None if _is_aligned(k, (k.rank - 2,)) else _aligned_strides(k, (k.rank - 2,))
+    return [] if strides is None else [_Wish(k, strides)]
 
 
 def _values(node: Node, target: Target) -> list[_Wish]:

@@ -167,11 +167,12 @@ def _unrepeated(graph: Graph, node: Node, inputs: Sequence[Tensor]) -> Sequence[
 
 
 def _repeats(graph: Graph, tensor: Tensor) -> Tensor | None:
-    """Returns the mask or the number that a tensor repeats; None if it is something else."""
+    """Returns the number, or mask, which a choice of numbers may be, that a tensor repeats; None for other tensors."""
     maker, value = graph.producer(tensor), tensor.value
     if maker is not None and maker.op.role is Role.BROADCAST:
-        x = maker.inputs[0]
-        return x if tensor.dtype.is_bool or constant(x) is not None else None
+        x, choice = maker.inputs[0], graph.producer(maker.inputs[0])
+        chosen = choice is not None and choice.op.role is Role.SELECT
+        return x if tensor.dtype.is_bool or constant(x) is not None or chosen else None
     if value is None or tensor.size < 2 or not (value == value.reshape(-1)[0]).all():
         return None
     return intermediate(graph, tensor.name, "number", (), (), tensor.dtype, value.reshape(-1)[0].reshape(()))
