@@ -133,3 +133,18 @@ def test_products_needed_elsewhere_keep_their_batch() -> None:
     g.output(product.reshape(2, 3, 4, 4) * 2.0)
     g.output(product)
     assert sum(n.op.name == "matmul" for k in plan(g).kernels for n in k.group.nodes) == 1
+
+
+def test_computed_biases_lie_along_the_keys() -> None:
+    """A table of numbers for each distance and head gives a bias whose last dimension is the heads."""
+    g = fg.Graph("relative", io_dtype="bfloat16")
+    q, k, v = (g.tensor(name, (BATCH, HEADS, 64, 64)) for name in "qkv")
+    every = g.broadcast(g.constant(0, dtype="int32"), (64, 64))
+    distance = g.abs(g.gen_index(every, axis=1) - g.gen_index(every, axis=0))
+    bias = g.gather(g.tensor("table", (64, HEADS)), distance, axis=0).transpose(2, 0, 1).reshape(1, HEADS, 64, 64)
+    first = g.sdpa(q, k, v, bias=g.broadcast(bias, (BATCH, HEADS, 64, 64)))
+    g.output(g.sdpa(first, k, v, bias=bias))
+    specs = [kernel.group.lowered.spec for kernel in plan(g).kernels]
+    found = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    assert len(found) == 2
+    assert {op.strides[-1] for spec in found for op in spec.program.loads} == {1}
