@@ -20,6 +20,7 @@ from fusegraph.passes.algorithms import choose
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
+from fusegraph.passes.batches import take_apart
 from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
@@ -30,6 +31,7 @@ from fusegraph.passes.packed_elements import unpack
 from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
+from fusegraph.passes.positions import place
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
@@ -73,7 +75,9 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
+    Pass("positions", place),
     Pass("simplification", simplify),
+    Pass("batches", take_apart),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),
