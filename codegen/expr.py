@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -20,17 +20,31 @@ from codegen.naming import Names, Writer
 
 
 @dataclass(frozen=True)
+class Begin:
+    """How many elements behind its pointer an operand begins in a row: a value of the program, the same for the row.
+
+    It is a multiple of ``step``; no element is ``reach`` or more elements behind the pointer.
+    """
+
+    value: Value
+    step: int
+    reach: int
+
+
+@dataclass(frozen=True)
 class Operand:
     """A tensor that a kernel reads or writes.
 
     strides count elements, one for each iteration dimension; 0 repeats the element along it.  alignment is what the
-    base pointer is known to be a multiple of, in bytes.
+    base pointer is known to be a multiple of, in bytes.  begin is for loads of the rows family, of which each row has
+    another part (a gather): None if all follows from the strides.
     """
 
     name: str
     dtype: DType
     strides: tuple[int, ...]
     alignment: int = 16
+    begin: Begin | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,8 @@ class Instruction:
 class TableRead(Instruction):
     """Reads an element of a table.
 
-    args are the table's pointer, the values from which the position is computed and, if guarded, whether it exists.
+    args are the table's pointer, or the result of an instruction that chooses among pointers to several, the values
+    from which the position is computed and, if guarded, whether it exists.
 
     position   the template of the position.
     indexed    whether the second argument is an index, which is a term as it is; the others are multiplied by numbers.
@@ -191,6 +206,17 @@ class Program:
         return self.loads + tuple(store.operand for store in self.stores)
 
     @property
+    def begins(self) -> list[Value]:
+        """The values that say where loads begin in a row."""
+        return [op.begin.value for op in self.loads if op.begin is not None]
+
+    def read_by(self, read: TableRead) -> tuple[Operand, ...]:
+        """Returns the tables of which an instruction reads one; they have the same dtype."""
+        first = read.args[0]
+        pointers = self.instructions[first.instruction].args if isinstance(first, Result) else (first,)
+        return tuple(self.tables[p.table] for p in pointers if isinstance(p, Pointer))
+
+    @property
     def strides(self) -> list[tuple[int, ...]]:
         """The strides of loads, stores and indices, in this order."""
         return [*(op.strides for op in self.operands), *self.indices]
@@ -199,18 +225,21 @@ class Program:
     def uses(self) -> Counter[Value]:
         """How often each value is used by instructions, reductions and stores."""
         ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]
+        ends += self.begins
         return Counter([*(v for i in self.instructions for v in i.args), *ends, *(s.value for s in self.stores)])
 
-    def needed(self, ends: Iterable[Value]) -> set[Value]:
-        """Returns the values that are needed to compute ``ends``, themselves among them."""
+    def needed(self, ends: Iterable[Value], known: Container[Value] = ()) -> set[Value]:
+        """Returns the values that are needed to compute ``ends``, but not what ``known`` ones need."""
         found: set[Value] = set()
         stack = list(ends)
         while stack:
             value = stack.pop()
             if value not in found:
                 found.add(value)
-                if isinstance(value, Result):
+                if isinstance(value, Result) and value not in known:
                     stack += self.instructions[value.instruction].args
+                if isinstance(value, Load) and (begin := self.loads[value.operand].begin) is not None:
+                    stack.append(begin.value)
         return found
 
 
@@ -284,14 +313,21 @@ class Emitter:
         return terms[value]
 
     def read(self, number: int, vector: int, terms: Mapping[Value, str], *, packed: bool = False) -> str:
-        """Returns a vector of a table in C, given the terms of its first element; ``packed``: as `Packed` words."""
+        """Returns a vector of a table in C, as stored, given the terms of its first element.
+
+        ``packed``: as `Packed` words.  A vector of 1 is an element.
+        """
         read = self.program.instructions[number]
         assert isinstance(read, TableRead)
-        table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
+        table = self.program.read_by(read)[0]
         texts = [self.term(value, terms) for value in read.args]
-        load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
-        text = f"{load}<{vector}>({texts[0]} + {fill(read.position, texts)})"
-        return f"{texts[-1]} ? {text} : {kind}<{table.dtype.ctype}, {vector}>{{}}" if read.guarded else text
+        position = fill(read.position, texts)
+        if vector == 1:
+            text, kind = f"{texts[0]}[{position}]", table.dtype.ctype
+        else:
+            load, kind = ("load_packed", "Packed") if packed else ("load", "Vector")
+            text, kind = f"{load}<{vector}>({texts[0]} + {position})", f"{kind}<{table.dtype.ctype}, {vector}>"
+        return f"{texts[-1]} ? {text} : {kind}{{}}" if read.guarded else text
 
     def expression(self, number: int, terms: Mapping[Value, str]) -> str:
         """Returns the C expression of an instruction."""

@@ -11,6 +11,7 @@ import pytest
 from graphs import check_all, undecided_share
 
 import fusegraph as fg
+from codegen.pointwise import schedule, vectors
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
@@ -423,6 +424,21 @@ def test_wide_tables(dtype: str) -> None:
     vectors = {name for name, code in sources.items() if re.search(r"load<\d+>\((?!i\b|i_2)\w+ \+ ", code)}
     assert {"joined 64 32", "joined 16 48", "padded [2, 0]", "padded [0, 16]", "gathered"} <= vectors
     assert not {"joined 63 33", "padded [0, (3, 5)]", "gathered columns"} & vectors
+
+
+def test_tables_are_read_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few threads a block, these small tensors have several vectors in flight a thread, as large ones have."""
+    for module in (schedule, vectors):
+        monkeypatch.setattr(module, "THREADS", 32)
+    monkeypatch.setattr(schedule, "ENOUGH_BLOCKS", 1 / 132)
+    graphs = [*moved("bfloat16"), *wide("int8"), *fused()]
+    staged = []
+    original = vectors.VectorsRenderer._read_tables
+    monkeypatch.setattr(
+        vectors.VectorsRenderer, "_read_tables", lambda self, *a, **k: staged.append(1) or original(self, *a, **k)
+    )
+    check_all(graphs)
+    assert len(staged) > 10
 
 
 def odd() -> list[fg.Graph]:

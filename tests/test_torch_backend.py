@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 import fusegraph.torch  # noqa: E402
 from fusegraph.dtypes import float32  # noqa: E402
 from fusegraph.errors import ArgumentError, FileError  # noqa: E402
-from fusegraph.frontends.torch import backend  # noqa: E402
+from fusegraph.frontends.torch import backend, vectors  # noqa: E402
 from fusegraph.frontends.torch.cut import Analysis  # noqa: E402
 from fusegraph.frontends.torch.decompositions import decompositions  # noqa: E402
 from fusegraph.frontends.torch.exported import import_module  # noqa: E402
@@ -247,7 +247,8 @@ def test_files_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_factors_of_normalisation_are_computed_together() -> None:
+def test_factors_of_normalisation_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_MOST", 26)
     layers = [m for _ in range(8) for m in (torch.nn.Conv2d(4, 4, 1, bias=False), torch.nn.BatchNorm2d(4))]
     model = torch.nn.Sequential(*layers, torch.nn.BatchNorm2d(4, affine=False)).eval()
     (graph,) = import_module(model, torch.zeros(2, 4, 5, 5)).graphs

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from codegen.expr import Emitter, Index, Load, Operand, Pointer, Program, Result, Value, ctype_of, varying
+from codegen.expr import (
+    Emitter,
+    Index,
+    Load,
+    Operand,
+    Pointer,
+    Program,
+    Result,
+    TableRead,
+    Value,
+    ctype_of,
+    varying,
+)
 from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer
@@ -47,9 +59,10 @@ class Elements:
         self._emitter = Emitter(program, self.names)
         self._registers: dict[int, str] = {}
         self._varies: list[bool] = []
-        #: instructions whose results are known before the elements: shared ones, and vectors of tables
+        #: instructions whose results are known before the elements
         self._shared: frozenset[int] = frozenset()
-        self._vectors: dict[int, str] = {}
+        #: what has been read of tables, in C
+        self._tabled: dict[int, str] = {}
 
     def scalars(self) -> None:
         """Writes operands with one value, and what can be computed from them alone, before any loop."""
@@ -74,36 +87,84 @@ class Elements:
         self, done: Ahead, vector: int, loaded: Mapping[int, str], indices: Sequence[str], *, packed: bool = False
     ) -> None:
         """Writes reads of vectors of tables, given the first element's terms; ``packed``: small ones as `Packed`."""
+        terms = self._first_terms(done, loaded, indices)
+        self._shared = done.shared
+        for k in done.reads:
+            table = self._table(k)
+            name = self.names.unique(table.name, "_v")
+            self._tabled[k] = f"{name}[e]"
+            kind, words = kept_type(table, vector, packed), packs(table, vector, packed)
+            self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
+
+    def _first_terms(self, done: Ahead, loaded: Mapping[int, str], indices: Sequence[str]) -> dict[Value, str]:
+        """Writes what is the same for all elements of a vector, given the first one's terms; returns these."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             terms[Load(n)] = converted(self.program.loads[n], text, self.program.real)
         terms |= {Index(n): f"{self.program.itype}({text})" for n, text in enumerate(indices)}
-        self._shared = done.shared
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k in done.shared)
-        for k in done.reads:
-            read = self.program.instructions[k]
-            table = self.program.tables[read.args[0].table]  # type: ignore[union-attr]
-            name = self._vectors[k] = self.names.unique(table.name, "_v")
-            kind, words = kept_type(table, vector, packed), packs(table, vector, packed)
-            self.w.line(f"const {kind} {name} = {self._emitter.read(k, vector, terms, packed=words)};")
+        return terms
 
-    def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
-        """Writes an element's statements, given varying loads as stored, and indices; returns what stores take."""
+    def declare_reads(self, done: Ahead, vector: int, unroll: int) -> None:
+        """Declares registers for what is read of tables by all of a thread's vectors ``u``."""
+        for k in (*done.reads, *done.single):
+            table, wide = self._table(k), k in done.reads
+            name = self.names.unique(table.name, "_v")
+            self._tabled[k] = f"{name}[u][e]" if vector > 1 else f"{name}[u]"
+            self.w.line(f"{kept_type(table, vector, wide)} {name}[{unroll}];")
+
+    def read_tables(
+        self,
+        done: Ahead,
+        vector: int,
+        first: tuple[Mapping[int, str], Sequence[str]],
+        each: tuple[Mapping[int, str], Callable[[], Sequence[str]]],
+    ) -> None:
+        """Writes the reads of tables into the registers declared for them, given loads and indices in C.
+
+        ``first`` are those of a vector's first element, ``each`` those of element ``e``.
+        """
+        if done.reads:
+            terms = self._first_terms(done, *first)
+            for k in done.reads:
+                words = packs(self._table(k), vector, True)
+                text = self._emitter.read(k, vector, terms, packed=words)
+                self.w.line(f"{self._tabled[k].removesuffix('[e]')} = {text};")
+        if not done.single:
+            return
+        loaded, indices = each
+        needed = self.program.needed(v for k in done.single for v in self.program.instructions[k].args)
+        with self.w.unrolled(f"for (int e = 0; e < {vector}; ++e)", when=vector > 1):
+            terms = self._element_terms(loaded, indices(), needed)
+            self._emitter.statements(self.w, terms, lambda k: self._varies[k] and Result(k) in needed)
+            for k in done.single:
+                self.w.line(f"{self._tabled[k]} = {self._emitter.read(k, 1, terms)};")
+
+    def _element_terms(
+        self, loaded: Mapping[int, str], indices: Sequence[str], needed: Container[Value]
+    ) -> dict[Value, str]:
+        """Writes the conversions of an element's loads and indices; returns them in C."""
         terms = dict(self.terms)
         for n, text in loaded.items():
             operand = self.program.loads[n]
-            terms[Load(n)] = self._once(Load(n), converted(operand, text, self.program.real), operand.name)
-        done = {*self._shared, *self._vectors}
-        left = {v for k, i in enumerate(self.program.instructions) if k not in done for v in i.args}
-        left |= {s.value for s in self.program.stores}
+            if Load(n) in needed:
+                terms[Load(n)] = self._once(Load(n), converted(operand, text, self.program.real), operand.name)
         for n, text in enumerate(indices):
-            if Index(n) in left:
+            if Index(n) in needed:
                 terms[Index(n)] = self._once(Index(n), f"{self.program.itype}({text})", "index")
-        for k, name in self._vectors.items():
-            table = self.program.tables[self.program.instructions[k].args[0].table]  # type: ignore[union-attr]
-            text = converted(table, f"{name}[e]", self.program.real)
+        return terms
+
+    def element(self, loaded: Mapping[int, str], indices: Sequence[str]) -> list[str]:
+        """Writes an element's statements, given varying loads as stored, and indices; returns what stores take."""
+        known = {Result(k) for k in (*self._shared, *self._tabled)}
+        needed = self.program.needed([s.value for s in self.program.stores], known)
+        terms = self._element_terms(loaded, indices, needed)
+        for k, name in self._tabled.items():
+            table = self._table(k)
+            text = converted(table, name, self.program.real)
             terms[Result(k)] = self._once(Result(k), text, table.name)
-        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done)
+        done = {*self._shared, *self._tabled}
+        self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k not in done and Result(k) in needed)
         return [self._emitter.stored(s, terms) for s in self.program.stores]
 
     def elements(self, count: int, loaded: Mapping[int, str], indices: Callable[[], Sequence[str]]) -> list[str]:
@@ -115,6 +176,12 @@ class Elements:
             for name, text in zip(names, self.element(loaded, indices())):
                 self.w.line(f"{name}[e] = {text};")
         return names
+
+    def _table(self, number: int) -> Operand:
+        """Returns the table that an instruction reads, one of them if it chooses."""
+        read = self.program.instructions[number]
+        assert isinstance(read, TableRead)
+        return self.program.read_by(read)[0]
 
     def _once(self, value: Value, text: str, stem: str) -> str:
         """Writes a constant for a converted value that is used more than once; returns its C expression."""
@@ -136,15 +203,21 @@ class Body(Elements):
         kernel.parameters += self.pointers.parameters()
 
     def in_flight(
-        self, at: Position, place: Callable[[], Place], load: Callable[[Place], None], compute: Callable[[Place], None]
+        self,
+        at: Position,
+        place: Callable[[], Place],
+        load: Callable[[Place], None],
+        compute: Callable[[Place], None],
+        tables: Callable[[Place], None] | None = None,
     ) -> None:
         """Writes the loads of a thread's vectors, all before any is used, then its arithmetic, one after the other.
 
-        ``place`` writes where one is.  Those outside read the last vector, if whole: no load waits for a condition.
+        ``place`` writes where one is; ``tables``, if any, what is read at places that may depend on what is loaded.
+        Those outside read the last vector, if whole: no load waits for a condition.
         """
-        for body in (load, compute) if at.loads else (compute,):
+        for body in ([load] if at.loads else []) + ([tables] if tables is not None else []) + [compute]:
             with self.w.unrolled(f"for (int u = 0; u < {at.unroll}; ++u)"):
-                clamped = body == load and at.whole and at.inside != ""
+                clamped = body != compute and at.whole and at.inside != ""
                 value = at_most(at.value, at.largest, at.itype) if clamped else at.value
                 self.w.line(f"const {at.itype} {at.name} = {value};")
                 with self.w.guarded("" if clamped else at.inside):

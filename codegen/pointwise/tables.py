@@ -6,6 +6,7 @@ except for an index that counts them, and if either all of them are read or none
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -14,20 +15,22 @@ from codegen.expr import Index, Literal, Load, Pointer, Program, Result, TableRe
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is done once for a vector, before its elements.
+    """What is done for a vector before all else.
 
     reads   the instructions that read a vector of a table.
     shared  the instructions that these depend on, with the same result for all elements.
+    single  the instructions that read an element of a table, and depend on no other such read.
     """
 
     reads: tuple[int, ...] = ()
     shared: frozenset[int] = frozenset()
+    single: tuple[int, ...] = ()
 
 
 def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
-    """Returns what can be done once for a vector of ``vector`` elements along the last dimension."""
+    """Returns what can be done first for a vector of ``vector`` elements along the last dimension."""
     if vector == 1 or shape[-1] % vector or not program.tables:
-        return Ahead()
+        return Ahead(single=_alone(program, ()))
     uniform: list[bool] = []
 
     def same(value: Value) -> bool:
@@ -51,17 +54,27 @@ def ahead(program: Program, shape: tuple[int, ...], vector: int) -> Ahead:
         uniform.append(all(same(v) or (whole and counts(v)) for v in instruction.args))
 
     def wide(read: TableRead) -> bool:
-        table = program.tables[_table(read)]
+        tables = program.read_by(read)
         if not read.indexed or not isinstance(read.args[1], Index):
             return False
         *outer, last = program.indices[read.args[1].index]
-        width = min(16, vector * table.dtype.itemsize)
-        steps = gcd(*(step * table.dtype.itemsize for step in (*outer, *read.multiples)), table.alignment)
-        return last == 1 and steps % width == 0 and all(same(v) for v in read.args[2:])
+        size = tables[0].dtype.itemsize
+        steps = gcd(*(step * size for step in (*outer, *read.multiples)), *(table.alignment for table in tables))
+        return last == 1 and steps % min(16, vector * size) == 0 and all(map(same, (read.args[0], *read.args[2:])))
 
     reads = [k for k, i in enumerate(program.instructions) if isinstance(i, TableRead) and wide(i)]
     above = program.needed(v for k in reads for v in program.instructions[k].args)
-    return Ahead(tuple(reads), frozenset(v.instruction for v in above if isinstance(v, Result)))
+    return Ahead(tuple(reads), frozenset(v.instruction for v in above if isinstance(v, Result)), _alone(program, reads))
+
+
+def _alone(program: Program, others: Sequence[int]) -> tuple[int, ...]:
+    """Returns the instructions that read a table and depend on no table, besides ``others``."""
+    every = {Result(k) for k, i in enumerate(program.instructions) if isinstance(i, TableRead)}
+    return tuple(
+        v.instruction
+        for v in sorted(every, key=lambda v: v.instruction)
+        if v.instruction not in others and program.needed([v]) & every == {v}
+    )
 
 
 def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
@@ -69,11 +82,5 @@ def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
     sizes: tuple[list[int], list[int]] = ([0], [0])
     for k, instruction in enumerate(program.instructions):
         if isinstance(instruction, TableRead):
-            sizes[k not in done.reads].append(program.tables[_table(instruction)].dtype.itemsize)
+            sizes[k not in done.reads].append(program.read_by(instruction)[0].dtype.itemsize)
     return max(sizes[0]), max(sizes[1])
-
-
-def _table(read: TableRead) -> int:
-    pointer = read.args[0]
-    assert isinstance(pointer, Pointer)
-    return pointer.table

@@ -12,10 +12,12 @@ than a vector, its last element is in the second row if any is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 from codegen.buffers import Edge
+from codegen.expr import TableRead
 from codegen.iteration import Coordinates, Point, linear
 from codegen.kernel import block_number, thread_number
 from codegen.l2_policy import streams
@@ -24,6 +26,9 @@ from codegen.pointwise.body import Body, Position, kept_type, packs, plus, read,
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
 from codegen.pointwise.tables import ahead
 from codegen.spec import KernelSource, PointwiseSpec
+
+#: Bytes of registers for what a thread reads of tables before it computes.
+MOST_STAGED = 128
 
 
 class _Place:
@@ -86,8 +91,17 @@ class VectorsRenderer:
         self.w = self.body.w
         self.kinds = [access(op.strides, self.shape, schedule.vector, op) for op in self.program.loads]
         self.loads = self.body.varying_loads()
+        self.ahead = ahead(self.program, self.shape, schedule.vector)
+        #: whether what is read of tables stays in registers, so that all of a thread's reads are under way at once
+        self.staged = schedule.unroll > 1 and 0 < self._staged_bytes() <= MOST_STAGED
         #: loads that the L2 cache is to evict last
         self.evict_last = streams(self.program, self.shape) if schedule.evict_last else frozenset()
+
+    def _staged_bytes(self) -> int:
+        """Returns the bytes of a thread's registers for all that it reads of tables."""
+        reads = [self.program.instructions[k] for k in (*self.ahead.reads, *self.ahead.single)]
+        tables = [self.program.read_by(read)[0] for read in reads if isinstance(read, TableRead)]
+        return self.schedule.unroll * self.schedule.vector * sum(table.dtype.itemsize for table in tables)
 
     # ---- structure
 
@@ -182,7 +196,10 @@ class VectorsRenderer:
         inside = "" if largest is None else "i < size" if name == "i" else f"{name} < {largest + 1}"
         whole = self.total % s.vector == 0
         at = Position(s.itype, name, position, s.unroll, inside, largest or 0, loads=bool(loads), whole=whole)
-        self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once))
+        if self.staged:
+            self.body.declare_reads(self.ahead, s.vector, s.unroll)
+        tables = partial(self._read_tables, once=once) if self.staged else None
+        self.body.in_flight(at, place, lambda p: self._load(p, loads), lambda p: self._compute(p, once), tables)
 
     # ---- operands
 
@@ -246,38 +263,16 @@ class VectorsRenderer:
     def _compute(self, place: _Place, once: Sequence[int]) -> None:
         """Writes the program for one vector, and its stores; ``once`` are the loads that all iterations share."""
         w, s, program = self.w, self.schedule, self.program
-        loaded = {}
-        for n in self.loads:
-            at = "" if s.unroll == 1 or n in once else "[u]"
-            register = f"{self.body.register(n)}{at}"
-            if self.kinds[n] == "pair":
-                loaded[n] = f"e < {place.left()} ? {register}[0] : {register}[1]"
-            else:
-                loaded[n] = register if s.vector == 1 or self.kinds[n] == "uniform" else f"{register}[e]"
-        kinds = [access(strides, self.shape, s.vector, None) for strides in program.indices]
-        indices = [
-            "" if kind == "element" and s.vector > 1 else self._index(place, strides, kind)
-            for strides, kind in zip(program.indices, kinds)
-        ]
+        loaded, indices = self._loaded(place, once), self._indices(place)
         if s.vector == 1:
             offsets = [place.offset(store.operand.strides) for store in program.stores]
-            texts = self.body.element(loaded, indices)
+            texts = self.body.element(loaded, indices())
             for pointer, offset, text in zip(self.body.pointers.stores, offsets, texts):
                 w.line(f"{pointer}[{offset}] = {text};")
             return
-        done = ahead(program, self.shape, s.vector)
-        if done.reads:
-            same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
-            self.body.ahead(done, s.vector, same, [place.offset(strides) for strides in program.indices])
-
-        def own_indices() -> list[str]:
-            if "element" not in kinds:
-                return indices
-            w.line(f"const {s.itype} o = {place.variable} + e;")
-            own = Coordinates(w, "o", self.shape, s.itype, "o")
-            return [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
-
-        results = self.body.elements(s.vector, loaded, own_indices)
+        if self.ahead.reads and not self.staged:
+            self.body.ahead(self.ahead, s.vector, *self._first(place, loaded))
+        results = self.body.elements(s.vector, loaded, indices)
         for store, name, pointer in zip(program.stores, results, self.body.pointers.stores):
             strides = store.operand.strides
             kind = access(strides, self.shape, s.vector, store.operand)
@@ -286,6 +281,47 @@ class VectorsRenderer:
             else:
                 kind = {"scalar": "strided", "uniform": "strided", "pair": "split"}.get(kind, kind)
                 self._each(place, strides, kind, f"{pointer}[{{}}] = {name}[e];")
+
+    def _read_tables(self, place: _Place, once: Sequence[int]) -> None:
+        """Writes the reads of tables for one vector."""
+        loaded = self._loaded(place, once)
+        each = loaded, self._indices(place)
+        self.body.read_tables(self.ahead, self.schedule.vector, self._first(place, loaded), each)
+
+    def _loaded(self, place: _Place, once: Sequence[int]) -> dict[int, str]:
+        """Returns loads of element ``e`` of a vector in C; ``once`` are those that all iterations share."""
+        s, loaded = self.schedule, {}
+        for n in self.loads:
+            at = "" if s.unroll == 1 or n in once else "[u]"
+            register = f"{self.body.register(n)}{at}"
+            if self.kinds[n] == "pair":
+                loaded[n] = f"e < {place.left()} ? {register}[0] : {register}[1]"
+            else:
+                loaded[n] = register if s.vector == 1 or self.kinds[n] == "uniform" else f"{register}[e]"
+        return loaded
+
+    def _first(self, place: _Place, loaded: Mapping[int, str]) -> tuple[dict[int, str], list[str]]:
+        """Returns what is known of a vector's first element: loads that are the same for all, and its indices."""
+        same = {n: text for n, text in loaded.items() if self.kinds[n] in ("scalar", "uniform")}
+        return same, [place.offset(strides) for strides in self.program.indices]
+
+    def _indices(self, place: _Place) -> Callable[[], list[str]]:
+        """Returns what writes the indices of element ``e`` of a vector; writes what is the same for all elements."""
+        s, program = self.schedule, self.program
+        kinds = [access(strides, self.shape, s.vector, None) for strides in program.indices]
+        indices = [
+            "" if kind == "element" and s.vector > 1 else self._index(place, strides, kind)
+            for strides, kind in zip(program.indices, kinds)
+        ]
+
+        def own_indices() -> list[str]:
+            if s.vector == 1 or "element" not in kinds:
+                return indices
+            self.w.line(f"const {s.itype} o = {place.variable} + e;")
+            own = Coordinates(self.w, "o", self.shape, s.itype, "o")
+            return [text or own.offset(strides) for text, strides in zip(indices, program.indices)]
+
+        return own_indices
 
     def _index(self, place: _Place, strides: tuple[int, ...], kind: str) -> str:
         return "0" if kind == "scalar" else place.offset(strides) if kind == "element" else place.each(strides, kind)

@@ -52,6 +52,12 @@ class AlongRenderer(RowsRenderer):
         w.line(f"const {s.itype} row = blockIdx.x / {s.cluster};")
         w.line(f"const uint32 lane = cluster_rank() * {s.lanes} + threadIdx.x;")
 
+    def _row_values(self) -> None:
+        super()._row_values()
+        wanted = self.program.needed(self.program.begins)
+        self._early.update(v.instruction for v in wanted if isinstance(v, Result))
+        self.emitter.statements(self.w, self.terms, self._early.__contains__)
+
     # ---- what stays on the chip
 
     def _keep(self) -> None:
@@ -68,7 +74,7 @@ class AlongRenderer(RowsRenderer):
         with self._over_row(loading=True):
             for n, name in self.kept_names.items():
                 operand = self.program.loads[n]
-                offset = self._offset(operand.strides)
+                offset = self._load_offset(n)
                 if asynchronous:
                     copy = self._copy(n, s.vector * operand.dtype.itemsize)
                     w.line(f"{copy}({name} + {self._at}, {plus(self.pointers.loads[n], offset)});")

@@ -236,6 +236,12 @@ class RowsRenderer(ABC):
         n = len(self.space.outer)
         return linear([*self.rows.terms(strides[:n]), *self.cols.terms(strides[n:])])
 
+    def _load_offset(self, n: int) -> str:
+        """Returns the C expression of the offset of a vector's first element in a load."""
+        operand, own = self.program.loads[n], len(self.space.outer)
+        begin = [] if operand.begin is None else [(self.emitter.term(operand.begin.value, self.terms), 1)]
+        return linear([*begin, *self.rows.terms(operand.strides[:own]), *self.cols.terms(operand.strides[own:])])
+
     rows: Coordinates
     cols: Coordinates
     #: dimension and subscript of what a thread has of each of its vectors of a row
@@ -252,7 +258,7 @@ class RowsRenderer(ABC):
         held = {n: registers(self.w, self.program.loads[n], self._count(n), self.array) for n in loads}
         with self._over_row(loading=True):
             for n, name in held.items():
-                self._read(n, f"{name}{self.u}", self._offset(self.program.loads[n].strides))
+                self._read(n, f"{name}{self.u}", self._load_offset(n))
         return held
 
     def _copy(self, n: int, nbytes: int) -> str:
@@ -323,7 +329,7 @@ class RowsRenderer(ABC):
             name = f"{self.kept_names[n]}{self.u}"
         else:
             operand, name = self.program.loads[n], self._vector(n)
-            self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._offset(operand.strides))
+            self._read(n, f"const {vector_type(operand, self._count(n))} {name}", self._load_offset(n))
         return name + ("[e]" if self._count(n) > 1 else "")
 
     def _vector(self, n: int) -> str:

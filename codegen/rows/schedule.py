@@ -82,6 +82,8 @@ class RowsSchedule(Schedule):
 
 def reads_across(space: Space) -> bool:
     """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows."""
+    if space.program.begins:
+        return False
     dim = len(space.outer) - 1
     along = beside = 0
     for operand in space.program.operands:
@@ -113,7 +115,7 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     shared = [program.loads[n] for n in stages_along(space, "shared", vector).kept("shared")]
     clusters = _clusters(target) if space.chunk is None else [1]
     count = prod(space.outer)
-    once = [op for op in program.loads if space.varies(op) and op not in read and any(op.strides[: len(space.outer)])]
+    once = [op for op in program.loads if space.varies(op) and op not in read and space.differs(op)]
     found = list(_in_registers(space, target, clusters, vector, read, once)) if space.length else []
     lanes = min(MAX_THREADS, _power(max(1, -(-space.length // vector))))
     if shared and space.chunk is None and lanes >= 128:

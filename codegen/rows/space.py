@@ -32,6 +32,10 @@ class Space:
         """Tells whether an operand has more than one element in a row."""
         return any(self.along(operand))
 
+    def differs(self, operand: Operand) -> bool:
+        """Tells whether an operand has other elements in other rows."""
+        return operand.begin is not None or any(operand.strides[: len(self.outer)])
+
     @property
     def sums(self) -> dict[int, int]:
         """The stores that take reductions of columns or of segments: the store's number -> the reduction's."""
@@ -53,7 +57,9 @@ class Space:
         shape = (*self.outer, *self.row)
         parts = -(-prod(self.outer[-self.walk.dims :]) // self.walk.chunk) if self.walk is not None else 0
         sums = [step * (parts + 1) for _, step in (self.walk.sums if self.walk is not None else ())]
-        return [prod(self.outer), self.total, *sums, *(extent(shape, op.strides) for op in self.program.operands)]
+        extents = [extent(shape, op.strides) for op in self.program.operands]
+        reaches = [op.begin.reach for op in self.program.loads if op.begin is not None]
+        return [prod(self.outer), self.total, *sums, *extents, *reaches]
 
     @property
     def length(self) -> int:
@@ -133,6 +139,7 @@ def widest(space: Space, dim: int) -> int:
     def suits(vector: int) -> bool:
         small = all(vector * op.dtype.itemsize <= MAX_VECTOR_BYTES for op in varying)
         whole = size % vector == 0 and (not along or space.length % vector == 0)
-        return small and whole and all(aligned(op, vector, dim) for op in beside)
+        begins = all(op.begin.step % vector == 0 for op in beside if op.begin is not None)
+        return small and whole and begins and all(aligned(op, vector, dim) for op in beside)
 
     return widest_vector(16 // min(op.dtype.itemsize for op in contiguous), suits)

@@ -76,7 +76,7 @@ def _crossing(kernel: Kernel, source: Tensor, target: Tensor) -> str | None:
     reads = [(n - first, t) for n, t in enumerate(kernel.group.reads) if t.base is source]
     writes = [(n, t) for n, t in enumerate(kernel.group.writes) if t.base is target]
     for load, tensor in reads:
-        if not 0 <= load < len(program.loads):
+        if not 0 <= load < len(program.loads) or program.loads[load].begin is not None:
             return other
         for store, result in writes:
             strides = program.loads[load].strides, program.stores[store].operand.strides

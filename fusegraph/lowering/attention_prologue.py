@@ -11,9 +11,10 @@ from codegen.attention.spec import ComputedRows
 from codegen.declined import Declined
 from codegen.iteration import restrided
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.base import alignment as aligned
-from fusegraph.lowering.coordinates import CoordinateBuilder, Split
+from fusegraph.lowering.moved import CoordinateBuilder
 
 #: The most tensors that rows are computed of, and the most values that are computed for every element.
 MOST_OPERANDS, MOST_INSTRUCTIONS = 8, 64
@@ -109,7 +110,7 @@ class _Builder(CoordinateBuilder):
         self, prologue: PrologueGraph, own: dict[Tensor, Tensor], graph: Graph, options: Options, parts: list[list[int]]
     ) -> None:
         super().__init__(_Whole(prologue, graph), options, parts)
-        self._views.update(own)
+        self._given = own
 
 
 class _Whole(GroupView):

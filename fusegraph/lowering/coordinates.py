@@ -10,11 +10,12 @@ positions come from a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from math import prod
 from typing import TypeAlias
 
+from codegen.dtypes import DType
 from codegen.expr import (
     Index,
     Instruction,
@@ -30,21 +31,16 @@ from codegen.expr import (
 )
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
-from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.affine import Affine, total
+from fusegraph.lowering.base import MAX_NODES, GroupView, Options, TooLarge
 from fusegraph.lowering.program import ProgramBuilder
-from fusegraph.lowering.views import alias, merged, regrouped, view
-from fusegraph.ops.base import Kind, Role
+from fusegraph.lowering.views import alias, source
+from fusegraph.ops.base import Kind
 
 #: Tensors with elements further apart than this are read at positions of 64 bits.
 FAR = 2**30
-
-
-@dataclass(frozen=True)
-class Affine:
-    """A coordinate of a tensor as a function of the kernel's: start plus a step for each dimension of its space."""
-
-    steps: tuple[int, ...]
-    start: int = 0
+#: A program is given up when it has so many instructions: movement behind movement can need very many.
+MOST_INSTRUCTIONS = 2 * MAX_NODES
 
 
 #: A coordinate of a tensor: affine, or an integer that the program computes.
@@ -52,23 +48,7 @@ Coordinate: TypeAlias = Affine | Value
 Coordinates: TypeAlias = tuple[Coordinate, ...]
 
 
-class Split(Exception):
-    """Raised where a coordinate becomes affine if a dimension of the space is split in two; the inner has ``size``."""
-
-    def __init__(self, dim: int, size: int) -> None:
-        self.dim, self.size = dim, size
-
-    def place(self, parts: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Returns what is split: the dimension of the written tensors, and the part of that."""
-        return [(d, k) for d, sizes in enumerate(parts) for k in range(len(sizes))][self.dim]
-
-    def split(self, parts: list[list[int]]) -> None:
-        """Splits a part in two."""
-        d, k = self.place(parts)
-        parts[d][k : k + 1] = [parts[d][k] // self.size, self.size]
-
-
-class CoordinateBuilder(ProgramBuilder):
+class CoordinateProgram(ProgramBuilder, ABC):
     """The program of a group; ``parts`` has for each dimension of the written tensors its parts in the space."""
 
     def __init__(self, group: GroupView, options: Options, parts: Sequence[Sequence[int]]) -> None:
@@ -90,17 +70,10 @@ class CoordinateBuilder(ProgramBuilder):
         self._ends: dict[Value, tuple[int, int]] = {}
         self._emitted: dict[tuple[str, tuple[Value, ...], str], Value] = {}
         self._views: dict[Tensor, Tensor | None] = {}
+        #: tensors that stand for some of the group's
+        self._given: dict[Tensor, Tensor] = {}
         self._loaded: dict[tuple[Tensor, int, tuple[int, ...]], Load] = {}
         self._pointers: dict[tuple[Tensor, int], Pointer] = {}
-        self._moved: dict[Role | None, Callable[[Node, Coordinates, Value | None], Value]] = {
-            Role.TRANSPOSE: self._transpose,
-            Role.RESHAPE: self._reshape,
-            Role.BROADCAST: self._broadcast,
-            Role.SLICE: self._slice,
-            Role.PAD: self._pad,
-            Role.CONCATENATE: self._concatenate,
-            Role.GATHER: self._gather,
-        }
 
     # ---- values of tensors at coordinates
 
@@ -127,11 +100,15 @@ class CoordinateBuilder(ProgramBuilder):
         if node.kind is Kind.MOVEMENT:
             if 0 in self.space:
                 return Literal(0, compute_type(tensor.dtype, self.real))
-            return self._moved[node.op.role](node, coordinates, guard)
+            return self._element(node, coordinates, guard)
         before, self._here = self._here, (coordinates, guard)
         value = self._apply(node)
         self._here = before
         return value
+
+    @abstractmethod
+    def _element(self, node: Node, coordinates: Coordinates, guard: Value | None) -> Value:
+        """Returns the value of an element of a movement node's result."""
 
     def _value(self, tensor: Tensor) -> Value:
         """Returns the value of an operand of the pointwise node that is evaluated, broadcast to the node's result."""
@@ -149,17 +126,7 @@ class CoordinateBuilder(ProgramBuilder):
     def _source(self, tensor: Tensor) -> Tensor | None:
         """Returns where a tensor's elements lie in memory: itself, or a view of another; None if it is computed."""
         if tensor not in self._views:
-            node = self._view.graph.producer(tensor)
-            if node not in self._view.members:
-                self._views[tensor] = tensor
-            else:
-                assert node is not None
-                behind = self._source(node.inputs[0]) if node.kind is Kind.MOVEMENT else None
-                seen = view(node, behind.strides) if behind is not None else None
-                self._views[tensor] = None
-                if behind is not None and seen is not None:
-                    name = behind.name if tensor.size == behind.size else tensor.name
-                    self._views[tensor] = alias(behind, name, tensor.shape, *seen)
+            self._views[tensor] = source(self._view.graph, self._view.members, tensor, self._given)
         return self._views[tensor]
 
     def _read(self, source: Tensor, coordinates: Coordinates, guard: Value | None) -> Value:
@@ -191,27 +158,44 @@ class CoordinateBuilder(ProgramBuilder):
         self, source: Tensor, plain: Affine, computed: Sequence[tuple[Value, int]], guard: Value | None
     ) -> Value:
         """Returns a load of the element at a computed position."""
-        if (source.base, source.start) not in self._pointers:
-            self._pointers[source.base, source.start] = Pointer(len(self._tables))
-            self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
-            self._table_reads.append(source)
-        args: list[Value] = [self._pointers[source.base, source.start]]
+        args: list[Value] = [self._pointer(source)]
         position = self._text(plain, args)
         indexed = len(args) > 1 and max(plain.steps) > 0
         for value, stride in computed:
             args.append(value)
             term = f"{{{len(args) - 1}}}{f' * {stride}' if stride != 1 else ''}"
             position = term if position == "0" else f"{term} + {position}"
-        wanted = compute_type(source.dtype, self.real)
-        text = f"{{0}}[{position}]"
-        if source.dtype.ctype != wanted:
-            text = f"convert<{wanted}>({text})"
+        multiples = (plain.start, *(stride for _, stride in computed))
+        return self._table_read(source.name, source.dtype, args, position, indexed, guard, multiples)
+
+    def _pointer(self, source: Tensor) -> Pointer:
+        """Returns the pointer to a tensor in memory as a table."""
+        key = source.base, source.start
+        if key not in self._pointers:
+            self._pointers[key] = Pointer(len(self._tables))
+            self._tables.append(Operand(source.name, source.dtype, (), self._view.alignment(source, self._options)))
+            self._table_reads.append(source)
+        return self._pointers[key]
+
+    def _table_read(
+        self,
+        name: str,
+        dtype: DType,
+        args: list[Value],
+        position: str,
+        indexed: bool,
+        guard: Value | None,
+        multiples: tuple[int, ...],
+    ) -> Value:
+        """Returns the value of a `TableRead`; it is in the compute type, and 0 where the guard is false."""
+        wanted, text = compute_type(dtype, self.real), f"{{0}}[{position}]"
+        text = text if dtype.ctype == wanted else f"convert<{wanted}>({text})"
         if guard is not None:
             args.append(guard)
             text = f"{{{len(args) - 1}}} ? {text} : {literal(0, wanted)}"
-        multiples = (plain.start, *(stride for _, stride in computed))
-        name, guarded = f"{source.name} e", guard is not None
-        return self._once(TableRead(name, text, tuple(args), wanted, (), position, indexed, guarded, multiples))
+        return self._once(
+            TableRead(f"{name} e", text, tuple(args), wanted, (), position, indexed, guard is not None, multiples)
+        )
 
     # ---- numbers
 
@@ -224,15 +208,15 @@ class CoordinateBuilder(ProgramBuilder):
     def _once(self, instruction: Instruction) -> Value:
         key = instruction.template, instruction.args, instruction.ctype
         if key not in self._emitted:
+            if len(self._instructions) >= MOST_INSTRUCTIONS:
+                raise TooLarge(f"one kernel would compute more than {MOST_INSTRUCTIONS} values for every element")
             self._instructions.append(instruction)
             self._emitted[key] = Result(len(self._instructions) - 1)
         return self._emitted[key]
 
     def _sum(self, terms: Sequence[tuple[Affine, int]], start: int = 0) -> Affine:
         """Returns the sum of coordinates times numbers."""
-        columns = zip(*([step * factor for step in c.steps] for c, factor in terms))
-        steps = tuple(sum(column) for column in columns) if terms else self._zero.steps
-        return Affine(steps, start + sum(c.start * factor for c, factor in terms))
+        return total(terms, len(self.space), start)
 
     def _text(self, c: Affine, args: list[Value], start: int = 0) -> str:
         """Returns the template of a coordinate plus a number; what it takes is appended to ``args``."""
@@ -266,8 +250,7 @@ class CoordinateBuilder(ProgramBuilder):
         """Returns the least and the largest that a coordinate can be."""
         if not isinstance(c, Affine):
             return self._ends[c]
-        reach = [step * (size - 1) for step, size in zip(c.steps, self.space)]
-        return c.start + sum(min(r, 0) for r in reach), c.start + sum(max(r, 0) for r in reach)
+        return c.ends(self.space)
 
     def _moved_by(self, c: Coordinate, start: int, step: int = 1) -> Coordinate:
         """Returns start + step * c."""
@@ -313,45 +296,6 @@ class CoordinateBuilder(ProgramBuilder):
             texts.insert(0, f"{{{len(args) - 1}}}")
         return self._integer(name, " && ".join(texts), args, "bool", thresholds)
 
-    # ---- movement
-
-    def _transpose(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        places = dict(zip(node.attributes["perm"], at))
-        return self._at(node.inputs[0], tuple(places[d] for d in range(len(at))), guard)
-
-    def _broadcast(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        return self._at(node.inputs[0], at[len(at) - node.inputs[0].rank :], guard)
-
-    def _slice(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        every = zip(at, node.attributes["starts"], node.attributes["steps"])
-        return self._at(node.inputs[0], tuple(self._moved_by(c, start, step) for c, start, step in every), guard)
-
-    def _reshape(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        (operand,), shape = node.inputs, node.output.shape
-        source = self._source(operand)
-        if source is None:
-            return self._at(operand, self._regrouped(shape, at, operand.shape), guard)
-        sizes, strides = merged(source.shape, source.strides)  # fewer dimensions to tell apart
-        behind = alias(source, source.name, sizes, strides, 0)
-        return self._read(behind, self._regrouped(shape, at, sizes), guard)
-
-    def _regrouped(self, shape: Sequence[int], at: Coordinates, target: Sequence[int]) -> Coordinates:
-        """Returns the coordinates in another shape of the same elements."""
-        result: list[Coordinate] = []
-        for dims, others in regrouped(shape, target):
-            if len(dims) == len(others) == 1:
-                result.append(at[dims[0]])
-                continue
-            steps = packed_strides([shape[d] for d in dims])
-            rest = self._flat([(at[d], step) for d, step in zip(dims, steps) if shape[d] > 1])
-            found: list[Coordinate] = []
-            for d in reversed(others):
-                last = d == others[0] or prod(target[others[0] : d]) == 1
-                rest, coordinate = (self._zero, rest) if last else self._divided(rest, target[d])
-                found.append(coordinate)
-            result += reversed(found)
-        return tuple(result)
-
     def _flat(self, terms: Sequence[tuple[Coordinate, int]]) -> Coordinate:
         """Returns the sum of coordinates times numbers."""
         plain = self._sum([(c, step) for c, step in terms if isinstance(c, Affine)])
@@ -367,91 +311,6 @@ class CoordinateBuilder(ProgramBuilder):
         ends = [(step * low, step * high) for c, step in terms for low, high in [self._range(c)]]
         self._ends[result] = sum(min(e) for e in ends), sum(max(e) for e in ends)
         return result
-
-    def _divided(self, c: Coordinate, size: int) -> tuple[Coordinate, Coordinate]:
-        """Returns a coordinate's quotient and remainder, affine if they can be.
-
-        Raises Split if they are affine once a dimension of the space is split.
-        """
-        if isinstance(c, Affine):
-            quotient = Affine(tuple(0 if s % size else s // size for s in c.steps), c.start // size)
-            rest = Affine(tuple(s if s % size else 0 for s in c.steps), c.start % size)
-            low, high = self._range(rest)
-            if low >= 0 and high < size:
-                return quotient, rest
-            for d, (step, count) in enumerate(zip(rest.steps, self.space)):
-                if step and size % step == 0:
-                    inner = size // abs(step)
-                    if inner < count and count % inner == 0:
-                        raise Split(d, inner)
-        value = self._number(c)
-        low, high = self._range(c)
-        over = self._integer("place", f"{{0}} / {size}", [value], self._itype)
-        left = self._integer("place", f"{{0}} % {size}", [value], self._itype)
-        self._ends[over], self._ends[left] = (low // size, high // size), (0, size - 1)
-        return over, left
-
-    def _pad(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        (operand,), mode = node.inputs, node.attributes["mode"]
-        places = [self._moved_by(c, -before) for c, (before, _) in zip(at, node.attributes["padding"])]
-        if mode != "constant":
-            turned = zip(places, operand.shape)
-            return self._at(operand, tuple(self._turned(c, size, mode) for c, size in turned), guard)
-        number = Literal(node.attributes["value"], compute_type(operand.dtype, self.real))
-        inside = self._inside(f"{node.name} inside", list(zip(places, operand.shape)), guard)
-        if inside is False:
-            return number
-        assert not isinstance(inside, bool)
-        value = self._at(operand, tuple(places), inside)
-        return value if inside is None or inside is guard else self._select(node, inside, value, number)
-
-    def _turned(self, c: Coordinate, size: int, mode: str) -> Coordinate:
-        """Moves a coordinate beyond the ends to the outermost element, or to the one that a mirror there shows."""
-        low, high = self._range(c)
-        if low >= 0 and high < size:
-            return c
-        over, under = (str(size - 1), "0") if mode == "replicate" else (f"{2 * (size - 1)} - {{0}}", "-{0}")
-        text = f"{{0}} > {size - 1} ? {over} : {{0}}" if high >= size else "{0}"
-        text = f"{{0}} < 0 ? {under} : {text}" if low < 0 else text
-        value = self._integer("place", text, [self._number(c)], self._itype)
-        self._ends[value] = 0, size - 1
-        return value
-
-    def _concatenate(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        axis = node.attributes["axis"]
-        c, start = at[axis], 0
-        parts: list[tuple[int, Value]] = []
-        for tensor in node.inputs:
-            size = tensor.shape[axis]
-            own = self._moved_by(c, -start)
-            start += size
-            inside = self._inside(f"{tensor.name} inside", [(own, size)], guard)
-            if inside is not False:
-                assert not isinstance(inside, bool)
-                parts.append((start, self._at(tensor, (*at[:axis], own, *at[axis + 1 :]), inside)))
-        (_, value), *before = reversed(parts)
-        for end, other in before:
-            number, shift = (self._number(Affine(c.steps)), c.start) if isinstance(c, Affine) else (c, 0)
-            edge = end - shift
-            condition = self._integer(f"before {end}", f"{{0}} < {edge}", [number], "bool", [edge])
-            value = self._select(node, condition, other, value)
-        return value
-
-    def _gather(self, node: Node, at: Coordinates, guard: Value | None) -> Value:
-        (x, index), axis = node.inputs, node.attributes["axis"]
-        last = axis + index.rank
-        position = self._at(index, at[axis:last], guard)
-        size = x.shape[axis]
-        text = f"{{0}} < 0 ? 0 : {{0}} > {size - 1} ? {size - 1} : {{0}}"
-        if self._ctype(position) != self._itype:
-            text = f"{self._itype}({text})"
-        value = self._integer(f"{index.name} at", text, [position], self._itype)
-        self._ends[value] = 0, size - 1
-        return self._at(x, (*at[:axis], value, *at[last:]), guard)
-
-    def _select(self, node: Node, condition: Value, value: Value, other: Value) -> Value:
-        ctype = compute_type(node.output.dtype, self.real)
-        return self._integer(node.name, "{0} ? {1} : {2}", [condition, value, other], ctype)
 
     # ---- stores
 

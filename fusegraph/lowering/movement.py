@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from codegen.declined import Declined
-from codegen.expr import Program
+from codegen.expr import Program, TableRead
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
+from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
-from fusegraph.lowering.coordinates import CoordinateBuilder, Split
+from fusegraph.lowering.gathered import takes_rows
+from fusegraph.lowering.moved import CoordinateBuilder
 from fusegraph.lowering.views import joins_in_place, view
 from fusegraph.ops.base import Kind, Role
 
 #: What an element needs is followed back through at most so many nodes.
 MOST_NODES = 80
+#: Tensors that a kernel takes at most, however few of them an element needs: each is a parameter.
+MOST_READS = 136
 
 
 #: Kinds of nodes with kernels of their own, which move nothing.
@@ -38,13 +42,14 @@ def accept(group: GroupView, options: Options) -> None:
         return
     if len(group.nodes) > MOST_NODES:
         raise TooLarge(f"one kernel would move elements through {len(group.nodes)} nodes, the limit is {MOST_NODES}")
-    if len(group.reads) > 2 * MAX_OPERANDS:  # saves looking at each operand of a very long concatenation
-        raise TooLarge(f"one kernel would have {len(group.reads)} tensors in flight, the limit is {MAX_OPERANDS}")
+    if len(group.reads) > MOST_READS:
+        raise TooLarge(f"one kernel would take {len(group.reads)} tensors, the limit is {MOST_READS}")
     for node in group.nodes:
         if node.output in group.writes:
             _check_written(group, node)
     _, program, _, _ = _program(group, options)
-    operands = len(program.operands) + len(program.tables)
+    tables = {i.args[0] for i in program.instructions if isinstance(i, TableRead)}  # a choice of several is one read
+    operands = len(program.operands) + len(tables)
     if operands > MAX_OPERANDS:
         raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
     if len(program.instructions) > MAX_NODES:
@@ -101,4 +106,4 @@ def _program(
             split.split(parts)
 
 
-LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT), accept, lower)
+LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT) and not takes_rows(view), accept, lower)

@@ -322,6 +322,8 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             if isinstance(value, Reduced):
                 reduction = program.reductions[value.reduction]
                 stack += [v for v in (reduction.value, reduction.at) if v is not None]
+            if isinstance(value, Load) and (begin := program.loads[value.operand].begin) is not None:
+                stack.append(begin.value)
     loads = [n for n in order if Load(n) in live]
     tables = [n for n in range(len(program.tables)) if Pointer(n) in live]
     indices = [n for n in range(len(program.indices)) if Index(n) in live]
@@ -336,6 +338,10 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
     def moved(value: Value) -> Value:
         return new.get(value, value)
 
+    def moved_load(operand: Operand) -> Operand:
+        begin = operand.begin
+        return operand if begin is None else replace(operand, begin=replace(begin, value=moved(begin.value)))
+
     def moved_reduction(reduction: Reduction) -> Reduction:
         at = None if reduction.at is None else moved(reduction.at)
         return replace(reduction, value=moved(reduction.value), at=at)
@@ -343,7 +349,7 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
     return (
         replace(
             program,
-            loads=tuple(program.loads[n] for n in loads),
+            loads=tuple(moved_load(program.loads[n]) for n in loads),
             tables=tuple(program.tables[n] for n in tables),
             indices=tuple(program.indices[n] for n in indices),
             instructions=tuple(

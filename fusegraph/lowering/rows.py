@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
 from codegen.combiners import Combiner
 from codegen.declined import Declined
-from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
+from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
+from fusegraph.layout import extent
+from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
+from fusegraph.lowering.views import Strides
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
 
@@ -109,6 +112,8 @@ class _Space:
         #: the kept dimensions in the order of the kernel's space: those along which columns are reduced come last
         self.walked = self.columns[0].attributes["axes"] if self.columns else ()
         self.outer_order = (*(d for d in self.kept if d not in self.walked), *self.walked)
+        #: all of them in that order
+        self.order = (*self.outer_order, *self.row_order)
         leading = self.axes == tuple(range(len(self.axes)))
         self.dropped: set[Tensor] = set()
         for node in view.nodes:
@@ -127,6 +132,12 @@ class _Space:
         for node in view.nodes:
             if node.kind is Kind.CONTRACTION:
                 raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
+            if node.kind is Kind.MOVEMENT:
+                if node.op.role is Role.GATHER:
+                    gathered.check(view, node, self.shape, self.axes)
+                if self.columns or self.segments or self.chunk is not None:
+                    raise Declined(f"{node.name!r} takes rows that are reduced in parts, or beside columns")
+                continue
             after = node.output in self.dropped and node.kind is Kind.POINTWISE
             shape = self.dropped_shape if after else self.shape
             if node.kind is Kind.POINTWISE and not broadcasts_to(node.output.shape, shape):
@@ -173,7 +184,7 @@ class _Space:
         """Returns a tensor's strides over the parts, if rows have any, the kept dimensions, and the reduced ones."""
         if self.chunk is None:
             found = self._columns(self.parts[tensor]) if tensor in self.parts else self._strides(tensor)
-            return tuple(found[d] for d in (*self.outer_order, *self.row_order))
+            return tuple(found[d] for d in self.order)
         if tensor not in self.parts:
             found = self._strides(tensor)
             return (0, *(found[d] for d in (*self.kept, *self.axes)))
@@ -347,12 +358,43 @@ class RowsBuilder(ProgramBuilder):
         strides: StridesOf,
         *anchors: Node,
         beside: frozenset[Node] = frozenset(),
+        gathers: Callable[[Node], tuple[Strides, Strides]] | None = None,
     ) -> None:
-        """``beside`` are reductions of columns or of segments."""
+        """beside: reductions of columns or of segments.
+
+        gathers: the strides of what a gather takes, and of its index, over the kernel's space.
+        """
         super().__init__(view, options, strides, *anchors)
-        self._columns = beside
+        self._columns, self._gathers = beside, gathers
         #: the numbers of their reductions in the program
         self._of_columns: set[int] = set()
+
+    def _add(self, node: Node) -> None:
+        if node.kind is not Kind.MOVEMENT:
+            super()._add(node)
+        elif node.op.role is Role.GATHER and self._gathers is not None:
+            self._values[node.output] = self._taken(node, *self._gathers(node))
+
+    def _taken(self, node: Node, taken: Strides, along: Strides) -> Value:
+        """Returns an element of the row that a gather takes."""
+        x, index = gathered.operands(self._view, node)
+        axis, reach = node.attributes["axis"], extent(x.shape, x.strides)
+        last, itype = x.shape[axis] - 1, "int64" if reach > gathered.FAR else "int32"
+        place = f"{{0}} < 0 ? 0 : {{0}} > {last} ? {last} : {{0}}"
+        text = f"{itype}({place}) * {x.strides[axis]}"
+        begin = self._emit(f"{index.name} row", text, [self._loaded(index, along)], itype)
+        return self._loaded(x, taken, Begin(begin, x.strides[axis], reach))
+
+    def _loaded(self, tensor: Tensor, strides: tuple[int, ...], begin: Begin | None = None) -> Load:
+        alignment = self._view.alignment(tensor, self._options)
+        operand = Operand(tensor.name, tensor.dtype, strides, alignment, begin)
+        place = tensor.base, tensor.start, operand
+        every = ((t.base, t.start, op) for t, op in zip(self._reads, self._loads))
+        known = [n for n, other in enumerate(every) if other == place]
+        if not known:
+            self._loads.append(operand)
+            self._reads.append(tensor)
+        return Load(known[0] if known else len(self._loads) - 1)
 
     def _apply(self, node: Node) -> Value:
         if node.kind is not Kind.REDUCTION:
@@ -408,7 +450,13 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
     space = _Space(view)
     beside = frozenset(space.parts.values()) if space.chunk is None else frozenset()
-    program, reads, writes = RowsBuilder(view, options, space.strides, beside=beside).build()
+
+    def gathers(node: Node) -> tuple[Strides, Strides]:
+        taken, along = gathered.strides(view, node, space.shape)
+        return tuple(taken[d] for d in space.order), tuple(along[d] for d in space.order)
+
+    builder = RowsBuilder(view, options, space.strides, beside=beside, gathers=gathers)
+    program, reads, writes = builder.build()
     spec = RowsSpec(name, space.outer, space.row, program, space.chunk, space.walk, space.segmented)
     return Lowered("rows", spec, reads, writes)
 

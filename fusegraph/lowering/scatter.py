@@ -7,8 +7,9 @@ from codegen.declined import Declined
 from codegen.expr import Operand, Program, Store
 from codegen.scatter import ScatterSpec
 from fusegraph.graph import Tensor
+from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
-from fusegraph.lowering.coordinates import CoordinateBuilder, Split
+from fusegraph.lowering.moved import CoordinateBuilder
 from fusegraph.lowering.movement import MOST_NODES
 from fusegraph.ops.base import Kind
 

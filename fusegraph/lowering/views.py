@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import prod
 
-from fusegraph.graph import Node, Tensor
+from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Kind, Role
 
@@ -106,6 +106,25 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
     result = Tensor(tensor.graph, name, tuple(shape), tuple(strides), tensor.dtype)
     result.base, result.start = tensor.base, tensor.start + start
     return result
+
+
+def source(
+    graph: Graph, members: Container[Node], tensor: Tensor, known: Mapping[Tensor, Tensor] | None = None
+) -> Tensor | None:
+    """Returns where a tensor's elements lie in memory if ``members`` make nothing: itself, or a view of another.
+
+    ``known`` are tensors that stand for some.  None if it is computed.
+    """
+    node = graph.producer(tensor)
+    if known and tensor in known:
+        return known[tensor]
+    if node is None or node not in members:
+        return tensor
+    behind = source(graph, members, node.inputs[0], known) if node.kind is Kind.MOVEMENT else None
+    seen = view(node, behind.strides) if behind is not None else None
+    if behind is None or seen is None:
+        return None
+    return alias(behind, behind.name if tensor.size == behind.size else tensor.name, tensor.shape, *seen)
 
 
 def regrouped(shape: Sequence[int], target: Sequence[int]) -> list[tuple[range, range]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import networkx as nx
 
@@ -22,6 +22,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
 from fusegraph.ops.base import Kind, Role
+from fusegraph.passes.joins import planned_joins
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import FUSION, NoKernel
 from fusegraph.passes.views import place_views
@@ -53,9 +54,11 @@ class _Quotient:
     ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
     """
 
-    def __init__(self, graph: Graph, left_out: LeftOut) -> None:
+    def __init__(self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset()) -> None:
+        """joins: the concatenations that are to need no kernel."""
         self.graph = graph
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
+        self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
@@ -250,17 +253,20 @@ def fuse(
     Raises NoKernel if the backend does not even take a single node.
     """
     options = options or Options()
-    quotient = _Quotient(graph, options.left_out)
-    siblings: list[Decision] = []
-    refused = _Refused(quotient)
-    if enabled:
-        siblings = _merge_all(quotient, options, backend, refused)
+    joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
+    while True:
+        quotient = _Quotient(graph, options.left_out, joins)
+        refused = _Refused(quotient)
+        siblings = _merge_all(quotient, options, backend, refused) if enabled else []
+        views = [quotient.view(g) for g in quotient.topological()]
+        free: frozenset[Node] = frozenset()
+        if enabled and backend is lowering.KERNELS:
+            free = place_views(graph, views, lambda view: _takes(backend, view, options))
+        if joins <= free:
+            break
+        joins &= free
     groups: list[Group] = []
     without: list[tuple[Sequence[Node], str]] = []
-    views = [quotient.view(g) for g in quotient.topological()]
-    free: frozenset[Node] = frozenset()
-    if enabled and backend is lowering.KERNELS:
-        free = place_views(graph, views, lambda view: _takes(backend, view, options))
     for view in views:
         if view.nodes[0] in free:
             groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))

@@ -23,17 +23,18 @@ def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
     """Returns the groups whose kernels had better begin at the end of memory."""
     found: set[Group] = set()
     large = target.l2_share(LARGE)
-    #: what the last kernel that moved many bytes has read or written, and whether it began at the end
-    recent: dict[Tensor, bool] = {}
+    #: what the last kernel that moved many bytes has read or written, how much of it, and whether it began at the end
+    recent: dict[Tensor, int] = {}
+    backwards = False
     for group in partition.groups:
         if group.family == "view":
             continue
-        moved = {t.base: t for t in (*group.reads, *group.writes)}
-        known = [t for t in dict.fromkeys(t.base for t in group.reads) if t in recent and t.nbytes >= large]
-        if known and _in_order(group) and not recent[max(known, key=lambda t: t.nbytes)]:
+        moved = {t.base: t.nbytes for t in (*group.reads, *group.writes)}
+        known = any(min(t.nbytes, recent.get(t.base, -1)) >= large for t in group.reads)
+        if known and _in_order(group) and not backwards:
             found.add(group)
-        if sum(t.nbytes for t in moved.values()) >= target.l2_share(FEW):
-            recent = dict.fromkeys(moved, group in found)
+        if sum(moved.values()) >= target.l2_share(FEW):
+            recent, backwards = moved, group in found
     return frozenset(found)
 
 
@@ -50,7 +51,7 @@ def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> 
         read = {t.base for t in group.reads}
         if last is not None and group in turned and any(t.base in read for t in last.writes):
             found.add(last)
-        if sum(t.nbytes for t in {t.base for t in (*group.reads, *group.writes)}) >= target.l2_share(FEW):
+        if sum({t.base: t.nbytes for t in (*group.reads, *group.writes)}.values()) >= target.l2_share(FEW):
             last = group
     return frozenset(found)
 

@@ -68,6 +68,36 @@ def _divided_and_turned(node: Node, found: Found) -> Tensor | None:
     return named(result, node.name, "turned")
 
 
+def _slices_joined(node: Node, found: Found) -> Tensor | None:
+    """Returns the concatenation with slices that were cut next to each other as one slice; None if there are none."""
+    axis, graph = node.attributes["axis"], found.graph
+    cuts: list[tuple[Tensor, list[int], list[int]]] = []  # of what, from where and up to where
+    for tensor in node.inputs:
+        cut = graph.producer(tensor)
+        if cut is None or cut.op.role is not Role.SLICE or any(step != 1 for step in cut.attributes["steps"]):
+            cuts.append((tensor, [0] * tensor.rank, list(tensor.shape)))
+            continue
+        starts = list(cut.attributes["starts"])
+        ends = [start + size for start, size in zip(starts, tensor.shape)]
+        before = cuts[-1] if cuts else None
+        whole = [*starts[:axis], before[1][axis], *starts[axis + 1 :]] if before is not None else []
+        if before is not None and before == (cut.inputs[0], whole, [*ends[:axis], starts[axis], *ends[axis + 1 :]]):
+            cuts[-1] = cut.inputs[0], whole, ends
+        else:
+            cuts.append((cut.inputs[0], starts, ends))
+    if len(cuts) == len(node.inputs):
+        return None
+    parts = [
+        x
+        if ends == list(x.shape) and not any(starts)
+        else graph.apply(TABLE["slice"], (x,), {"starts": starts, "stops": ends, "steps": None})
+        for x, starts, ends in cuts
+    ]
+    return (
+        parts[0] if len(parts) == 1 else named(graph.apply(node.op, tuple(parts), node.attributes), node.name, "joined")
+    )
+
+
 #: What becomes of a node: the tensor x, the result of an op, or what a function makes of it.
 Replacement: TypeAlias = "str | Made | Callable[[Node, Found], Tensor | None]"
 
@@ -93,6 +123,7 @@ RULES: Mapping[str, tuple[Made, Replacement]] = {
     "slice of everything": (op.slice("x").when(_forwards), "x"),
     "pad by nothing": (op.pad("x"), "x"),
     "concatenate one": (op.concatenate("x"), "x"),
+    "cut and joined": (op.concatenate(), _slices_joined),
     "join, turn, divide": (op.reshape(op.transpose(op.reshape("x").named("joined"))), _divided_and_turned),
 }
 _OF = {entry: [rule for rule in RULES.values() if entry in rule[0].ops] for entry in TABLE.values()}

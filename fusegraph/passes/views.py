@@ -5,7 +5,8 @@ Three ways to be one, for a movement node that no kernel has taken in:
 - its result is a strided view of its operand: readers read it where it lies;
 - its operand can be written where the result's elements belong (a transpose whose result leaves the graph): whoever
   makes the operand writes it there;
-- it joins tensors (a concatenation) that are all written where they belong in the result.
+- it joins tensors (a concatenation) that are all written where they belong in the result, or that lie one behind the
+  other already, in the memory of a larger concatenation.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> froze
             if joins_in_place(node) and all(movable(t) for t in node.inputs):
                 _join(node)
                 free.add(node)
+            elif movable(result) and _is_joined(node):
+                first = node.inputs[0]
+                _lay(result, first.base, first.strides, first.start)
+                free.add(node)
         elif (result in outputs or result.base is not result) and movable(node.inputs[0]):
             strides = turned_back(node, result.strides)
             if strides is not None:
@@ -95,6 +100,17 @@ def _join(node: Node) -> None:
     for tensor in node.inputs:
         _lay(tensor, result, result.strides, place * result.strides[axis])
         place += tensor.shape[axis]
+
+
+def _is_joined(node: Node) -> bool:
+    """Returns true if the operands of a concatenation lie one behind the other in memory."""
+    axis, first = node.attributes["axis"], node.inputs[0]
+    place = first.start
+    for tensor in node.inputs:
+        if tensor.base is not first.base or tensor.start != place or tensor.strides != first.strides:
+            return False
+        place += tensor.shape[axis] * first.strides[axis]
+    return first.base is not first
 
 
 def _lay(tensor: Tensor, onto: Tensor, strides: tuple[int, ...], start: int) -> None:

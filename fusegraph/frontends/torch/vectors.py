@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Tensor
 
-#: How many vectors one kernel reads at most: what its threads can have in flight, less the results.
-_MOST = 26
+#: How many vectors one kernel takes at most: each is a parameter.
+_MOST = 128
 
 
 @dataclass(frozen=True)
