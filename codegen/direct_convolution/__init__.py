@@ -32,6 +32,8 @@ from codegen.direct_convolution.schedule import (
     buffers,
     line_reads,
 )
+from codegen.direct_convolution.slide import Slide
+from codegen.direct_convolution.slide_schedule import SlideSchedule
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.direct_convolution.strips import Strips
 from codegen.epilogue import Run
@@ -270,6 +272,7 @@ FAMILY = Family(
     DirectConvolutionSpec,
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
+        Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render()),
         Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),

@@ -117,7 +117,11 @@ class Renderer(ABC):
         """Returns the C expression of the weight that a tap multiplies."""
         taps = [self._reversed(axis, tap) for axis, tap in enumerate(taps)]
         place = linear([*zip((group, filter, channel, *taps), self.spec.w.strides)])
-        return operand_value(self.spec.w, f"{self.weights}[{place}]", self.spec.accumulate)
+        return self.weight_value(f"{self.weights}[{place}]")
+
+    def weight_value(self, text: str) -> str:
+        """Returns the C expression of a weight, given as it is stored, as it is multiplied."""
+        return operand_value(self.spec.w, text, self.spec.accumulate)
 
     def _reversed(self, axis: int, tap: str) -> str:
         """Returns the filter coordinate that a tap multiplies."""

@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
+from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
@@ -111,7 +112,7 @@ class StripsSchedule(Schedule):
     itype: str
 
 
-DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
+DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule | SlideSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
@@ -153,6 +154,13 @@ def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
     for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
         kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
     return [*kinds.values()][:CANDIDATES]
+
+
+def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
+    """Returns slides worth trying, best guess first."""
+    if not (spec.in_channels == 1 and spec.groups >= 8 and spec.x.strides[1] == 1):
+        return []
+    return slide_schedules(spec, target, _itype(spec))[:CANDIDATES]
 
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:

@@ -1,0 +1,139 @@
+"""Schedules of direct convolution's form whose threads slide down the image, and what a thread keeps meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import lcm, prod
+
+from codegen.direct_convolution.ring_schedule import widest_access
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.family import Schedule
+from codegen.target import Target
+
+#: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
+MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 230, 1600
+THREADS = 128
+
+
+@dataclass(frozen=True)
+class SlideSchedule(Schedule):
+    """A thread slides down over ``rows`` rows of ``cols`` neighbouring outputs of ``vector`` neighbouring channels.
+
+    It loads ``ahead`` rows of its input before it needs them.
+    """
+
+    rows: int
+    cols: int
+    vector: int
+    ahead: int
+    threads: int
+    itype: str
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the code goes down over the input rows under a strip of ``rows`` rows of outputs.
+
+    under   input rows.
+    slots   rows of outputs whose sums are kept at a time.
+    period  input rows that are written out: behind them everything is in the same registers again.
+    """
+
+    under: int
+    slots: int
+    period: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are written out."""
+        return self.period == self.under
+
+
+def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> Walk:
+    """Returns how to go down over ``rows`` rows of ``sums`` outputs each, with ``ahead`` rows of input in registers."""
+    under, stride = spec.under(1, rows), spec.stride[1]
+    slots = -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // stride)
+    period = lcm(slots * stride, ahead)
+    if period >= under or rows * sums * prod(spec.taps) <= MAX_PRODUCTS:
+        return Walk(under, rows, under)
+    return Walk(under, slots, period)
+
+
+def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
+    """Returns which of the input columns under ``cols`` outputs taps meet."""
+    every = {q * spec.stride[2] + ks * spec.dilation[2] for q in range(cols) for ks in range(spec.taps[2])}
+    return sorted(every)
+
+
+def slide_vector(spec: DirectConvolutionSpec) -> int:
+    """Returns how many channels the widest access has: 1 if none has more."""
+    return widest_access(spec, (16, 8, 4)) or 1
+
+
+def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
+    """Returns the estimated registers of a thread."""
+    words, count = spec.word // 4, s.vector * spec.filters
+    width, planes = len(columns(spec, s.cols)), spec.taps[0]
+    rows = walk(spec, s.rows, s.cols * count, s.ahead)
+    live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1]))
+    line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4)
+    kept = words * (count * (prod(spec.taps) + live * s.cols) + planes * width * s.vector)
+    per_channel = sum(1 for op in spec.program.loads if op.strides[1] and not any(op.strides[2:])) * count
+    return 24 + kept + per_channel + line * min(s.ahead, rows.under)
+
+
+def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
+    """Yields the schedules that fit registers."""
+    words, (_, height, width) = spec.word // 4, spec.out
+    widest = slide_vector(spec) if spec.filters == 1 else 1
+    for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], range(1, min(width, 8) + 1)):
+        count = vector * spec.filters
+        if count * prod(spec.taps) * words > MAX_WEIGHTS:
+            continue
+        for rows in dict.fromkeys(-(-height // parts) for parts in range(1, height + 1)):
+            aheads = {1, spec.under(1, rows)}
+            found = walk(spec, rows, cols * count)
+            aheads |= {n for n in range(2, 9) if found.period % n == 0}
+            for ahead in sorted(n for n in aheads if n <= spec.under(1, rows)):
+                s = SlideSchedule(rows, cols, vector, ahead, THREADS, itype)
+                if slide_registers(spec, s) <= MAX_REGISTERS:
+                    yield s
+
+
+def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[SlideSchedule]:
+    """Returns schedules, best first."""
+    every = {s: slide_cycles(spec, s, target) for s in slide_candidates(spec, itype)}
+    return sorted(every, key=lambda s: every[s])
+
+
+def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a kernel: the slowest of instructions, device memory and latency counts."""
+    size, sms = spec.x.dtype.itemsize, target.sms
+    count, taps = s.vector * spec.filters, prod(spec.taps)
+    strips = -(-spec.out[1] // s.rows) * -(-spec.out[2] // s.cols) * spec.out[0]
+    threads = spec.images * strips * -(-spec.groups // s.vector)
+    blocks = -(-threads // s.threads)
+    registers = slide_registers(spec, s)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, registers), 0)
+    each = -(-blocks // sms)
+    waves = -(-each // resident)
+    rows = walk(spec, s.rows, s.cols * count, s.ahead)
+    outputs = s.rows * s.cols * count
+    reads = rows.under * spec.taps[0] * len(columns(spec, s.cols)) * (3 + s.vector)
+    program = spec.program
+    stores = s.rows * s.cols * (3 + count * (0.5 + 1.5 * len(program.instructions)))
+    instructions = outputs * taps * spec.word // 4 + reads + stores + 3 * count * taps + 80
+    warps = s.threads / 32
+    active = min(resident, each) * warps
+    issue = each * warps * instructions / (4 * min(0.8, 0.25 * active / 4))
+    written = sum(store.operand.dtype.itemsize for store in program.stores) or size
+    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
+    once = spec.images * spec.groups * prod(spec.sizes) * size
+    memory = (once + spec.images * spec.groups * spec.filters * prod(spec.out) * (written + beside)) / (
+        0.77 * target.bytes_per_cycle
+    )
+    latency = waves * (1500 + 800 * rows.under / s.ahead)
+    worst: float = (issue**4 + memory**4 + latency**4) ** 0.25
+    return worst
