@@ -19,6 +19,8 @@ from math import prod
 
 from codegen.buffers import Edge, every
 from codegen.direct_convolution import schedule
+from codegen.direct_convolution.flat import Flat
+from codegen.direct_convolution.flat_schedule import FlatSchedule
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring import Ring
 from codegen.direct_convolution.ring_schedule import RingSchedule, widest_access
@@ -274,6 +276,7 @@ FAMILY = Family(
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
         Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render()),
         Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
+        Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
     ),

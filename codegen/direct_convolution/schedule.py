@@ -9,6 +9,7 @@ from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_schedules
 from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
 from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
@@ -112,7 +113,9 @@ class StripsSchedule(Schedule):
     itype: str
 
 
-DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule | SlideSchedule
+DirectConvolutionSchedule: TypeAlias = (
+    PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule | SlideSchedule | FlatSchedule
+)
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
@@ -161,6 +164,11 @@ def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
     if not (spec.in_channels == 1 and spec.groups >= 8 and spec.x.strides[1] == 1):
         return []
     return slide_schedules(spec, target, _itype(spec))[:CANDIDATES]
+
+
+def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
+    """Returns flat ones worth trying, best guess first."""
+    return flat_schedules(spec, target, _itype(spec))[:CANDIDATES]
 
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:

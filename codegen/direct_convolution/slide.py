@@ -98,6 +98,27 @@ class Sliding(Renderer):
             element = linear([(q, spec.stride[2]), (ks, spec.dilation[2])])
             w.line(f"{total} += weights[{iz}][{kr}][{ks}][{e}] * under[{iz}][{element}][{e if self.vector > 1 else 0}];")
 
+    # ---- the columns under a thread's outputs
+
+    def no_column(self, ix: str) -> str:
+        """Returns the condition that no tap meets an input column under the outputs; empty if all do."""
+        width, met = self.spec.under(2, self.cols), columns(self.spec, self.cols)
+        if len(met) == width:
+            return ""
+        step = self.spec.dilation[2] if self.spec.taps[2] > 1 else self.spec.stride[2]
+        return " && ".join(f"{ix} != {n}" for n in met) if len(met) * step != width + step - 1 else f"{ix} % {step} != 0"
+
+    def column(self, ix: str) -> str:
+        """Returns the condition that an input column exists; the middle ones always do."""
+        spec, col = self.spec, self.at["col0"]
+        last = (Edge(spec.out[2], self.cols).tiles - 1) * self.cols * spec.stride[2] - spec.before[2]
+        low, high = spec.before[2], spec.sizes[2] - last
+        if low <= 0 and high >= spec.under(2, self.cols):
+            return ""
+        place = linear([("in_w", 1), (ix, 1)])
+        inside = self.exists(2, place)
+        return f"({low} <= {ix} && {ix} < {high} || {inside})" if low < high else inside
+
     # ---- what a thread keeps
 
     def load_weights(self, group: str) -> None:
@@ -177,7 +198,7 @@ class Slide(Sliding):
                 if one_access(op, self.epilogue.space, self.count, along):
                     w.line(f"const auto {name} = load<{self.count}>({start});")
                 else:
-                    w.line(f"Vector<{op.dtype.ctype}, {self.count}> {name};")
+                    w.line(f"{op.dtype.ctype} {name}[{self.count}];")
                     w.each_element(self.count, f"{name}[e] = ({start})[{linear([('e', op.strides[along])])}];")
         return found
 
@@ -204,37 +225,18 @@ class Slide(Sliding):
             iz = self.loop("iz", spec.taps[0])
             plane, there = self.source_depth(iz)
             ix = self.loop("ix", width)
-            w.leave(self._no_column(ix))
-            inside = every("row_exists", there, self._column(ix))
+            w.leave(self.no_column(ix))
+            inside = every("row_exists", there, self.column(ix))
             start = linear([("corner", 1), ("iy", steps[1]), (ix, steps[2]), (plane, steps[0])])
             w.line(f"into[{iz}][{ix}] = load_if<{s.vector}>({inside}, {start});")
         w.unrolled_line(f"for (int iy = 0; iy < {s.ahead}; ++iy) fetch(line[iy], iy);")
-
-    def _no_column(self, ix: str) -> str:
-        """Returns the condition that no tap meets an input column under the outputs; empty if all do."""
-        width, met = self.spec.under(2, self.s.cols), columns(self.spec, self.s.cols)
-        if len(met) == width:
-            return ""
-        step = self.spec.dilation[2] if self.spec.taps[2] > 1 else self.spec.stride[2]
-        return " && ".join(f"{ix} != {n}" for n in met) if len(met) * step != width + step - 1 else f"{ix} % {step} != 0"
-
-    def _column(self, ix: str) -> str:
-        """Returns the condition that an input column exists; the middle ones always do."""
-        spec, col = self.spec, self.at["col0"]
-        last = (Edge(spec.out[2], self.s.cols).tiles - 1) * self.s.cols * spec.stride[2] - spec.before[2]
-        low, high = spec.before[2], spec.sizes[2] - last
-        if low <= 0 and high >= spec.under(2, self.s.cols):
-            return ""
-        place = linear([("in_w", 1), (ix, 1)])
-        inside = self.exists(2, place)
-        return f"({low} <= {ix} && {ix} < {high} || {inside})" if low < high else inside
 
     def read(self, step: str, iy: str) -> None:
         w, s, spec = self.w, self.s, self.spec
         line = f"line[{step} % {s.ahead}]" if s.ahead > 1 else "line[0]"
         with w.scope():
             iz, ix = self.loop("iz", spec.taps[0]), self.loop("ix", spec.under(2, s.cols))
-            w.leave(self._no_column(ix))
+            w.leave(self.no_column(ix))
             e = self.loop("e", s.vector)
             w.line(f"under[{iz}][{ix}][{e}] = {self.value(f'{line}[{iz}][{ix}][{e}]')};")
         more = self.walk.under > s.ahead

@@ -1,0 +1,145 @@
+"""The flat form of direct convolution: convolutions of single channels, whole planes of which lie in shared memory.
+
+Planes that follow each other in memory are one run of bytes, whatever their rows are: a block copies several of them to
+shared memory 16 bytes at a time.  Its threads slide down over strips of columns there and put their results into shared
+memory, too, from where they are written as they were read, or in the order of the output, if it has another one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.buffers import Edge, every
+from codegen.direct_convolution.flat_schedule import (
+    FlatSchedule,
+    contiguous,
+    flat_buffers,
+    flat_copy,
+    flat_threads,
+    units,
+)
+from codegen.direct_convolution.slide import Sliding
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.expr import Operand
+from codegen.iteration import coordinate, linear
+from codegen.kernel import block_number
+
+
+class Flat(Sliding):
+    def __init__(self, spec: DirectConvolutionSpec, schedule: FlatSchedule) -> None:
+        self.s, self.planes = schedule, Edge(spec.images * spec.groups, schedule.planes)
+        self.block_threads = flat_threads(spec, schedule)
+        super().__init__(spec, schedule, self.block_threads)
+        self.cols, self.count, self.vector, self.ahead = schedule.cols, spec.filters, 1, 1
+
+    def describe(self) -> str:
+        s = self.s
+        return f"a block {s.planes} planes, a thread slides down over {s.rows} rows of {s.cols} columns"
+
+    def body(self) -> int:
+        w, s, spec = self.w, self.s, self.spec
+        w.carve(flat_buffers(spec, s))
+        many = self.planes.tiles > 1
+        self.first = self.constant("plane0", f"{self.t}({block_number(self.t)}) * {s.planes}" if many else "0")
+        self._copy()
+        shape = units(spec, s)
+        idle = Edge(prod(shape), self.threads).ragged
+        own, depth, row, col = self.places("threadIdx.x", shape, "own depth row col", (1, 1, s.rows, s.cols), self.small)
+        plane = self.constant("plane", linear([(self.first, 1), (own, 1)]))
+        there = every(f"threadIdx.x < {prod(shape)}" if idle else "", self.planes.inside(plane))
+        if there:
+            w.line(f"const bool there = {there};")
+        # A thread without a plane takes the first one, and writes nothing.
+        w.line(f"const {self.t} known = {'there ? ' if there else ''}{plane}{' : 0' if there else ''};")
+        image, group = self.places("known", (spec.images, spec.groups), "image group")
+        self.at = {"image": image, "group": group, "depth": depth, "row0": row, "col0": col, "own": own}
+        self.load_weights(group)
+        fixed = {0: image, 1: group, 3: depth} | ({2: "0"} if spec.filters == 1 else {})
+        self.epilogue.scalars(fixed)
+        w.line("copy_async_wait<0>();")
+        w.line("__syncthreads();  // the planes are there")
+        with w.block("if (there)", when=bool(there)):
+            w.line(f"const {self.small} in_h = {self.source(1, row, '0')}, in_w = {self.source(2, col, '0')};")
+            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};" )
+            self.slide(row)
+        w.line("__syncthreads();  // the results are there")
+        for n, store in enumerate(spec.program.stores):
+            self._write(n, store.operand)
+        return self.planes.tiles
+
+    def _copy(self) -> None:
+        """Writes the copies of the block's planes."""
+        w, s, spec = self.w, self.s, self.spec
+        count, plane, size = flat_copy(spec, s.planes), prod(spec.sizes), spec.x.dtype.itemsize
+        chunks = s.planes * plane // count
+        w.line("#pragma unroll 4")
+        with w.block(f"for ({self.small} at = threadIdx.x; at < {chunks}; at += {self.threads})"):
+            valid = ""
+            if self.planes.ragged:
+                total = self.planes.total * plane
+                w.line(f"const {self.t} rest = {total} - ({linear([(self.first, plane), ('at', count)])});")
+                valid = f", rest >= {count} ? {count * size} : rest > 0 ? int(rest) * {size} : 0"
+            source = linear([(self.x, 1), (self.first, plane), ("at", count)])
+            w.line(f"copy_async<{count * size}>(tile + {linear([('at', count)])}, {source}{valid});")
+        w.line("copy_async_commit();")
+
+    def read(self, step: str, iy: str) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        depth, height, width = spec.sizes
+        w.line(f"const bool row_exists = {self.exists(1, linear([('in_h', 1), (iy, 1)]))};")
+        with w.scope():
+            iz = self.loop("iz", spec.taps[0])
+            in_d, there = self.source_depth(iz)
+            ix = self.loop("ix", spec.under(2, s.cols))
+            w.leave(self.no_column(ix))
+            place = linear([(in_d, height * width), ("in_h", width), (iy, width), ("in_w", 1), (ix, 1)])
+            inside = every("row_exists", there, self.column(ix))
+            w.line(f"under[{iz}][{ix}][0] = {inside} ? {self.value(f'image_plane[{place}]')} : {spec.accumulate}(0);")
+
+    def finish(self, row: str, sums: str) -> None:
+        w, s, spec = self.w, self.s, self.spec
+        stores = [store.operand.dtype.ctype for store in spec.program.stores]
+        with w.scope():
+            f = self.loop("f", spec.filters)
+            for n, ctype in enumerate(stores):
+                w.line(f"{ctype} row{n}[{s.cols}];")
+            position = [self.at["image"], self.at["group"], f, self.at["depth"], row, self.at["col0"]]
+            run = self.columns(self.at["col0"], s.cols)
+            staged = [f"row{n}" for n in range(len(stores))]
+            q = "q" if s.cols > 1 else "0"
+            self.epilogue.results(position, [f"{sums}[{q}][{f}]"], run, staged=staged)
+            own = linear([(self.at["own"], spec.filters), (f, 1)])
+            place = [(f"({own})", prod(spec.out)), (self.at["depth"], prod(spec.out[1:])), (row, spec.out[2])]
+            q = self.loop("q", s.cols)
+            w.leave(run.missing(q) if run.missing else "")
+            for n in range(len(stores)):
+                w.line(f"out{n}[{linear([*place, (self.at['col0'], 1), (q, 1)])}] = row{n}[{q}];")
+
+    def _write(self, n: int, operand: Operand) -> None:
+        """Writes an output from shared memory."""
+        w, s, spec = self.w, self.s, self.spec
+        space = (spec.images, spec.groups, spec.filters, *spec.out)
+        plane, size, to = spec.filters * prod(spec.out), operand.dtype.itemsize, self.epilogue.pointers.stores[n]
+        block, total = s.planes * plane, self.planes.total * plane
+        if contiguous(operand, space):
+            fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and block % v == 0 and operand.alignment % (v * size) == 0]
+            count = max((v for v in fitting if total % v == 0), default=1)
+            head = f"for ({self.small} at = threadIdx.x * {count}; at < {block}; at += {self.threads * count})"
+            with w.block(head):
+                place = linear([(self.first, plane), ("at", 1)])
+                w.leave(f"{place} >= {total}" if self.planes.ragged else "", how="break")
+                w.line(f"store({to} + {place}, load_shared<{count}>(out{n} + at));")
+            return
+        # Neighbouring threads write neighbouring elements: of a plane, or of a pixel of all planes.
+        across = operand.strides[1] < operand.strides[5] or spec.out[2] == 1
+        with w.block(f"for ({self.small} at = threadIdx.x; at < {block}; at += {self.threads})"):
+            order = (s.planes, spec.filters, *spec.out)
+            turned = (*spec.out, s.planes, spec.filters) if across else order
+            names = "od oh ow own of" if across else "own of od oh ow"
+            found = dict(zip(names.split(), self.places("at", turned, names, (1,) * 5, self.small)))
+            w.line(f"const {self.t} to = {linear([(self.first, 1), (found['own'], 1)])};")
+            w.leave(self.planes.outside("to"), how="continue")
+            image, group = (coordinate("to", (spec.images, spec.groups), d) if many > 1 else "0" for d, many in enumerate((spec.images, spec.groups)))
+            position = [f"({image})", f"({group})", found["of"], found["od"], found["oh"], found["ow"]]
+            source = linear([*zip((found["own"], *position[2:]), (plane, prod(spec.out), prod(spec.out[1:]), spec.out[2], 1))])
+            w.line(f"{to}[{linear([*zip(position, operand.strides)])}] = out{n}[{source}];")
