@@ -274,9 +274,9 @@ FAMILY = Family(
     DirectConvolutionSpec,
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
+        Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
         Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render()),
         Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
-        Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
     ),

@@ -18,7 +18,7 @@ from codegen.direct_convolution.flat_schedule import (
     flat_threads,
     units,
 )
-from codegen.direct_convolution.slide import Sliding
+from codegen.direct_convolution.sliding import Sliding
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.iteration import coordinate, linear
@@ -59,7 +59,7 @@ class Flat(Sliding):
         w.line("copy_async_wait<0>();")
         w.line("__syncthreads();  // the planes are there")
         with w.block("if (there)", when=bool(there)):
-            w.line(f"const {self.small} in_h = {self.source(1, row, '0')}, in_w = {self.source(2, col, '0')};")
+            w.line(f"const {self.small} in_h = {self.origin(1, row)}, in_w = {self.origin(2, col)};")
             w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};" )
             self.slide(row)
         w.line("__syncthreads();  // the results are there")
@@ -86,13 +86,15 @@ class Flat(Sliding):
     def read(self, step: str, iy: str) -> None:
         w, s, spec = self.w, self.s, self.spec
         depth, height, width = spec.sizes
-        w.line(f"const bool row_exists = {self.exists(1, linear([('in_h', 1), (iy, 1)]))};")
+        own = self.along(1, iy)
+        w.line(f"const bool row_exists = {self.exists(1, linear([('in_h', 1), (own, 1)]))};")
         with w.scope():
             iz = self.loop("iz", spec.taps[0])
             in_d, there = self.source_depth(iz)
             ix = self.loop("ix", spec.under(2, s.cols))
             w.leave(self.no_column(ix))
-            place = linear([(in_d, height * width), ("in_h", width), (iy, width), ("in_w", 1), (ix, 1)])
+            rows = [("in_h", width), (f"({own})", width)]
+            place = linear([(in_d, height * width), *rows, ("in_w", 1), (self.along(2, ix), 1)])
             inside = every("row_exists", there, self.column(ix))
             w.line(f"under[{iz}][{ix}][0] = {inside} ? {self.value(f'image_plane[{place}]')} : {spec.accumulate}(0);")
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.slide_schedule import MAX_REGISTERS, columns, walk
+from codegen.direct_convolution.slide_schedule import MAX_REGISTERS, columns, keeps_phase, strips, walk
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.family import Schedule
@@ -76,11 +76,10 @@ def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
     if not (target.arch.has_cp_async and spec.in_channels == 1 and contiguous(spec.x, sizes)):
         return
     total = spec.images * spec.groups
-    _, height, width = spec.out
-    wide = [n for n in range(1, width + 1) if n <= 8 or (width % n == 0 and n <= 16)]
-    tall = dict.fromkeys(-(-height // parts) for parts in range(1, height + 1))
+    width = spec.out[2]
+    wide = [n for n in range(1, width + 1) if (n <= 8 or (width % n == 0 and n <= 16)) and keeps_phase(spec, 2, n)]
     counts = [n for k in range(10) if (n := 1 << k) < 2 * total]
-    for cols, rows, planes in product(wide, tall, counts):
+    for cols, rows, planes in product(wide, strips(spec), counts):
         s = FlatSchedule(rows, cols, planes, itype)
         threads = prod(units(spec, s))
         if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes):

@@ -123,6 +123,8 @@ Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
 
 def fits(spec: DirectConvolutionSpec) -> str | None:
     """Returns why direct convolution has no kernel for a spec; None if it has one."""
+    if max(spec.input_dilation) > 1:
+        return None if slides(spec, PORTABLE) else "a dilated input of several channels a group or many taps"
     return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
 
 
@@ -138,6 +140,8 @@ def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
 
 def channels_last(spec: DirectConvolutionSpec) -> bool:
     """Tells whether neighbouring channels are neighbours in memory, each convolved with a filter of its own."""
+    if max(spec.input_dilation) > 1:
+        return False
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
@@ -161,7 +165,8 @@ def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
 
 def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
     """Returns slides worth trying, best guess first."""
-    if not (spec.in_channels == 1 and spec.groups >= 8 and spec.x.strides[1] == 1):
+    usual = spec.groups >= 8 and spec.x.strides[1] == 1
+    if spec.in_channels > 1 or not (usual or max(spec.input_dilation) > 1):
         return []
     return slide_schedules(spec, target, _itype(spec))[:CANDIDATES]
 
@@ -173,7 +178,7 @@ def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
     """Returns halo tiles of planes worth trying, best guess first."""
-    return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec), target)
+    return [] if channels_last(spec) or max(spec.input_dilation) > 1 else _by_cost(spec, _planes_schedules(spec), target)
 
 
 def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedule]:
@@ -207,7 +212,8 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
     left, right = halo(spec)
     steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
     aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
-    if not (spec.flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
+    unstrided = spec.stride[1:] == (1, 1) and max(spec.input_dilation) == 1
+    if not (spec.flat and spec.in_channels == 1 and unstrided and xs[5] == 1 and aligned):
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None

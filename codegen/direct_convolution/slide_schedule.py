@@ -55,21 +55,34 @@ def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> W
     """Returns how to go down over ``rows`` rows of ``sums`` outputs each, with ``ahead`` rows of input in registers."""
     under, stride = spec.under(1, rows), spec.stride[1]
     slots = -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // stride)
-    period = lcm(slots * stride, ahead)
+    period = lcm(slots * stride, ahead, spec.input_dilation[1])
     if period >= under or rows * sums * prod(spec.taps) <= MAX_PRODUCTS:
         return Walk(under, rows, under)
     return Walk(under, slots, period)
 
 
 def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
-    """Returns which of the input columns under ``cols`` outputs taps meet."""
+    """Returns which of the columns under ``cols`` outputs are columns of the input and meet taps."""
+    apart = spec.input_dilation[2]
     every = {q * spec.stride[2] + ks * spec.dilation[2] for q in range(cols) for ks in range(spec.taps[2])}
-    return sorted(every)
+    return sorted(ix for ix in every if ix % apart == spec.before[2] % apart)
+
+
+def keeps_phase(spec: DirectConvolutionSpec, axis: int, size: int) -> bool:
+    """Tells whether strips of ``size`` rows (or columns) of outputs all begin in the same phase of a dilated input."""
+    return size % spec.input_dilation[axis] == 0 or size >= spec.out[axis]
+
+
+def strips(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns into how many rows each the outputs may be cut."""
+    height = spec.out[1]
+    every = dict.fromkeys(-(-height // parts) for parts in range(1, height + 1))
+    return [rows for rows in every if keeps_phase(spec, 1, rows)]
 
 
 def slide_vector(spec: DirectConvolutionSpec) -> int:
     """Returns how many channels the widest access has: 1 if none has more."""
-    return widest_access(spec, (16, 8, 4)) or 1
+    return widest_access(spec, (16, 8, 4)) or 1 if spec.x.strides[1] == 1 else 1
 
 
 def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
@@ -90,9 +103,9 @@ def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideS
     widest = slide_vector(spec) if spec.filters == 1 else 1
     for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], range(1, min(width, 8) + 1)):
         count = vector * spec.filters
-        if count * prod(spec.taps) * words > MAX_WEIGHTS:
+        if count * prod(spec.taps) * words > MAX_WEIGHTS or not keeps_phase(spec, 2, cols):
             continue
-        for rows in dict.fromkeys(-(-height // parts) for parts in range(1, height + 1)):
+        for rows in strips(spec):
             aheads = {1, spec.under(1, rows)}
             found = walk(spec, rows, cols * count)
             aheads |= {n for n in range(2, 9) if found.period % n == 0}

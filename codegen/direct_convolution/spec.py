@@ -18,6 +18,8 @@ class DirectConvolutionSpec(KernelSpec):
     sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and
                              2-D).
     stride, dilation, before per spatial dimension; before is the padding in front.
+    input_dilation           per spatial dimension; with more than 1, so many positions lie between neighbouring elements
+                             of the input, and zeros between them: the gradient of a convolution with this stride.
     flip                     true convolution rather than cross-correlation.
     x                        strides over (image, group, channel, 3 spatial).
     w                        strides over (group, filter, channel, 3 taps).
@@ -40,6 +42,7 @@ class DirectConvolutionSpec(KernelSpec):
     accumulate: str
     result: str
     program: Program
+    input_dilation: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def flat(self) -> bool:
