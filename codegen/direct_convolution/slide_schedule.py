@@ -55,7 +55,7 @@ def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> W
     """Returns how to go down over ``rows`` rows of ``sums`` outputs each, with ``ahead`` rows of input in registers."""
     under, stride = spec.under(1, rows), spec.stride[1]
     slots = -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // stride)
-    period = lcm(slots * stride, ahead, spec.input_dilation[1])
+    period = lcm(stride, ahead, spec.input_dilation[1])
     if period >= under or rows * sums * prod(spec.taps) <= MAX_PRODUCTS:
         return Walk(under, rows, under)
     return Walk(under, slots, period)

@@ -31,7 +31,7 @@ class Sliding(Renderer):
         """Writes the sums, and what becomes of them, row by row."""
         w, spec = self.w, self.spec
         self.walk = walk(spec, self.patch_rows, self.cols * self.count, self.ahead)
-        stride, under, period = spec.stride[1], self.walk.under, 0 if self.walk.whole else self.walk.period
+        stride, under, period = spec.stride[1], self.walk.under, self.walk.period
         reach = (spec.taps[1] - 1) * spec.dilation[1]
         w.line(f"{spec.accumulate} sum[{self.walk.slots}][{self.cols}][{self.count}];")
         with w.scope():
@@ -52,13 +52,19 @@ class Sliding(Renderer):
             with w.guarded(self.met_row(step)), w.scope():
                 self._add(step, iy)
             # With the last row that it needs, a row of outputs is finished, and its registers are free again.
-            below = linear([(step, 1)], period - reach)
-            if under > 1:
-                w.leave(f"{iy} < {reach}" if reach else "", f"({below}) % {stride} != 0" if stride > 1 else "")
-            p = self.constant("p", self._over(linear([(iy, 1)], -reach)), self.small)
-            down = linear([(row, 1), (p, 1)])
-            w.leave(Edge(spec.out[1], self.patch_rows).outside(down), how="break")
-            self.finish(down, "sum" + (f"[{p}]" if self.walk.whole else self._slot(below)))
+            if under > 1 and stride > 1:
+                w.leave(f"({linear([(step, 1)], period - period % stride - reach % stride)}) % {stride} != 0")
+            above = linear([(iy, 1)], -reach)
+            with w.guarded(f"{iy} >= {reach}" if reach else ""):
+                p = self.constant("p", self._over(above), self.small)
+                down = linear([(row, 1), (p, 1)])
+                w.leave(Edge(spec.out[1], self.patch_rows).outside(down), how="break")
+                self.finish(down, f"sum[{p if self.walk.whole else 0}]")
+            if not self.walk.whole and self.walk.slots > 1:
+                moved = f"for (int k = 1; k < {self.walk.slots}; ++k)"
+                every = [f"for (int {name} = 0; {name} < {n}; ++{name})" for name, n in (("q", self.cols), ("e", self.count))]
+                with w.unrolled(moved, *every):
+                    w.line("sum[k - 1][q][e] = sum[k][q][e];")
 
     @abstractmethod
     def read(self, step: str, iy: str) -> None:
@@ -76,11 +82,6 @@ class Sliding(Renderer):
         stride = self.spec.stride[1]
         return "0" if self.patch_rows == 1 else iy if stride == 1 else f"({iy}) / {stride}"
 
-    def _slot(self, iy: str) -> str:
-        """Returns the subscript of the sums of the outputs whose input begins in a row, by its number modulo a period."""
-        stride = self.spec.stride[1]
-        return f"[({iy}){f' / {stride}' if stride > 1 else ''} % {self.walk.slots}]" if self.walk.slots > 1 else "[0]"
-
     def _begin(self, step: str) -> None:
         """Writes the first values of the sums of a row of outputs, where its input begins."""
         w, stride = self.w, self.spec.stride[1]
@@ -89,27 +90,29 @@ class Sliding(Renderer):
             conditions += [f"{step} <= {(self.patch_rows - 1) * stride}"] * (self.walk.under > 1)
         with w.guarded(*(conditions if step != "0" else ())), w.scope():
             q, e = self.loop("q", self.cols), self.loop("e", self.count)
-            w.line(f"sum{f'[{self._over(step)}]' if self.walk.whole else self._slot(step)}[{q}][{e}] = 0;")
+            w.line(f"sum[{self._over(step) if self.walk.whole else self.walk.slots - 1}][{q}][{e}] = 0;")
 
     def _add(self, step: str, iy: str) -> None:
         """Writes the products of a row of the input, added to the sums of all outputs that it touches."""
         w, spec = self.w, self.spec
         stride, dilation = spec.stride[1], spec.dilation[1]
-        last = (self.patch_rows - 1) * stride
+        last, reach = (self.patch_rows - 1) * stride, (spec.taps[1] - 1) * dilation
         kr = self.loop("kr", spec.taps[1])
         if self.walk.whole:
             below = linear([(iy, 1), (kr, -dilation)])
             if self.walk.under > 1:
                 outside = [f"{below} < 0", f"{below} > {last}", f"({below}) % {stride} != 0" if stride > 1 else ""]
                 w.leave(*outside)
-            slot = f"[{self._over(below)}]"
+            slot = self._over(below)
         else:
-            below = linear([(step, 1), (kr, -dilation)], self.walk.period * spec.taps[1])
+            # The first slot is that of the first row of outputs that is not finished.
+            phase = f"{step} % {stride}" if stride > 1 else "0"
+            below = linear([(kr, dilation), (phase, -1)])
             w.leave(f"({below}) % {stride} != 0" if stride > 1 else "")
             if spec.taps[1] > GUARDED:
-                start = linear([(kr, dilation)])
-                w.leave(f"{iy} < {start}", f"{iy} > {linear([(kr, dilation)], last)}")
-            slot = self._slot(below)
+                w.leave(f"{iy} < {linear([(kr, dilation)])}", f"{iy} > {linear([(kr, dilation)], last)}")
+            slot = f"({reach} - {phase}) / {stride} - ({below}) / {stride}" if stride > 1 else linear([(kr, -dilation)], reach)
+        slot = f"[{slot}]"
         iz, ks, q = self.loop("iz", spec.taps[0]), self.loop("ks", spec.taps[2]), self.loop("q", self.cols)
         column = linear([(q, spec.stride[2]), (ks, spec.dilation[2])])
         if spec.input_dilation[2] > 1:
