@@ -14,8 +14,16 @@ from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_vecto
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from fusegraph.lowering.base import Options
 
-#: (rows, cols, vector, ahead)
-SCHEDULES = [(2, 4, 4, 1), (100, 1, 8, 3), (5, 3, 1, 2), (3, 8, 2, 100), (1, 2, 4, 1), (40, 2, 2, 1), (7, 5, 4, 4)]
+#: (rows, cols, vector, ahead, lanes)
+SCHEDULES = [
+    (2, 4, 4, 1, 4),
+    (100, 1, 8, 3, 1),
+    (5, 3, 1, 2, 8),
+    (3, 8, 2, 100, 3),
+    (1, 2, 4, 1, 32),
+    (40, 2, 2, 1, 2),
+    (7, 5, 4, 4, 2),
+]
 
 PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     *FLAT_PROBLEMS,
@@ -32,10 +40,10 @@ def case(problem: int, sizes: tuple[int, ...], dtype: str = "float32", epilogue:
     x, taps, attributes = PROBLEMS[problem % len(PROBLEMS)]
 
     def schedule(spec: DirectConvolutionSpec) -> SlideSchedule:
-        rows, cols, vector, ahead = sizes
+        rows, cols, vector, ahead, lanes = sizes
         rows = min(rows, spec.out[1])
         vector = min(vector, slide_vector(spec)) if spec.filters == 1 else 1
-        return SlideSchedule(rows, cols, vector, min(ahead, spec.under(1, rows)), 64, itype)
+        return SlideSchedule(rows, cols, vector, min(ahead, spec.under(1, rows)), lanes, 64, itype)
 
     made = direct(x, taps, dtype, **({"layout": "channels_last"} | attributes), epilogue=epilogue)
     made.schedule = schedule

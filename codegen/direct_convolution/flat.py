@@ -60,6 +60,7 @@ class Flat(Sliding):
         w.line("__syncthreads();  // the planes are there")
         with w.block("if (there)", when=bool(there)):
             w.line(f"const {self.small} in_h = {self.origin(1, row)}, in_w = {self.origin(2, col)};")
+            self.plan_walk()
             w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};" )
             self.slide(row)
         w.line("__syncthreads();  // the results are there")

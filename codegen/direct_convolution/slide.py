@@ -30,18 +30,22 @@ class Slide(Sliding):
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
-        sizes = (spec.images, spec.out[0], -(-spec.out[1] // s.rows), -(-spec.out[2] // s.cols), -(-spec.groups // s.vector))
+        strips = (Edge(spec.out[1], s.rows).tiles, Edge(spec.groups, s.vector * s.lanes).tiles)
+        sizes = (spec.images, spec.out[0], *strips, Edge(spec.out[2], s.cols).tiles, s.lanes)
         threads = Edge(prod(sizes), s.threads)
         w.line(f"const {self.t} at = {self.t}(blockIdx.x) * {s.threads} + threadIdx.x;")
         w.leave(threads.outside("at"), how="return")
-        scales = (1, 1, s.rows, s.cols, s.vector)
-        image, depth, row, col, group = self.places("at", sizes, "image depth row col group", scales)
+        scales = (1, 1, s.rows, s.lanes * s.vector, s.cols, s.vector)
+        names = "image depth row channel0 col lane"
+        image, depth, row, channel0, col, lane = self.places("at", sizes, names, scales)
+        group = self.constant("group", linear([(channel0, 1), (lane, 1)]))
+        w.leave(Edge(spec.groups, s.vector * s.lanes).outside(group), how="return")
         self.at = {"image": image, "depth": depth, "row0": row, "col0": col, "group": group}
+        self._fetch()
         self.load_weights(group)
         fixed = {0: image, 1: group, 3: depth} if self.count == 1 else {0: image, 3: depth}
         self.epilogue.scalars({d: at for d, at in fixed.items()})
         self.given = self._channel_values(group)
-        self._fetch()
         self.slide(row)
         return threads.tiles
 
@@ -70,6 +74,7 @@ class Slide(Sliding):
         steps = [step if many > 1 else 0 for step, many in zip(xs[3:], spec.sizes)]
         w.line(f"const {self.t} in_h = {self.origin(1, at['row0'])}, in_w = {self.origin(2, at['col0'])};")
         corner = [(at["image"], xs[0]), (at["group"], xs[1]), ("in_h", steps[1]), ("in_w", steps[2])]
+        self.plan_walk()
         w.line(f"const {ctype}* corner = {self.x} + {linear(corner)};")
         box = f"[{spec.taps[0]}][{width}]"
         w.line(f"Packed<{ctype}, {s.vector}> line[{s.ahead}]{box};")
@@ -87,7 +92,13 @@ class Slide(Sliding):
             inside = every("row_exists", there, self.column(ix))
             start = linear([("corner", 1), (f"({own})", steps[1]), (f"({self.along(2, ix)})", steps[2]), (plane, steps[0])])
             w.line(f"into[{iz}][{ix}] = load_if<{s.vector}>({inside}, {start});")
-        w.unrolled_line(f"for (int iy = 0; iy < {s.ahead}; ++iy) fetch(line[iy], iy);")
+        if self.trimmed:
+            w.line("fetch(line[0], begin);")
+        else:
+            w.unrolled_line(f"for (int iy = 0; iy < {s.ahead}; ++iy) fetch(line[iy], iy);")
+
+    def restart(self) -> None:
+        self.w.line("fetch(line[0], 0);")
 
     def read(self, step: str, iy: str) -> None:
         w, s, spec = self.w, self.s, self.spec

@@ -15,19 +15,26 @@ from codegen.target import Target
 #: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
 MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 230, 1600
 THREADS = 128
+#: Rows that are loaded before they are needed.
+AHEAD = (1, 2, 3, 4, 6)
+#: Bytes of neighbouring channels that neighbouring threads read of a pixel.
+RUNS = (64, 128)
 
 
 @dataclass(frozen=True)
 class SlideSchedule(Schedule):
     """A thread slides down over ``rows`` rows of ``cols`` neighbouring outputs of ``vector`` neighbouring channels.
 
-    It loads ``ahead`` rows of its input before it needs them.
+    It loads ``ahead`` rows of its input before it needs them.  ``lanes`` threads side by side take neighbouring channels,
+    the next ones neighbouring columns: these read the same columns of the input, from the L1 cache if the threads are in
+    one block.
     """
 
     rows: int
     cols: int
     vector: int
     ahead: int
+    lanes: int
     threads: int
     itype: str
 
@@ -76,8 +83,20 @@ def keeps_phase(spec: DirectConvolutionSpec, axis: int, size: int) -> bool:
 def strips(spec: DirectConvolutionSpec) -> list[int]:
     """Returns into how many rows each the outputs may be cut."""
     height = spec.out[1]
-    every = dict.fromkeys(-(-height // parts) for parts in range(1, height + 1))
+    parts = [n for k in range(10) for n in (1 << k, 3 << k)]
+    every = dict.fromkeys(-(-height // n) for n in sorted(parts) if n <= height)
     return [rows for rows in every if keeps_phase(spec, 1, rows)]
+
+
+def lanes(spec: DirectConvolutionSpec, vector: int) -> list[int]:
+    """Returns how many threads side by side may take neighbouring channels: all there are, or for whole sectors."""
+    most = -(-spec.groups // vector)
+    found = {most} if most * vector * spec.x.dtype.itemsize <= 2 * max(RUNS) else set()
+    for run in RUNS:
+        count = min(most, max(1, run // (vector * spec.x.dtype.itemsize)))
+        even = max(n for n in range(1, count + 1) if most % n == 0)
+        found.add(even if 2 * even > count else count)
+    return sorted(found)
 
 
 def slide_vector(spec: DirectConvolutionSpec) -> int:
@@ -106,11 +125,10 @@ def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideS
         if count * prod(spec.taps) * words > MAX_WEIGHTS or not keeps_phase(spec, 2, cols):
             continue
         for rows in strips(spec):
-            aheads = {1, spec.under(1, rows)}
-            found = walk(spec, rows, cols * count)
-            aheads |= {n for n in range(2, 9) if found.period % n == 0}
-            for ahead in sorted(n for n in aheads if n <= spec.under(1, rows)):
-                s = SlideSchedule(rows, cols, vector, ahead, THREADS, itype)
+            for ahead, along in product(AHEAD, lanes(spec, vector)):
+                if ahead > spec.under(1, rows):
+                    continue
+                s = SlideSchedule(rows, cols, vector, ahead, along, THREADS, itype)
                 if slide_registers(spec, s) <= MAX_REGISTERS:
                     yield s
 

@@ -15,8 +15,8 @@ from codegen.direct_convolution.slide_schedule import columns, walk
 from codegen.iteration import linear, packed
 
 
-#: Taps of a column beyond which rows above and below a strip are skipped where a tap meets no output.
-GUARDED = 3
+#: Taps of a column beyond which rows outside of the image are passed over.
+MANY_TAPS = 3
 
 
 class Sliding(Renderer):
@@ -27,20 +27,34 @@ class Sliding(Renderer):
     vector: int
     ahead: int
 
+    def plan_walk(self) -> None:
+        """Decides how the thread goes down, and writes where it begins: rows outside of the image add nothing."""
+        spec = self.spec
+        self.walk = walk(spec, self.patch_rows, self.cols * self.count, self.ahead)
+        self.trimmed = not self.walk.whole and self.walk.period == 1 and spec.taps[1] > MANY_TAPS
+        if self.trimmed:
+            low = f"in_h < 0 ? min(-in_h, {self.reach}) : 0"
+            self.w.line(f"{self.small} begin = {low}, end = min({spec.sizes[1]} - in_h, {self.walk.under});")
+
+    @property
+    def reach(self) -> int:
+        """Rows from the first to the last one that a row of outputs needs."""
+        return (self.spec.taps[1] - 1) * self.spec.dilation[1]
+
     def slide(self, row: str) -> None:
         """Writes the sums, and what becomes of them, row by row."""
         w, spec = self.w, self.spec
-        self.walk = walk(spec, self.patch_rows, self.cols * self.count, self.ahead)
-        stride, under, period = spec.stride[1], self.walk.under, self.walk.period
-        reach = (spec.taps[1] - 1) * spec.dilation[1]
-        w.line(f"{spec.accumulate} sum[{self.walk.slots}][{self.cols}][{self.count}];")
+        under, period = self.walk.under, self.walk.period
+        begin, end = ("begin", "end") if self.trimmed else ("0", str(under))
+        if self.trimmed:
+            self._infinite_weights()
+        w.line(f"{spec.accumulate} sum[{self.walk.slots}][{self.cols}][{self.count}]{' = {}' if self.trimmed else ''};")
         with w.scope():
-            iy = "iy"
             if self.walk.whole:
                 iy = step = self.loop("iy", under)
             else:
                 w.line("#pragma unroll 1")
-                w.open(f"for ({self.small} first = 0; first < {under}; first += {period})")
+                w.open(f"for ({self.small} first = {begin}; first < {end}; first += {period})")
                 step = self.loop("step", period)
                 iy = self.constant("iy", linear([("first", 1), (step, 1)]), self.small)
                 w.leave(Edge(under, period).outside(iy), how="break")
@@ -51,20 +65,29 @@ class Sliding(Renderer):
             self.refill(step, iy)
             with w.guarded(self.met_row(step)), w.scope():
                 self._add(step, iy)
-            # With the last row that it needs, a row of outputs is finished, and its registers are free again.
-            if under > 1 and stride > 1:
-                w.leave(f"({linear([(step, 1)], period - period % stride - reach % stride)}) % {stride} != 0")
-            above = linear([(iy, 1)], -reach)
-            with w.guarded(f"{iy} >= {reach}" if reach else ""):
-                p = self.constant("p", self._over(above), self.small)
-                down = linear([(row, 1), (p, 1)])
-                w.leave(Edge(spec.out[1], self.patch_rows).outside(down), how="break")
-                self.finish(down, f"sum[{p if self.walk.whole else 0}]")
-            if not self.walk.whole and self.walk.slots > 1:
-                moved = f"for (int k = 1; k < {self.walk.slots}; ++k)"
-                every = [f"for (int {name} = 0; {name} < {n}; ++{name})" for name, n in (("q", self.cols), ("e", self.count))]
-                with w.unrolled(moved, *every):
-                    w.line("sum[k - 1][q][e] = sum[k][q][e];")
+            self._finished(row, step, iy)
+        if self.trimmed:
+            w.line("#pragma unroll 1")
+            with w.block(f"for ({self.small} iy = max(begin, end); iy < {under}; ++iy)"):
+                self._begin("0")
+                self._finished(row, "0", "iy")
+
+    def _finished(self, row: str, step: str, iy: str) -> None:
+        """Writes what becomes of a row of outputs with the last input row that it needs: its registers are free again."""
+        w, spec, reach, period = self.w, self.spec, self.reach, self.walk.period
+        stride = spec.stride[1]
+        if self.walk.under > 1 and stride > 1:
+            w.leave(f"({linear([(step, 1)], period - period % stride - reach % stride)}) % {stride} != 0")
+        with w.guarded(f"{iy} >= {reach}" if reach else ""):
+            p = self.constant("p", self._over(linear([(iy, 1)], -reach)), self.small)
+            down = linear([(row, 1), (p, 1)])
+            w.leave(Edge(spec.out[1], self.patch_rows).outside(down), how="break")
+            self.finish(down, f"sum[{p if self.walk.whole else 0}]")
+        if not self.walk.whole and self.walk.slots > 1:
+            sizes = (("q", self.cols), ("e", self.count))
+            every = [f"for (int {name} = 0; {name} < {n}; ++{name})" for name, n in sizes]
+            with w.unrolled(f"for (int k = 1; k < {self.walk.slots}; ++k)", *every):
+                w.line("sum[k - 1][q][e] = sum[k][q][e];")
 
     @abstractmethod
     def read(self, step: str, iy: str) -> None:
@@ -81,6 +104,22 @@ class Sliding(Renderer):
         """Returns the row of outputs whose input begins in a row."""
         stride = self.spec.stride[1]
         return "0" if self.patch_rows == 1 else iy if stride == 1 else f"({iy}) / {stride}"
+
+    def _infinite_weights(self) -> None:
+        """Writes that no row is left out with weights whose products with the zeros outside of the image are not 0."""
+        w, spec = self.w, self.spec
+        if spec.accumulate not in ("float", "double"):
+            return
+        w.line(f"{spec.accumulate} zero = 0;  // NaN if a weight is infinite or NaN")
+        with w.scope():
+            taps = [self.loop(name, n) for name, n in zip(("kd", "kr", "ks"), spec.taps)]
+            w.line(f"zero += 0 * weights[{']['.join(taps)}][{self.loop('e', self.count)}];")
+        with w.block("if (zero != 0)"):
+            w.line(f"begin = 0, end = {self.walk.under};")
+            self.restart()
+
+    def restart(self) -> None:
+        """Writes what the first row of the strip needs where that has not been the first one so far."""
 
     def _begin(self, step: str) -> None:
         """Writes the first values of the sums of a row of outputs, where its input begins."""
@@ -109,8 +148,6 @@ class Sliding(Renderer):
             phase = f"{step} % {stride}" if stride > 1 else "0"
             below = linear([(kr, dilation), (phase, -1)])
             w.leave(f"({below}) % {stride} != 0" if stride > 1 else "")
-            if spec.taps[1] > GUARDED:
-                w.leave(f"{iy} < {linear([(kr, dilation)])}", f"{iy} > {linear([(kr, dilation)], last)}")
             slot = f"({reach} - {phase}) / {stride} - ({below}) / {stride}" if stride > 1 else linear([(kr, -dilation)], reach)
         slot = f"[{slot}]"
         iz, ks, q = self.loop("iz", spec.taps[0]), self.loop("ks", spec.taps[2]), self.loop("q", self.cols)
