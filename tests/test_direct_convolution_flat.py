@@ -41,7 +41,9 @@ def across(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.cast(y, "float64"), name="inner")
 
 
-def case(problem: int, sizes: tuple[int, ...], dtype: str = "float32", epilogue: Any = plain, itype: str = "int32") -> Case:
+def case(
+    problem: int, sizes: tuple[int, ...], dtype: str = "float32", epilogue: Any = plain, itype: str = "int32"
+) -> Case:
     x, taps, attributes = PROBLEMS[problem % len(PROBLEMS)]
 
     def schedule(spec: DirectConvolutionSpec) -> FlatSchedule:

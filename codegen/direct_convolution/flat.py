@@ -15,21 +15,19 @@ from codegen.direct_convolution.flat_schedule import (
     contiguous,
     flat_buffers,
     flat_copy,
-    flat_threads,
     units,
 )
 from codegen.direct_convolution.sliding import Sliding
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
-from codegen.iteration import coordinate, linear
+from codegen.iteration import linear
 from codegen.kernel import block_number
 
 
 class Flat(Sliding):
     def __init__(self, spec: DirectConvolutionSpec, schedule: FlatSchedule) -> None:
         self.s, self.planes = schedule, Edge(spec.images * spec.groups, schedule.planes)
-        self.block_threads = flat_threads(spec, schedule)
-        super().__init__(spec, schedule, self.block_threads)
+        super().__init__(spec, schedule)
         self.cols, self.count, self.vector, self.ahead = schedule.cols, spec.filters, 1, 1
 
     def describe(self) -> str:
@@ -44,7 +42,9 @@ class Flat(Sliding):
         self._copy()
         shape = units(spec, s)
         idle = Edge(prod(shape), self.threads).ragged
-        own, depth, row, col = self.places("threadIdx.x", shape, "own depth row col", (1, 1, s.rows, s.cols), self.small)
+        own, depth, row, col = self.places(
+            "threadIdx.x", shape, "own depth row col", (1, 1, s.rows, s.cols), self.small
+        )
         plane = self.constant("plane", linear([(self.first, 1), (own, 1)]))
         there = every(f"threadIdx.x < {prod(shape)}" if idle else "", self.planes.inside(plane))
         if there:
@@ -61,7 +61,7 @@ class Flat(Sliding):
         with w.block("if (there)", when=bool(there)):
             w.line(f"const {self.small} in_h = {self.origin(1, row)}, in_w = {self.origin(2, col)};")
             self.plan_walk()
-            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};" )
+            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};")
             self.slide(row)
         w.line("__syncthreads();  // the results are there")
         for n, store in enumerate(spec.program.stores):
@@ -86,7 +86,7 @@ class Flat(Sliding):
 
     def read(self, step: str, iy: str) -> None:
         w, s, spec = self.w, self.s, self.spec
-        depth, height, width = spec.sizes
+        _, height, width = spec.sizes
         own = self.along(1, iy)
         w.line(f"const bool row_exists = {self.exists(1, linear([('in_h', 1), (own, 1)]))};")
         with w.scope():
@@ -125,8 +125,8 @@ class Flat(Sliding):
         plane, size, to = spec.filters * prod(spec.out), operand.dtype.itemsize, self.epilogue.pointers.stores[n]
         block, total = s.planes * plane, self.planes.total * plane
         if contiguous(operand, space):
-            fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and block % v == 0 and operand.alignment % (v * size) == 0]
-            count = max((v for v in fitting if total % v == 0), default=1)
+            fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and operand.alignment % (v * size) == 0]
+            count = max((v for v in fitting if block % v == 0 == total % v), default=1)
             head = f"for ({self.small} at = threadIdx.x * {count}; at < {block}; at += {self.threads * count})"
             with w.block(head):
                 place = linear([(self.first, plane), ("at", 1)])
@@ -142,7 +142,8 @@ class Flat(Sliding):
             found = dict(zip(names.split(), self.places("at", turned, names, (1,) * 5, self.small)))
             w.line(f"const {self.t} to = {linear([(self.first, 1), (found['own'], 1)])};")
             w.leave(self.planes.outside("to"), how="continue")
-            image, group = (coordinate("to", (spec.images, spec.groups), d) if many > 1 else "0" for d, many in enumerate((spec.images, spec.groups)))
-            position = [f"({image})", f"({group})", found["of"], found["od"], found["oh"], found["ow"]]
-            source = linear([*zip((found["own"], *position[2:]), (plane, prod(spec.out), prod(spec.out[1:]), spec.out[2], 1))])
+            image, group = self.places("to", (spec.images, spec.groups), "image group")
+            position = [image, group, *(found[name] for name in ("of", "od", "oh", "ow"))]
+            sizes = (plane, prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
+            source = linear([*zip((found["own"], *position[2:]), sizes)])
             w.line(f"{to}[{linear([*zip(position, operand.strides)])}] = out{n}[{source}];")

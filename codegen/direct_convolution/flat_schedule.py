@@ -84,7 +84,10 @@ def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
         threads = prod(units(spec, s))
         if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes):
             continue
-        if 2 * flat_buffers(spec, s).bytes <= target.arch.shared_bytes_per_sm and flat_registers(spec, s) <= MAX_REGISTERS:
+        if (
+            2 * flat_buffers(spec, s).bytes <= target.arch.shared_bytes_per_sm
+            and flat_registers(spec, s) <= MAX_REGISTERS
+        ):
             yield s
 
 
@@ -99,8 +102,8 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
     threads, taps = flat_threads(spec, s), prod(spec.taps)
     blocks = -(-spec.images * spec.groups // s.planes)
-    ring = flat_buffers(spec, s).bytes
-    resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), ring)
+    shared = flat_buffers(spec, s).bytes
+    resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
     if not resident:
         return float("inf")
     each = -(-blocks // sms)
@@ -109,7 +112,7 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     outputs = s.rows * s.cols * spec.filters
     reads = rows.under * spec.taps[0] * len(columns(spec, s.cols)) * 3
     stores = outputs * (3 + 1.5 * len(program.instructions)) + 4 * s.rows
-    copies = ring / 16 / threads * 6
+    copies = shared / 16 / threads * 6
     instructions = outputs * taps * spec.word // 4 + reads + stores + 3 * taps * spec.filters + copies + 100
     warps = threads / 32
     active = min(resident, each) * warps
@@ -120,7 +123,9 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     moved = planes * (prod(spec.sizes) * size + prod(spec.out) * spec.filters * (written + beside))
     memory = moved / (0.77 * target.bytes_per_cycle)
     latency = waves * 3000.0
-    channels = min((s.planes * store.operand.dtype.itemsize for store in program.stores if store.operand.strides[1] == 1), default=RUN_BYTES)
+    # Where channels are contiguous, a block writes so many bytes of each pixel.
+    runs = (s.planes * st.operand.dtype.itemsize for st in program.stores if st.operand.strides[1] == 1)
+    channels = min(runs, default=RUN_BYTES)
     scattered = max(1.0, RUN_BYTES / channels)
     worst: float = (issue**4 + (memory * scattered) ** 4 + latency**4) ** 0.25
     return worst

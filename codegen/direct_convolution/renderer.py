@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.schedule import DirectConvolutionSchedule
+from codegen.direct_convolution.schedule import DirectConvolutionSchedule, threads_of
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue, Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
@@ -23,11 +23,11 @@ class Renderer(ABC):
 
     barriers = True
 
-    def __init__(self, spec: DirectConvolutionSpec, schedule: DirectConvolutionSchedule, threads: int = 0) -> None:
+    def __init__(self, spec: DirectConvolutionSpec, schedule: DirectConvolutionSchedule) -> None:
         self.spec, self.t, self.w = spec, schedule.itype, Kernel(spec.name)
         #: C type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
-        self.threads, self.patch_rows = threads or schedule.threads, schedule.rows
+        self.threads, self.patch_rows = threads_of(spec, schedule), schedule.rows
         self.names = self.w.names
         self.x = self.names.unique(spec.x.name)
         self.weights = self.names.unique(spec.w.name)

@@ -9,8 +9,7 @@ from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_schedules
-from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_schedules, flat_threads
 from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
@@ -113,12 +112,15 @@ class StripsSchedule(Schedule):
     itype: str
 
 
-DirectConvolutionSchedule: TypeAlias = (
-    PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule | SlideSchedule | FlatSchedule
-)
+DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | SlideSchedule | FlatSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
+
+
+def threads_of(spec: DirectConvolutionSpec, s: DirectConvolutionSchedule) -> int:
+    """Returns the threads of a block."""
+    return flat_threads(spec, s) if isinstance(s, FlatSchedule) else s.threads
 
 
 def fits(spec: DirectConvolutionSpec) -> str | None:
@@ -155,14 +157,6 @@ def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedu
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
 
 
-def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
-    """Returns rings worth trying, best guess first; one of each group of similar ones."""
-    kinds: dict[tuple[int, ...], RingSchedule] = {}
-    for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
-        kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
-    return [*kinds.values()][:CANDIDATES]
-
-
 def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
     """Returns slides worth trying, best guess first."""
     usual = spec.groups >= 8 and spec.x.strides[1] == 1
@@ -178,7 +172,9 @@ def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
     """Returns halo tiles of planes worth trying, best guess first."""
-    return [] if channels_last(spec) or max(spec.input_dilation) > 1 else _by_cost(spec, _planes_schedules(spec), target)
+    if channels_last(spec) or max(spec.input_dilation) > 1:
+        return []
+    return _by_cost(spec, _planes_schedules(spec), target)
 
 
 def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedule]:
@@ -296,6 +292,11 @@ def _halves(size: int, enough: int) -> list[int]:
     while size > 1 and size // 2 >= enough:
         size //= 2
     return powers(size)[::-1]
+
+
+def powers(most: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``most``."""
+    return [1 << k for k in range(max(most, 1).bit_length())]
 
 
 def _itype(spec: DirectConvolutionSpec) -> str:

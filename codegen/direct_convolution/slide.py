@@ -44,14 +44,15 @@ class Slide(Sliding):
         self._fetch()
         self.load_weights(group)
         fixed = {0: image, 1: group, 3: depth} if self.count == 1 else {0: image, 3: depth}
-        self.epilogue.scalars({d: at for d, at in fixed.items()})
+        self.epilogue.scalars(fixed)
         self.given = self._channel_values(group)
         self.slide(row)
         return threads.tiles
 
     def _channel_values(self, group: str) -> dict[int, str]:
         """Writes the loads of what the program reads of the thread's channels, once; returns their C names."""
-        w, spec, found = self.w, self.spec, {}
+        w, spec = self.w, self.spec
+        found: dict[int, str] = {}
         if self.count == 1:
             return found
         along = 1 if spec.filters == 1 else 2
@@ -90,8 +91,8 @@ class Slide(Sliding):
             ix = self.loop("ix", width)
             w.leave(self.no_column(ix))
             inside = every("row_exists", there, self.column(ix))
-            start = linear([("corner", 1), (f"({own})", steps[1]), (f"({self.along(2, ix)})", steps[2]), (plane, steps[0])])
-            w.line(f"into[{iz}][{ix}] = load_if<{s.vector}>({inside}, {start});")
+            place = zip((plane, f"({own})", f"({self.along(2, ix)})"), steps)
+            w.line(f"into[{iz}][{ix}] = load_if<{s.vector}>({inside}, {linear([('corner', 1), *place])});")
         if self.trimmed:
             w.line("fetch(line[0], begin);")
         else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import lcm, prod
 
-from codegen.direct_convolution.ring_schedule import widest_access
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
@@ -25,9 +24,8 @@ RUNS = (64, 128)
 class SlideSchedule(Schedule):
     """A thread slides down over ``rows`` rows of ``cols`` neighbouring outputs of ``vector`` neighbouring channels.
 
-    It loads ``ahead`` rows of its input before it needs them.  ``lanes`` threads side by side take neighbouring channels,
-    the next ones neighbouring columns: these read the same columns of the input, from the L1 cache if the threads are in
-    one block.
+    It loads ``ahead`` rows of its input before it needs them.  ``lanes`` threads side by side take neighbouring
+    channels, the next ones neighbouring columns: what both read comes from the L1 cache if they are in one block.
     """
 
     rows: int
@@ -99,6 +97,20 @@ def lanes(spec: DirectConvolutionSpec, vector: int) -> list[int]:
     return sorted(found)
 
 
+def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
+    """Returns how many channels the widest possible access has, of the ``widths`` in bytes; 0 if there is none.
+
+    Accesses of this width can start at every pixel's channels, and their channels divide the ``counts``.
+    """
+    size = spec.x.dtype.itemsize
+    steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
+    for width in widths:
+        count = width // size
+        if count and spec.x.alignment % width == 0 and all(n % count == 0 for n in (spec.groups, *steps, *counts)):
+            return count
+    return 0
+
+
 def slide_vector(spec: DirectConvolutionSpec) -> int:
     """Returns how many channels the widest access has: 1 if none has more."""
     return widest_access(spec, (16, 8, 4)) or 1 if spec.x.strides[1] == 1 else 1
@@ -118,7 +130,7 @@ def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
 
 def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
     """Yields the schedules that fit registers."""
-    words, (_, height, width) = spec.word // 4, spec.out
+    words, width = spec.word // 4, spec.out[2]
     widest = slide_vector(spec) if spec.filters == 1 else 1
     for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], range(1, min(width, 8) + 1)):
         count = vector * spec.filters

@@ -14,7 +14,6 @@ from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.slide_schedule import columns, walk
 from codegen.iteration import linear, packed
 
-
 #: Taps of a column beyond which rows outside of the image are passed over.
 MANY_TAPS = 3
 
@@ -73,7 +72,7 @@ class Sliding(Renderer):
                 self._finished(row, "0", "iy")
 
     def _finished(self, row: str, step: str, iy: str) -> None:
-        """Writes what becomes of a row of outputs with the last input row that it needs: its registers are free again."""
+        """Writes what becomes of a row of outputs behind the last input row that it needs: its registers are free."""
         w, spec, reach, period = self.w, self.spec, self.reach, self.walk.period
         stride = spec.stride[1]
         if self.walk.under > 1 and stride > 1:
@@ -148,7 +147,11 @@ class Sliding(Renderer):
             phase = f"{step} % {stride}" if stride > 1 else "0"
             below = linear([(kr, dilation), (phase, -1)])
             w.leave(f"({below}) % {stride} != 0" if stride > 1 else "")
-            slot = f"({reach} - {phase}) / {stride} - ({below}) / {stride}" if stride > 1 else linear([(kr, -dilation)], reach)
+            slot = (
+                f"({reach} - {phase}) / {stride} - ({below}) / {stride}"
+                if stride > 1
+                else linear([(kr, -dilation)], reach)
+            )
         slot = f"[{slot}]"
         iz, ks, q = self.loop("iz", spec.taps[0]), self.loop("ks", spec.taps[2]), self.loop("q", self.cols)
         column = linear([(q, spec.stride[2]), (ks, spec.dilation[2])])
@@ -172,7 +175,8 @@ class Sliding(Renderer):
         spec, apart = self.spec, self.spec.input_dilation[axis]
         if apart == 1:
             return self.source(axis, out, "0")
-        return linear([(out if out == "0" else f"({out} / {apart})", 1)], (self._residue(axis) - spec.before[axis]) // apart)
+        first = (self._residue(axis) - spec.before[axis]) // apart
+        return linear([(out if out == "0" else f"({out} / {apart})", 1)], first)
 
     def along(self, axis: int, under: str) -> str:
         """Returns how many elements of the input behind the first one a row (or column) under the outputs is."""
@@ -235,9 +239,9 @@ class Sliding(Renderer):
             taps = [self.loop(name, n) for name, n in zip(("kd", "kr", "ks"), spec.taps)]
             e = self.loop("e", self.count)
             if run:
-                place = linear([(e, prod(spec.taps)), *zip((self._reversed(d, tap) for d, tap in enumerate(taps)), packed(spec.taps))])
-                text = f"filters[({place}) / {run}][({place}) % {run}]"
-                text = self.weight_value(text)
+                own = (self._reversed(d, tap) for d, tap in enumerate(taps))
+                place = linear([(e, prod(spec.taps)), *zip(own, packed(spec.taps))])
+                text = self.weight_value(f"filters[({place}) / {run}][({place}) % {run}]")
             else:
                 channel, f = (linear([(group, 1), (e, 1)]), "0") if spec.filters == 1 else (group, e)
                 text = self.weight(channel, f, "0", taps)

@@ -18,8 +18,8 @@ class DirectConvolutionSpec(KernelSpec):
     sizes, out, taps         input, output and filter sizes of the three spatial dimensions (1 in front for 1-D and
                              2-D).
     stride, dilation, before per spatial dimension; before is the padding in front.
-    input_dilation           per spatial dimension; with more than 1, so many positions lie between neighbouring elements
-                             of the input, and zeros between them: the gradient of a convolution with this stride.
+    input_dilation           per spatial dimension; if more than 1, neighbouring elements of the input are so many
+                             positions apart, with zeros between them: a gradient of a convolution with this stride.
     flip                     true convolution rather than cross-correlation.
     x                        strides over (image, group, channel, 3 spatial).
     w                        strides over (group, filter, channel, 3 taps).
