@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.slide_schedule import MAX_REGISTERS, columns, keeps_phase, strips, walk
+from codegen.direct_convolution.slide_schedule import MAX_REGISTERS, columns, strips, walk, widths
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.family import Schedule
@@ -76,10 +76,8 @@ def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
     if not (target.arch.has_cp_async and spec.in_channels == 1 and contiguous(spec.x, sizes)):
         return
     total = spec.images * spec.groups
-    width = spec.out[2]
-    wide = [n for n in range(1, width + 1) if (n <= 8 or (width % n == 0 and n <= 16)) and keeps_phase(spec, 2, n)]
     counts = [n for k in range(10) if (n := 1 << k) < 2 * total]
-    for cols, rows, planes in product(wide, strips(spec), counts):
+    for cols, rows, planes in product(widths(spec), strips(spec), counts):
         s = FlatSchedule(rows, cols, planes, itype)
         threads = prod(units(spec, s))
         if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes):

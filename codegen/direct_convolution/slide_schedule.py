@@ -13,6 +13,8 @@ from codegen.target import Target
 
 #: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
 MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 230, 1600
+#: Most columns under a thread's outputs: as many as a mask has bits.
+MAX_UNDER = 64
 THREADS = 128
 #: Rows that are loaded before they are needed.
 AHEAD = (1, 2, 3, 4, 6)
@@ -73,6 +75,13 @@ def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
     return sorted(ix for ix in every if ix % apart == spec.before[2] % apart)
 
 
+def widths(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns how many columns of outputs a thread may have."""
+    width = spec.out[2]
+    few = [n for n in range(1, width + 1) if n <= 8 or (width % n == 0 and n <= 16)]
+    return [n for n in few if keeps_phase(spec, 2, n) and spec.under(2, n) <= MAX_UNDER]
+
+
 def keeps_phase(spec: DirectConvolutionSpec, axis: int, size: int) -> bool:
     """Tells whether strips of ``size`` rows (or columns) of outputs all begin in the same phase of a dilated input."""
     return size % spec.input_dilation[axis] == 0 or size >= spec.out[axis]
@@ -130,11 +139,11 @@ def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
 
 def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
     """Yields the schedules that fit registers."""
-    words, width = spec.word // 4, spec.out[2]
+    words = spec.word // 4
     widest = slide_vector(spec) if spec.filters == 1 else 1
-    for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], range(1, min(width, 8) + 1)):
+    for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], widths(spec)):
         count = vector * spec.filters
-        if count * prod(spec.taps) * words > MAX_WEIGHTS or not keeps_phase(spec, 2, cols):
+        if count * prod(spec.taps) * words > MAX_WEIGHTS:
             continue
         for rows in strips(spec):
             for ahead, along in product(AHEAD, lanes(spec, vector)):
