@@ -11,7 +11,7 @@ from kernel_cases import Case, check_cases
 from test_direct_convolution import activated, direct, indexed, plain
 
 import fusegraph as fg
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_threads
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_threads, runs
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 
 #: (rows, cols, planes)
@@ -31,6 +31,7 @@ PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((1, 16, 60, 5), (7, 7), {"padding": 3}),  # a filter whose code is a loop
     ((2, 9, 20, 9), (3, 3), {"padding": 1, "filters": 4}),  # a channel multiplier
     ((3, 11, 7, 7), (3, 3), {"padding": 1, "filters": 3, "stride": 2}),
+    ((3, 6, 8, 6), (3, 3), {"padding": 1, "x_strides": (12 * 48, 48, 6, 1)}),  # half of the channels of other images
 ]
 
 
@@ -48,7 +49,7 @@ def case(
 
     def schedule(spec: DirectConvolutionSpec) -> FlatSchedule:
         rows, cols, planes = sizes
-        planes = min(planes, spec.images * spec.groups)
+        planes = min(planes, runs(spec)[1])
         while not flat_copy(spec, planes):
             planes += 1
         made = FlatSchedule(min(rows, spec.out[1]), cols, planes, itype)

@@ -15,18 +15,20 @@ from codegen.direct_convolution.flat_schedule import (
     contiguous,
     flat_buffers,
     flat_copy,
+    runs,
     units,
 )
 from codegen.direct_convolution.sliding import Sliding
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.iteration import linear
-from codegen.kernel import block_number
+from codegen.kernel import locate
 
 
 class Flat(Sliding):
     def __init__(self, spec: DirectConvolutionSpec, schedule: FlatSchedule) -> None:
-        self.s, self.planes = schedule, Edge(spec.images * spec.groups, schedule.planes)
+        self.runs, total = runs(spec)
+        self.s, self.planes = schedule, Edge(total, schedule.planes)
         super().__init__(spec, schedule)
         self.cols, self.count, self.vector, self.ahead = schedule.cols, spec.filters, 1, 1
 
@@ -37,8 +39,9 @@ class Flat(Sliding):
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
         w.carve(flat_buffers(spec, s))
-        many = self.planes.tiles > 1
-        self.first = self.constant("plane0", f"{self.t}({block_number(self.t)}) * {s.planes}" if many else "0")
+        where = {"run": Edge(self.runs, 1), "plane0": self.planes}
+        blocks = locate(w, self.t, [(name, edge.tiles, edge.size) for name, edge in where.items()])
+        self.run, self.first = (name if edge.tiles > 1 else "0" for name, edge in where.items())
         self._copy()
         shape = units(spec, s)
         idle = Edge(prod(shape), self.threads).ragged
@@ -49,9 +52,9 @@ class Flat(Sliding):
         there = every(f"threadIdx.x < {prod(shape)}" if idle else "", self.planes.inside(plane))
         if there:
             w.line(f"const bool there = {there};")
-        # A thread without a plane takes the first one, and writes nothing.
-        w.line(f"const {self.t} known = {'there ? ' if there else ''}{plane}{' : 0' if there else ''};")
-        image, group = self.places("known", (spec.images, spec.groups), "image group")
+            # A thread without a plane takes the first one, and writes nothing.
+            plane = self.constant("known", f"there ? {plane} : 0")
+        image, group = self._place(plane)
         self.at = {"image": image, "group": group, "depth": depth, "row0": row, "col0": col, "own": own}
         self.load_weights(group)
         fixed = {0: image, 1: group, 3: depth} | ({2: "0"} if spec.filters == 1 else {})
@@ -66,7 +69,18 @@ class Flat(Sliding):
         w.line("__syncthreads();  // the results are there")
         for n, store in enumerate(spec.program.stores):
             self._write(n, store.operand)
-        return self.planes.tiles
+        return blocks
+
+    def _place(self, plane: str) -> tuple[str, str]:
+        """Writes the image and the group of a plane of the block's run."""
+        if self.runs > 1:
+            return self.run, plane
+        image, group = self.places(plane, (self.spec.images, self.spec.groups), "image group")
+        return image, group
+
+    def _start(self, operand: Operand, plane: int) -> list[tuple[str, int]]:
+        """Returns where the block's planes of so many elements begin in an operand."""
+        return [(self.run, operand.strides[0]), (self.first, plane)]
 
     def _copy(self) -> None:
         """Writes the copies of the block's planes."""
@@ -80,7 +94,7 @@ class Flat(Sliding):
                 total = self.planes.total * plane
                 w.line(f"const {self.t} rest = {total} - ({linear([(self.first, plane), ('at', count)])});")
                 valid = f", rest >= {count} ? {count * size} : rest > 0 ? int(rest) * {size} : 0"
-            source = linear([(self.x, 1), (self.first, plane), ("at", count)])
+            source = linear([(self.x, 1), *self._start(spec.x, plane), ("at", count)])
             w.line(f"copy_async<{count * size}>(tile + {linear([('at', count)])}, {source}{valid});")
         w.line("copy_async_commit();")
 
@@ -124,14 +138,16 @@ class Flat(Sliding):
         space = (spec.images, spec.groups, spec.filters, *spec.out)
         plane, size, to = spec.filters * prod(spec.out), operand.dtype.itemsize, self.epilogue.pointers.stores[n]
         block, total = s.planes * plane, self.planes.total * plane
-        if contiguous(operand, space):
+        if contiguous(operand, space, 1 if self.runs > 1 else 0):
+            starts = (block, total, operand.strides[0] if self.runs > 1 else 0)
             fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and operand.alignment % (v * size) == 0]
-            count = max((v for v in fitting if block % v == 0 == total % v), default=1)
+            count = max((v for v in fitting if all(start % v == 0 for start in starts)), default=1)
             head = f"for ({self.small} at = threadIdx.x * {count}; at < {block}; at += {self.threads * count})"
             with w.block(head):
-                place = linear([(self.first, plane), ("at", 1)])
-                w.leave(f"{place} >= {total}" if self.planes.ragged else "", how="break")
-                w.line(f"store({to} + {place}, load_shared<{count}>(out{n} + at));")
+                last = linear([(self.first, plane), ("at", 1)])
+                w.leave(f"{last} >= {total}" if self.planes.ragged else "", how="break")
+                place = linear([(to, 1), *self._start(operand, plane), ("at", 1)])
+                w.line(f"store({place}, load_shared<{count}>(out{n} + at));")
             return
         # Neighbouring threads write neighbouring elements: of a plane, or of a pixel of all planes.
         across = operand.strides[1] < operand.strides[5] or spec.out[2] == 1
@@ -142,7 +158,7 @@ class Flat(Sliding):
             found = dict(zip(names.split(), self.places("at", turned, names, (1,) * 5, self.small)))
             w.line(f"const {self.t} to = {linear([(self.first, 1), (found['own'], 1)])};")
             w.leave(self.planes.outside("to"), how="continue")
-            image, group = self.places("to", (spec.images, spec.groups), "image group")
+            image, group = self._place("to")
             position = [image, group, *(found[name] for name in ("of", "od", "oh", "ow"))]
             sizes = (plane, prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
             source = linear([*zip((found["own"], *position[2:]), sizes)])

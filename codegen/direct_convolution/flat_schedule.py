@@ -41,17 +41,30 @@ def flat_threads(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
     return Edge(prod(units(spec, s)), 32).padded
 
 
-def contiguous(operand: Operand, sizes: tuple[int, ...]) -> bool:
-    """Tells whether an operand lies without gaps, in the order of its dimensions."""
-    return all(a == b for a, b, n in zip(operand.strides, packed(sizes), sizes) if n > 1)
+def contiguous(operand: Operand, sizes: tuple[int, ...], first: int = 0) -> bool:
+    """Tells whether an operand lies without gaps, in the order of its dimensions from the ``first`` one on."""
+    return all(a == b for a, b, n in zip(operand.strides[first:], packed(sizes[first:]), sizes[first:]) if n > 1)
+
+
+def runs(spec: DirectConvolutionSpec) -> tuple[int, int]:
+    """Returns in how many runs the planes lie in memory, and the planes of each: those of an image, or all there are.
+
+    There are none where the planes of an image do not lie one behind the other.
+    """
+    sizes, results = (spec.images, spec.groups, 1, *spec.sizes), (spec.images, spec.groups, spec.filters, *spec.out)
+    every = [(spec.x, sizes), *((store.operand, results) for store in spec.program.stores)]
+    if spec.in_channels > 1 or not contiguous(*every[0], 1):
+        return 0, 0
+    joined = all(contiguous(op, space) or not contiguous(op, space, 1) for op, space in every)
+    return (1, spec.images * spec.groups) if joined else (spec.images, spec.groups)
 
 
 def flat_copy(spec: DirectConvolutionSpec, planes: int) -> int:
     """Returns how many elements an asynchronous copy of the input has; 0 if none is of at least 4 bytes."""
-    size = spec.x.dtype.itemsize
-    block = planes * prod(spec.sizes) * size
-    widths = (w for w in (16, 8, 4) if w >= size and block % w == 0 and spec.x.alignment % w == 0)
-    return next(widths, 0) // size
+    size, (many, _) = spec.x.dtype.itemsize, runs(spec)
+    starts = (spec.x.alignment, planes * prod(spec.sizes) * size, spec.x.strides[0] * size if many > 1 else 0)
+    fitting = (w for w in (16, 8, 4) if w >= size and all(start % w == 0 for start in starts))
+    return next(fitting, 0) // size
 
 
 def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
@@ -72,10 +85,9 @@ def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
 
 def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[FlatSchedule]:
     """Yields the schedules that fit; none for images that are not contiguous."""
-    sizes = (spec.images, spec.groups, 1, *spec.sizes)
-    if not (target.arch.has_cp_async and spec.in_channels == 1 and contiguous(spec.x, sizes)):
+    _, total = runs(spec)
+    if not (target.arch.has_cp_async and total):
         return
-    total = spec.images * spec.groups
     counts = [n for k in range(10) if (n := 1 << k) < 2 * total]
     for cols, rows, planes in product(widths(spec), strips(spec), counts):
         s = FlatSchedule(rows, cols, planes, itype)
@@ -99,7 +111,8 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     """Returns the estimated cycles of a kernel: the slowest of instructions, device memory and latency counts."""
     size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
     threads, taps = flat_threads(spec, s), prod(spec.taps)
-    blocks = -(-spec.images * spec.groups // s.planes)
+    many, each_run = runs(spec)
+    blocks = many * -(-each_run // s.planes)
     shared = flat_buffers(spec, s).bytes
     resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
     if not resident:
@@ -122,8 +135,8 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     memory = moved / (0.77 * target.bytes_per_cycle)
     latency = waves * 3000.0
     # Where channels are contiguous, a block writes so many bytes of each pixel.
-    runs = (s.planes * st.operand.dtype.itemsize for st in program.stores if st.operand.strides[1] == 1)
-    channels = min(runs, default=RUN_BYTES)
+    written_runs = (s.planes * st.operand.dtype.itemsize for st in program.stores if st.operand.strides[1] == 1)
+    channels = min(written_runs, default=RUN_BYTES)
     scattered = max(1.0, RUN_BYTES / channels)
     worst: float = (issue**4 + (memory * scattered) ** 4 + latency**4) ** 0.25
     return worst

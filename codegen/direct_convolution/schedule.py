@@ -159,8 +159,8 @@ def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedu
 
 def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
     """Returns slides worth trying, best guess first."""
-    usual = spec.groups >= 8 and spec.x.strides[1] == 1
-    if spec.in_channels > 1 or not (usual or max(spec.input_dilation) > 1):
+    contiguous = spec.groups > 1 and spec.x.strides[1] == 1
+    if spec.in_channels > 1 or not (contiguous or max(spec.input_dilation) > 1):
         return []
     return slide_schedules(spec, target, _itype(spec))[:CANDIDATES]
 

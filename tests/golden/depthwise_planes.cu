@@ -26,9 +26,8 @@ extern "C" __global__ void __launch_bounds__(96) depthwise_planes_kernel(
     const int row = threadIdx.x / 2 % 3 * 5;
     const int col = threadIdx.x % 2 * 7;
     const int32 plane = plane0 + own;
-    const int32 known = plane;
-    const int32 image = known / 256;
-    const int32 group = known % 256;
+    const int32 image = plane / 256;
+    const int32 group = plane % 256;
     float weights[1][3][3][1];
     #pragma unroll
     for (int kr = 0; kr < 3; ++kr) {
