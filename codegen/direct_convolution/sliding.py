@@ -47,7 +47,9 @@ class Sliding(Renderer):
         begin, end = ("begin", "end") if self.trimmed else ("0", str(under))
         if self.trimmed:
             self._infinite_weights()
-        w.line(f"{spec.accumulate} sum[{self.walk.slots}][{self.cols}][{self.count}]{' = {}' if self.trimmed else ''};")
+        # Sums that nothing is made of have a value, too: NVRTC takes what is not set for whatever suits it, also later.
+        start = "" if self.walk.whole else " = {}"
+        w.line(f"{spec.accumulate} sum[{self.walk.slots}][{self.cols}][{self.count}]{start};")
         with w.scope():
             if self.walk.whole:
                 iy = step = self.loop("iy", under)
