@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import lcm, prod
+from math import exp, hypot, lcm, prod
 
+from codegen.buffers import Edge
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.target import Target
@@ -16,10 +17,20 @@ MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 230, 1600
 #: Most columns under a thread's outputs: as many as a mask has bits.
 MAX_UNDER = 64
 THREADS = 128
+#: Taps of a column beyond which rows outside of the image are left out.
+MANY_TAPS = 3
 #: Rows that are loaded before they are needed.
 AHEAD = (1, 2, 3, 4, 6)
 #: Bytes of neighbouring channels that neighbouring threads read of a pixel.
-RUNS = (64, 128)
+RUN = 128
+#: Figures of the cost model, fitted to times on an H200.  Instructions of a load, of an operation of the program on a
+#: result and of a weight; share of the issue slots that a warp of a scheduler fills, and of the bandwidth of memory;
+#: bytes that a multiprocessor gets from the L2 cache in a cycle; cycles until a row arrives, and of a launch.
+LOAD, OPERATION, WEIGHT = 5.4, 2.1, 1.8
+FILLED, MEMORY_SHARE, CACHE_RATE, LATENCY, START = 1.1, 0.85, 60.0, 350.0, 5000.0
+SECTORS = 44  # bytes that a run of channels costs besides its own
+#: Registers for which a multiprocessor must have room, as a share of those estimated: one block fewer costs a wave.
+MARGIN = 1.08
 
 
 @dataclass(frozen=True)
@@ -43,14 +54,17 @@ class SlideSchedule(Schedule):
 class Walk:
     """How the code goes down over the input rows under a strip of ``rows`` rows of outputs.
 
-    under   input rows.
-    slots   rows of outputs whose sums are kept at a time.
-    period  input rows that are written out: behind them everything is in the same registers again.
+    under    input rows.
+    slots    rows of outputs whose sums are kept at a time.
+    period   input rows that are written out: behind them everything is in the same registers again.
+    trimmed  whether rows outside of the image are left out.
     """
 
     under: int
     slots: int
     period: int
+
+    trimmed: bool
 
     @property
     def whole(self) -> bool:
@@ -64,8 +78,8 @@ def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> W
     slots = -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // stride)
     period = lcm(stride, ahead, spec.input_dilation[1])
     if period >= under or rows * sums * prod(spec.taps) <= MAX_PRODUCTS:
-        return Walk(under, rows, under)
-    return Walk(under, slots, period)
+        return Walk(under, rows, under, trimmed=False)
+    return Walk(under, slots, period, trimmed=period == 1 and spec.taps[1] > MANY_TAPS)
 
 
 def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
@@ -95,15 +109,14 @@ def strips(spec: DirectConvolutionSpec) -> list[int]:
     return [rows for rows in every if keeps_phase(spec, 1, rows)]
 
 
-def lanes(spec: DirectConvolutionSpec, vector: int) -> list[int]:
-    """Returns how many threads side by side may take neighbouring channels: all there are, or for whole sectors."""
+def lanes(spec: DirectConvolutionSpec, vector: int) -> int:
+    """Returns how many threads side by side take neighbouring channels: of a cache line, none of them idle if so many
+    are busy otherwise.
+    """
     most = -(-spec.groups // vector)
-    found = {most} if most * vector * spec.x.dtype.itemsize <= 2 * max(RUNS) else set()
-    for run in RUNS:
-        count = min(most, max(1, run // (vector * spec.x.dtype.itemsize)))
-        even = max(n for n in range(1, count + 1) if most % n == 0)
-        found.add(even if 2 * even > count else count)
-    return sorted(found)
+    count = min(most, max(1, RUN // (vector * spec.x.dtype.itemsize)))
+    even = max(n for n in range(1, count + 1) if most % n == 0)
+    return even if 2 * even > count else count
 
 
 def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
@@ -126,15 +139,16 @@ def slide_vector(spec: DirectConvolutionSpec) -> int:
 
 
 def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
-    """Returns the estimated registers of a thread."""
+    """Returns the estimated registers of a thread, as fitted to what ptxas takes."""
     words, count = spec.word // 4, s.vector * spec.filters
-    width, planes = len(columns(spec, s.cols)), spec.taps[0]
+    weights, width, planes = count * prod(spec.taps), len(columns(spec, s.cols)), spec.taps[0]
     rows = walk(spec, s.rows, s.cols * count, s.ahead)
-    live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1]))
-    line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4)
-    kept = words * (count * (prod(spec.taps) + live * s.cols) + planes * width * s.vector)
-    per_channel = sum(1 for op in spec.program.loads if op.strides[1] and not any(op.strides[2:])) * count
-    return 24 + kept + per_channel + line * min(s.ahead, rows.under)
+    live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1])) * s.cols * count
+    line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4) * min(s.ahead, rows.under)
+    converted = planes * width * s.vector
+    if rows.whole:
+        return round(26 + words * (0.45 * weights + 1.35 * live + 0.2 * converted) + 0.65 * line)
+    return round(36 + words * (weights + 0.8 * live + 0.55 * converted) + 1.2 * line)
 
 
 def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
@@ -146,11 +160,9 @@ def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideS
         if count * prod(spec.taps) * words > MAX_WEIGHTS:
             continue
         for rows in strips(spec):
-            for ahead, along in product(AHEAD, lanes(spec, vector)):
-                if ahead > spec.under(1, rows):
-                    continue
-                s = SlideSchedule(rows, cols, vector, ahead, along, THREADS, itype)
-                if slide_registers(spec, s) <= MAX_REGISTERS:
+            for ahead in AHEAD:
+                s = SlideSchedule(rows, cols, vector, ahead, lanes(spec, vector), THREADS, itype)
+                if ahead <= spec.under(1, rows) and slide_registers(spec, s) <= MAX_REGISTERS:
                     yield s
 
 
@@ -161,31 +173,55 @@ def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
 
 
 def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) -> float:
-    """Returns the estimated cycles of a kernel: the slowest of instructions, device memory and latency counts."""
-    size, sms = spec.x.dtype.itemsize, target.sms
-    count, taps = s.vector * spec.filters, prod(spec.taps)
-    strips = -(-spec.out[1] // s.rows) * -(-spec.out[2] // s.cols) * spec.out[0]
-    threads = spec.images * strips * -(-spec.groups // s.vector)
-    blocks = -(-threads // s.threads)
-    registers = slide_registers(spec, s)
-    resident = target.arch.blocks_per_sm(s.threads, min(255, registers), 0)
-    each = -(-blocks // sms)
-    waves = -(-each // resident)
-    rows = walk(spec, s.rows, s.cols * count, s.ahead)
-    outputs = s.rows * s.cols * count
-    reads = rows.under * spec.taps[0] * len(columns(spec, s.cols)) * (3 + s.vector)
-    program = spec.program
-    stores = s.rows * s.cols * (3 + count * (0.5 + 1.5 * len(program.instructions)))
-    instructions = outputs * taps * spec.word // 4 + reads + stores + 3 * count * taps + 80
-    warps = s.threads / 32
-    active = min(resident, each) * warps
-    issue = each * warps * instructions / (4 * min(0.8, 0.25 * active / 4))
-    written = sum(store.operand.dtype.itemsize for store in program.stores) or size
+    """Returns the estimated cycles of a kernel: of instructions, device memory, cache and latency, which overlap."""
+    size, sms, stride = spec.x.dtype.itemsize, target.sms, spec.stride[2]
+    tiles = Edge(spec.out[2], s.cols).tiles
+    strips = spec.images * spec.out[0] * Edge(spec.out[1], s.rows).tiles * tiles
+    blocks = Edge(strips * Edge(spec.groups, s.vector * s.lanes).tiles * s.lanes, s.threads).tiles
+    rows = walk(spec, s.rows, s.cols * s.vector * spec.filters, s.ahead)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, round(MARGIN * slide_registers(spec, s))), 0)
+    each, warps = -(-blocks // sms), s.threads / 32
+    # The mean of a multiprocessor's blocks and of those of the busiest one.
+    issue = (each + blocks / sms) / 2 * warps * _instructions(spec, s, rows)
+    issue /= 4 * (1 - exp(-FILLED * min(resident, each) * warps / 4))
+    read, moved = traffic(spec)
+    memory = moved / (MEMORY_SHARE * target.bytes_per_cycle)
+    # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
+    span = min(tiles, max(1, s.threads // s.lanes)) * s.cols * stride
+    again = (span + spec.under(2, s.cols) - s.cols * stride) / span * rows.under / (s.rows * spec.stride[1])
+    again /= prod(spec.input_dilation[1:])
+    cache = (moved + read * (again - 1)) * (1 + SECTORS / (s.lanes * s.vector * size)) / (CACHE_RATE * sms)
+    latency = -(-each // resident) * LATENCY * rows.under / s.ahead
+    return hypot(issue, memory, cache, latency) + START
+
+
+def traffic(spec: DirectConvolutionSpec) -> tuple[int, int]:
+    """Returns the bytes of the input, and those that a kernel moves at least."""
+    program, planes = spec.program, spec.images * spec.groups
+    read = planes * prod(spec.sizes) * spec.x.dtype.itemsize
+    written = sum(store.operand.dtype.itemsize for store in program.stores) or spec.x.dtype.itemsize
     beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
-    once = spec.images * spec.groups * prod(spec.sizes) * size
-    memory = (once + spec.images * spec.groups * spec.filters * prod(spec.out) * (written + beside)) / (
-        0.77 * target.bytes_per_cycle
-    )
-    latency = waves * (1500 + 800 * rows.under / s.ahead)
-    worst: float = (issue**4 + memory**4 + latency**4) ** 0.25
-    return worst
+    return read, read + planes * spec.filters * prod(spec.out) * (written + beside)
+
+
+def products(spec: DirectConvolutionSpec, rows: Walk, height: int, column: int) -> float:
+    """Returns the products of a thread with ``height`` rows of outputs, of which each has ``column`` for a tap row."""
+    stride, apart = spec.stride[1], prod(spec.input_dilation[1:])
+    if rows.whole:
+        taps = height * spec.taps[1]
+    elif rows.trimmed and height >= spec.out[1]:
+        taps = spec.sizes[1] * spec.taps[1] // stride
+    else:
+        taps = rows.under * spec.taps[1] // stride
+    return taps * column * spec.taps[0] * spec.taps[2] / apart * spec.word / 4
+
+
+def _instructions(spec: DirectConvolutionSpec, s: SlideSchedule, rows: Walk) -> float:
+    """Returns how many instructions a thread takes."""
+    count = s.vector * spec.filters
+    loads = rows.under / spec.input_dilation[1] * len(columns(spec, s.cols)) * spec.taps[0]
+    convert = 0 if spec.x.dtype.itemsize >= 4 else s.vector
+    moves = 0 if rows.whole else (rows.slots - 1) * s.cols * count * s.rows
+    stores = s.rows * s.cols * (3 + count * (0.5 + OPERATION * len(spec.program.instructions)))
+    total = products(spec, rows, s.rows, s.cols * count) + loads * (LOAD + convert) + moves + stores
+    return total + WEIGHT * count * prod(spec.taps) + 80

@@ -14,9 +14,6 @@ from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.slide_schedule import columns, walk
 from codegen.iteration import linear, packed
 
-#: Taps of a column beyond which rows outside of the image are passed over.
-MANY_TAPS = 3
-
 
 class Sliding(Renderer):
     """A thread has the results of ``cols`` columns, ``count`` of each, of ``vector`` elements of the input."""
@@ -30,7 +27,7 @@ class Sliding(Renderer):
         """Decides how the thread goes down, and writes where it begins: rows outside of the image add nothing."""
         spec = self.spec
         self.walk = walk(spec, self.patch_rows, self.cols * self.count, self.ahead)
-        self.trimmed = not self.walk.whole and self.walk.period == 1 and spec.taps[1] > MANY_TAPS
+        self.trimmed = self.walk.trimmed
         if self.trimmed:
             low = f"in_h < 0 ? min(-in_h, {self.reach}) : 0"
             self.w.line(f"{self.small} begin = {low}, end = min({spec.sizes[1]} - in_h, {self.walk.under});")
