@@ -12,9 +12,11 @@ from math import prod
 from codegen.buffers import Edge, every
 from codegen.direct_convolution.flat_schedule import (
     FlatSchedule,
+    across,
     contiguous,
     flat_buffers,
     flat_copy,
+    flat_pitch,
     runs,
     units,
 )
@@ -125,12 +127,12 @@ class Flat(Sliding):
             staged = [f"row{n}" for n in range(len(stores))]
             q = "q" if s.cols > 1 else "0"
             self.epilogue.results(position, [f"{sums}[{q}][{f}]"], run, staged=staged)
-            own = linear([(self.at["own"], spec.filters), (f, 1)])
-            place = [(f"({own})", prod(spec.out)), (self.at["depth"], prod(spec.out[1:])), (row, spec.out[2])]
+            place = [(f, prod(spec.out)), (self.at["depth"], prod(spec.out[1:])), (row, spec.out[2])]
             q = self.loop("q", s.cols)
             w.leave(run.missing(q) if run.missing else "")
-            for n in range(len(stores)):
-                w.line(f"out{n}[{linear([*place, (self.at['col0'], 1), (q, 1)])}] = row{n}[{q}];")
+            for n, store in enumerate(spec.program.stores):
+                own = (self.at["own"], flat_pitch(spec, store.operand))
+                w.line(f"out{n}[{linear([own, *place, (self.at['col0'], 1), (q, 1)])}] = row{n}[{q}];")
 
     def _write(self, n: int, operand: Operand) -> None:
         """Writes an output from shared memory."""
@@ -150,16 +152,16 @@ class Flat(Sliding):
                 w.line(f"store({place}, load_shared<{count}>(out{n} + at));")
             return
         # Neighbouring threads write neighbouring elements: of a plane, or of a pixel of all planes.
-        across = operand.strides[1] < operand.strides[5] or spec.out[2] == 1
+        turn = across(spec, operand)
         with w.block(f"for ({self.small} at = threadIdx.x; at < {block}; at += {self.threads})"):
             order = (s.planes, spec.filters, *spec.out)
-            turned = (*spec.out, s.planes, spec.filters) if across else order
-            names = "od oh ow own of" if across else "own of od oh ow"
+            turned = (*spec.out, s.planes, spec.filters) if turn else order
+            names = "od oh ow own of" if turn else "own of od oh ow"
             found = dict(zip(names.split(), self.places("at", turned, names, (1,) * 5, self.small)))
             w.line(f"const {self.t} to = {linear([(self.first, 1), (found['own'], 1)])};")
             w.leave(self.planes.outside("to"), how="continue")
             image, group = self._place("to")
             position = [image, group, *(found[name] for name in ("of", "od", "oh", "ow"))]
-            sizes = (plane, prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
+            sizes = (flat_pitch(spec, operand), prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
             source = linear([*zip((found["own"], *position[2:]), sizes)])
             w.line(f"{to}[{linear([*zip(position, operand.strides)])}] = out{n}[{source}];")

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import exp, hypot, prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.slide_schedule import MAX_REGISTERS, columns, strips, walk, widths
+from codegen.direct_convolution.slide_schedule import (
+    MAX_REGISTERS,
+    MEMORY_SHARE,
+    OPERATION,
+    START,
+    WEIGHT,
+    columns,
+    products,
+    strips,
+    traffic,
+    walk,
+    widths,
+)
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.family import Schedule
@@ -17,8 +29,11 @@ from codegen.target import Target
 
 #: Most threads of a block, and the fewest that are tried where there is work for more.
 MAX_THREADS, MIN_THREADS = 512, 64
-#: Least bytes of neighbouring channels that a block writes where channels are contiguous.
-RUN_BYTES = 64
+#: Bytes of neighbouring channels below which writing them takes longer.
+RUN_BYTES = 32
+#: Figures of the cost model, fitted to times on an H200.  Instructions of an element that is read, of 16 bytes that are
+#: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills.
+READ, COPY, SCATTERED, FILLED = 1.5, 4.6, 16.0, 0.37
 
 
 @dataclass(frozen=True)
@@ -67,13 +82,48 @@ def flat_copy(spec: DirectConvolutionSpec, planes: int) -> int:
     return next(fitting, 0) // size
 
 
+def flat_pitch(spec: DirectConvolutionSpec, operand: Operand) -> int:
+    """Returns how far apart the planes of an output lie in shared memory, in elements.
+
+    Where neighbouring threads write a pixel of neighbouring planes, these are an odd number of words apart: their
+    elements are in different banks.
+    """
+    plane, size = spec.filters * prod(spec.out), operand.dtype.itemsize
+    if not across(spec, operand):
+        return plane
+    return next(n for n in range(plane, plane + 8) if n * size % 8 == 4 or (size >= 4 and n % 2))
+
+
+def across(spec: DirectConvolutionSpec, operand: Operand) -> bool:
+    """Tells whether the channels of an output are closer in memory than the columns of a plane."""
+    space = (spec.images, spec.groups, spec.filters, *spec.out)
+    together = contiguous(operand, space, 1 if runs(spec)[0] > 1 else 0)
+    return not together and (operand.strides[1] < operand.strides[5] or spec.out[2] == 1)
+
+
 def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
     """Returns what a block has in shared memory: planes of the input, and of every output."""
-    ctypes = [store.operand.dtype.ctype for store in spec.program.stores] or [spec.x.dtype.ctype]
-    plane, results = s.planes * prod(spec.sizes), s.planes * spec.filters * prod(spec.out)
-    made = [Buffer("tile", spec.x.dtype.ctype, (plane,), align=VECTORS, note="planes of the input")]
-    made += [Buffer(f"out{n}", ctype, (results,), align=VECTORS) for n, ctype in enumerate(ctypes)]
+    made = [
+        Buffer("tile", spec.x.dtype.ctype, (s.planes * prod(spec.sizes),), align=VECTORS, note="planes of the input")
+    ]
+    for n, store in enumerate(spec.program.stores):
+        results = s.planes * flat_pitch(spec, store.operand)
+        made.append(Buffer(f"out{n}", store.operand.dtype.ctype, (results,), align=VECTORS))
     return Buffers(made)
+
+
+def conflicts(spec: DirectConvolutionSpec, s: FlatSchedule, plane: int, row: int, col: int, size: int) -> float:
+    """Returns in how many parts an access of a warp's threads to shared memory is done, one element each.
+
+    ``plane``, ``row`` and ``col`` are the elements, of ``size`` bytes, from one plane, row and column to the next.
+    """
+    _, _, down, along = units(spec, s)
+    banks: dict[int, set[int]] = {}
+    for t in range(32):
+        own = t // (spec.out[0] * down * along)
+        word = (own * plane + t // along % down * s.rows * row + t % along * s.cols * col) * size // 4
+        banks.setdefault(word % 32, set()).add(word)
+    return max(len(words) for words in banks.values()) * max(1.0, size / 4)
 
 
 def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
@@ -108,35 +158,35 @@ def flat_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> l
 
 
 def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) -> float:
-    """Returns the estimated cycles of a kernel: the slowest of instructions, device memory and latency counts."""
+    """Returns the estimated cycles of a kernel: of instructions, device and shared memory, and latency."""
     size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
     threads, taps = flat_threads(spec, s), prod(spec.taps)
-    many, each_run = runs(spec)
-    blocks = many * -(-each_run // s.planes)
+    many, total = runs(spec)
+    blocks = many * -(-total // s.planes)
     shared = flat_buffers(spec, s).bytes
     resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
     if not resident:
         return float("inf")
-    each = -(-blocks // sms)
-    waves = -(-each // resident)
+    each, warps = -(-blocks // sms), threads / 32
     rows = walk(spec, s.rows, s.cols * spec.filters)
     outputs = s.rows * s.cols * spec.filters
-    reads = rows.under * spec.taps[0] * len(columns(spec, s.cols)) * 3
-    stores = outputs * (3 + 1.5 * len(program.instructions)) + 4 * s.rows
-    copies = shared / 16 / threads * 6
-    instructions = outputs * taps * spec.word // 4 + reads + stores + 3 * taps * spec.filters + copies + 100
-    warps = threads / 32
-    active = min(resident, each) * warps
-    issue = each * warps * instructions / (4 * min(0.8, 0.25 * active / 4))
-    written = sum(store.operand.dtype.itemsize for store in program.stores) or size
-    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
-    planes = spec.images * spec.groups
-    moved = planes * (prod(spec.sizes) * size + prod(spec.out) * spec.filters * (written + beside))
-    memory = moved / (0.77 * target.bytes_per_cycle)
-    latency = waves * 3000.0
+    reads = rows.under / spec.input_dilation[1] * spec.taps[0] * len(columns(spec, s.cols))
+    moves = 0 if rows.whole else (rows.slots - 1) * outputs
+    copies = shared / 16 / threads
+    written = [store.operand for store in program.stores]
+    scattered = sum(outputs * spec.out[0] * across(spec, operand) for operand in written)
+    instructions = products(spec, rows, s.rows, s.cols * spec.filters) + READ * reads + moves
+    instructions += outputs * (3 + OPERATION * len(program.instructions)) + WEIGHT * taps * spec.filters
+    instructions += COPY * copies + SCATTERED * scattered + 100
+    accesses = reads * conflicts(spec, s, prod(spec.sizes), spec.sizes[2] * spec.stride[1], spec.stride[2], size)
+    for operand in written:
+        pitch = flat_pitch(spec, operand)
+        accesses += outputs * conflicts(spec, s, pitch, spec.out[2], 1, operand.dtype.itemsize)
+    accesses += 8 * copies + 2 * scattered
+    work = (each + blocks / sms) / 2 * warps
+    issue = work * instructions / (4 * (1 - exp(-FILLED * min(resident, each) * warps / 4)))
+    moved = traffic(spec)[1]
     # Where channels are contiguous, a block writes so many bytes of each pixel.
-    written_runs = (s.planes * st.operand.dtype.itemsize for st in program.stores if st.operand.strides[1] == 1)
-    channels = min(written_runs, default=RUN_BYTES)
-    scattered = max(1.0, RUN_BYTES / channels)
-    worst: float = (issue**4 + (memory * scattered) ** 4 + latency**4) ** 0.25
-    return worst
+    pieces = [s.planes * operand.dtype.itemsize for operand in written if across(spec, operand)]
+    memory = moved * max(1.0, RUN_BYTES / min(pieces, default=RUN_BYTES)) / (MEMORY_SHARE * target.bytes_per_cycle)
+    return hypot(issue, memory, work * accesses) + START
