@@ -11,7 +11,7 @@ from kernel_cases import Case, check_cases
 from test_direct_convolution import activated, direct, indexed, plain
 
 import fusegraph as fg
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_threads, runs
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_threads
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 
 #: (rows, cols, planes)
@@ -49,7 +49,7 @@ def case(
 
     def schedule(spec: DirectConvolutionSpec) -> FlatSchedule:
         rows, cols, planes = sizes
-        planes = min(planes, runs(spec)[1])
+        planes = min(planes, spec.runs[1])
         while not flat_copy(spec, planes):
             planes += 1
         made = FlatSchedule(min(rows, spec.out[1]), cols, planes, itype)

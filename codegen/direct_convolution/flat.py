@@ -12,16 +12,13 @@ from math import prod
 from codegen.buffers import Edge, every
 from codegen.direct_convolution.flat_schedule import (
     FlatSchedule,
-    across,
-    contiguous,
     flat_buffers,
     flat_copy,
-    flat_pitch,
-    runs,
+    flat_pitches,
     units,
 )
 from codegen.direct_convolution.sliding import Sliding
-from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec, contiguous
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import locate
@@ -29,7 +26,7 @@ from codegen.kernel import locate
 
 class Flat(Sliding):
     def __init__(self, spec: DirectConvolutionSpec, schedule: FlatSchedule) -> None:
-        self.runs, total = runs(spec)
+        self.runs, total = spec.runs
         self.s, self.planes = schedule, Edge(total, schedule.planes)
         super().__init__(spec, schedule)
         self.cols, self.count, self.vector, self.ahead = schedule.cols, spec.filters, 1, 1
@@ -130,17 +127,16 @@ class Flat(Sliding):
             place = [(f, prod(spec.out)), (self.at["depth"], prod(spec.out[1:])), (row, spec.out[2])]
             q = self.loop("q", s.cols)
             w.leave(run.missing(q) if run.missing else "")
-            for n, store in enumerate(spec.program.stores):
-                own = (self.at["own"], flat_pitch(spec, store.operand))
+            for n, pitch in enumerate(flat_pitches(spec)):
+                own = (self.at["own"], pitch)
                 w.line(f"out{n}[{linear([own, *place, (self.at['col0'], 1), (q, 1)])}] = row{n}[{q}];")
 
     def _write(self, n: int, operand: Operand) -> None:
         """Writes an output from shared memory."""
         w, s, spec = self.w, self.s, self.spec
-        space = (spec.images, spec.groups, spec.filters, *spec.out)
         plane, size, to = spec.filters * prod(spec.out), operand.dtype.itemsize, self.epilogue.pointers.stores[n]
         block, total = s.planes * plane, self.planes.total * plane
-        if contiguous(operand, space, 1 if self.runs > 1 else 0):
+        if contiguous(operand, spec.space, 1 if self.runs > 1 else 0):
             starts = (block, total, operand.strides[0] if self.runs > 1 else 0)
             fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and operand.alignment % (v * size) == 0]
             count = max((v for v in fitting if all(start % v == 0 for start in starts)), default=1)
@@ -152,16 +148,15 @@ class Flat(Sliding):
                 w.line(f"store({place}, load_shared<{count}>(out{n} + at));")
             return
         # Neighbouring threads write neighbouring elements: of a plane, or of a pixel of all planes.
-        turn = across(spec, operand)
         with w.block(f"for ({self.small} at = threadIdx.x; at < {block}; at += {self.threads})"):
             order = (s.planes, spec.filters, *spec.out)
-            turned = (*spec.out, s.planes, spec.filters) if turn else order
-            names = "od oh ow own of" if turn else "own of od oh ow"
+            turned = (*spec.out, s.planes, spec.filters) if spec.across[n] else order
+            names = "od oh ow own of" if spec.across[n] else "own of od oh ow"
             found = dict(zip(names.split(), self.places("at", turned, names, (1,) * 5, self.small)))
             w.line(f"const {self.t} to = {linear([(self.first, 1), (found['own'], 1)])};")
             w.leave(self.planes.outside("to"), how="continue")
             image, group = self._place("to")
             position = [image, group, *(found[name] for name in ("of", "od", "oh", "ow"))]
-            sizes = (flat_pitch(spec, operand), prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
+            sizes = (flat_pitches(spec)[n], prod(spec.out), prod(spec.out[1:]), spec.out[2], 1)
             source = linear([*zip((found["own"], *position[2:]), sizes)])
             w.line(f"{to}[{linear([*zip(position, operand.strides)])}] = out{n}[{source}];")

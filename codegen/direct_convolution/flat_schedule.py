@@ -22,9 +22,7 @@ from codegen.direct_convolution.slide_schedule import (
     widths,
 )
 from codegen.direct_convolution.spec import DirectConvolutionSpec
-from codegen.expr import Operand
 from codegen.family import Schedule
-from codegen.iteration import packed
 from codegen.target import Target
 
 #: Most threads of a block, and the fewest that are tried where there is work for more.
@@ -56,49 +54,26 @@ def flat_threads(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
     return Edge(prod(units(spec, s)), 32).padded
 
 
-def contiguous(operand: Operand, sizes: tuple[int, ...], first: int = 0) -> bool:
-    """Tells whether an operand lies without gaps, in the order of its dimensions from the ``first`` one on."""
-    return all(a == b for a, b, n in zip(operand.strides[first:], packed(sizes[first:]), sizes[first:]) if n > 1)
-
-
-def runs(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns in how many runs the planes lie in memory, and the planes of each: those of an image, or all there are.
-
-    There are none where the planes of an image do not lie one behind the other.
-    """
-    sizes, results = (spec.images, spec.groups, 1, *spec.sizes), (spec.images, spec.groups, spec.filters, *spec.out)
-    every = [(spec.x, sizes), *((store.operand, results) for store in spec.program.stores)]
-    if spec.in_channels > 1 or not contiguous(*every[0], 1):
-        return 0, 0
-    joined = all(contiguous(op, space) or not contiguous(op, space, 1) for op, space in every)
-    return (1, spec.images * spec.groups) if joined else (spec.images, spec.groups)
-
-
 def flat_copy(spec: DirectConvolutionSpec, planes: int) -> int:
     """Returns how many elements an asynchronous copy of the input has; 0 if none is of at least 4 bytes."""
-    size, (many, _) = spec.x.dtype.itemsize, runs(spec)
+    size, (many, _) = spec.x.dtype.itemsize, spec.runs
     starts = (spec.x.alignment, planes * prod(spec.sizes) * size, spec.x.strides[0] * size if many > 1 else 0)
     fitting = (w for w in (16, 8, 4) if w >= size and all(start % w == 0 for start in starts))
     return next(fitting, 0) // size
 
 
-def flat_pitch(spec: DirectConvolutionSpec, operand: Operand) -> int:
-    """Returns how far apart the planes of an output lie in shared memory, in elements.
+def flat_pitches(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns how far apart the planes of each output lie in shared memory, in elements.
 
     Where neighbouring threads write a pixel of neighbouring planes, these are an odd number of words apart: their
     elements are in different banks.
     """
-    plane, size = spec.filters * prod(spec.out), operand.dtype.itemsize
-    if not across(spec, operand):
-        return plane
-    return next(n for n in range(plane, plane + 8) if n * size % 8 == 4 or (size >= 4 and n % 2))
-
-
-def across(spec: DirectConvolutionSpec, operand: Operand) -> bool:
-    """Tells whether the channels of an output are closer in memory than the columns of a plane."""
-    space = (spec.images, spec.groups, spec.filters, *spec.out)
-    together = contiguous(operand, space, 1 if runs(spec)[0] > 1 else 0)
-    return not together and (operand.strides[1] < operand.strides[5] or spec.out[2] == 1)
+    plane, found = spec.filters * prod(spec.out), []
+    for store, across in zip(spec.program.stores, spec.across):
+        size = store.operand.dtype.itemsize
+        odd = (n for n in range(plane, plane + 8) if n * size % 8 == 4 or (size >= 4 and n % 2))
+        found.append(next(odd) if across else plane)
+    return found
 
 
 def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
@@ -106,9 +81,8 @@ def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
     made = [
         Buffer("tile", spec.x.dtype.ctype, (s.planes * prod(spec.sizes),), align=VECTORS, note="planes of the input")
     ]
-    for n, store in enumerate(spec.program.stores):
-        results = s.planes * flat_pitch(spec, store.operand)
-        made.append(Buffer(f"out{n}", store.operand.dtype.ctype, (results,), align=VECTORS))
+    for n, (store, pitch) in enumerate(zip(spec.program.stores, flat_pitches(spec))):
+        made.append(Buffer(f"out{n}", store.operand.dtype.ctype, (s.planes * pitch,), align=VECTORS))
     return Buffers(made)
 
 
@@ -135,7 +109,7 @@ def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
 
 def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[FlatSchedule]:
     """Yields the schedules that fit; none for images that are not contiguous."""
-    _, total = runs(spec)
+    _, total = spec.runs
     if not (target.arch.has_cp_async and total):
         return
     counts = [n for k in range(10) if (n := 1 << k) < 2 * total]
@@ -161,7 +135,7 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     """Returns the estimated cycles of a kernel: of instructions, device and shared memory, and latency."""
     size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
     threads, taps = flat_threads(spec, s), prod(spec.taps)
-    many, total = runs(spec)
+    many, total = spec.runs
     blocks = many * -(-total // s.planes)
     shared = flat_buffers(spec, s).bytes
     resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
@@ -173,20 +147,19 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     reads = rows.under / spec.input_dilation[1] * spec.taps[0] * len(columns(spec, s.cols))
     moves = 0 if rows.whole else (rows.slots - 1) * outputs
     copies = shared / 16 / threads
-    written = [store.operand for store in program.stores]
-    scattered = sum(outputs * spec.out[0] * across(spec, operand) for operand in written)
+    written = [store.operand.dtype.itemsize for store in program.stores]
+    scattered = outputs * sum(spec.across)
     instructions = products(spec, rows, s.rows, s.cols * spec.filters) + READ * reads + moves
     instructions += outputs * (3 + OPERATION * len(program.instructions)) + WEIGHT * taps * spec.filters
     instructions += COPY * copies + SCATTERED * scattered + 100
     accesses = reads * conflicts(spec, s, prod(spec.sizes), spec.sizes[2] * spec.stride[1], spec.stride[2], size)
-    for operand in written:
-        pitch = flat_pitch(spec, operand)
-        accesses += outputs * conflicts(spec, s, pitch, spec.out[2], 1, operand.dtype.itemsize)
+    for each_size, pitch in zip(written, flat_pitches(spec)):
+        accesses += outputs * conflicts(spec, s, pitch, spec.out[2], 1, each_size)
     accesses += 8 * copies + 2 * scattered
     work = (each + blocks / sms) / 2 * warps
     issue = work * instructions / (4 * (1 - exp(-FILLED * min(resident, each) * warps / 4)))
     moved = traffic(spec)[1]
     # Where channels are contiguous, a block writes so many bytes of each pixel.
-    pieces = [s.planes * operand.dtype.itemsize for operand in written if across(spec, operand)]
+    pieces = [s.planes * each_size for each_size, across in zip(written, spec.across) if across]
     memory = moved * max(1.0, RUN_BYTES / min(pieces, default=RUN_BYTES)) / (MEMORY_SHARE * target.bytes_per_cycle)
     return hypot(issue, memory, work * accesses) + START

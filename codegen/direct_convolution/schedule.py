@@ -148,9 +148,12 @@ def channels_last(spec: DirectConvolutionSpec) -> bool:
 
 
 def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
-    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
+    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
+
+    Nor are there any where rows are not written as they are read, and planes fit shared memory.
+    """
     best = strips_schedule(spec, target)
-    if best is not None:
+    if best is not None and not (any(spec.across) and flats(spec, target)):
         yield best
         for rows in STRIP_CANDIDATES:
             if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
