@@ -107,7 +107,7 @@ class Flat(Sliding):
             in_d, there = self.source_depth(iz)
             ix = self.loop("ix", spec.under(2, s.cols))
             w.leave(self.no_column(ix))
-            rows = [("in_h", width), (f"({own})", width)]
+            rows = [("in_h", width), (own, width)]
             place = linear([(in_d, height * width), *rows, ("in_w", 1), (self.along(2, ix), 1)])
             inside = every("row_exists", there, self.column(ix))
             w.line(f"under[{iz}][{ix}][0] = {inside} ? {self.value(f'image_plane[{place}]')} : {spec.accumulate}(0);")

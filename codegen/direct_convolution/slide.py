@@ -91,7 +91,7 @@ class Slide(Sliding):
             ix = self.loop("ix", width)
             w.leave(self.no_column(ix))
             inside = every("row_exists", there, self.column(ix))
-            place = zip((plane, f"({own})", f"({self.along(2, ix)})"), steps)
+            place = zip((plane, own, self.along(2, ix)), steps)
             w.line(f"into[{iz}][{ix}] = load_if<{s.vector}>({inside}, {linear([('corner', 1), *place])});")
         if self.trimmed:
             w.line("fetch(line[0], begin);")

@@ -13,7 +13,7 @@ from codegen.family import Schedule
 from codegen.target import Target
 
 #: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
-MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 230, 1600
+MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 190, 1600
 #: Most columns under a thread's outputs: as many as a mask has bits.
 MAX_UNDER = 64
 THREADS = 128
@@ -147,7 +147,7 @@ def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
     line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4) * min(s.ahead, rows.under)
     converted = planes * width * s.vector
     if rows.whole:
-        return round(26 + words * (0.45 * weights + 1.35 * live + 0.2 * converted) + 0.65 * line)
+        return round(14 + words * (0.67 * weights + 1.6 * live + 0.5 * converted) + 0.77 * line)
     return round(36 + words * (weights + 0.8 * live + 0.55 * converted) + 1.2 * line)
 
 

@@ -2,7 +2,7 @@
 //     conv = conv_fprop(x, w, padding=((1, 1), (1, 1)))
 //     add = add(conv, bias)
 //     y = swish(add)
-// direct convolution, 3 x 3 taps; a thread slides down over 7 rows of 3 columns of 4 channels, 4 ahead
+// direct convolution, 3 x 3 taps; a thread slides down over 7 rows of 3 columns of 4 channels, 6 ahead
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "math.cuh"
 #include "memory.cuh"
@@ -18,13 +18,13 @@ extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
     const int32 at = int32(blockIdx.x) * 128 + threadIdx.x;
     const int32 image = at / 4864;
     const int32 row = at / 608 % 8 * 7;
-    const int32 channel0 = at / 152 % 4 * 32;
-    const int32 col = at / 8 % 19 * 3;
-    const int32 lane = at % 8 * 4;
+    const int32 channel0 = at / 304 % 2 * 64;
+    const int32 col = at / 16 % 19 * 3;
+    const int32 lane = at % 16 * 4;
     const int32 group = channel0 + lane;
     const int32 in_h = row - 1, in_w = col - 1;
     const bfloat16* corner = x + image * 401408 + group + in_h * 7168 + in_w * 128;
-    Packed<bfloat16, 4> line[4][1][5];
+    Packed<bfloat16, 4> line[6][1][5];
     const auto fetch = [&](Packed<bfloat16, 4> (&into)[1][5], int iy) {
         const bool row_exists = uint32(in_h + iy) < 56 && iy < 9;
         #pragma unroll
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
         }
     };
     #pragma unroll
-    for (int iy = 0; iy < 4; ++iy) fetch(line[iy], iy);
+    for (int iy = 0; iy < 6; ++iy) fetch(line[iy], iy);
     float weights[1][3][3][4];
     Vector<bfloat16, 4> filters[9];
     #pragma unroll
@@ -66,10 +66,10 @@ extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
         for (int ix = 0; ix < 5; ++ix) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                under[0][ix][e] = convert<float>(line[iy % 4][0][ix][e]);
+                under[0][ix][e] = convert<float>(line[iy % 6][0][ix][e]);
             }
         }
-        fetch(line[iy % 4], iy + 4);
+        fetch(line[iy % 6], iy + 6);
         #pragma unroll
         for (int kr = 0; kr < 3; ++kr) {
             if (iy - kr < 0 || iy - kr > 6) continue;
