@@ -11,6 +11,7 @@ from graphs import quick
 from kernel_cases import Case, check_cases, executable
 from test_direct_convolution import activated, direct, indexed, plain, spec_of
 
+import fusegraph as fg
 from codegen import PORTABLE, best_schedule, render, schedules, target
 from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_cycles, slide_schedules, slide_vector
 from codegen.direct_convolution.spec import DirectConvolutionSpec
@@ -52,6 +53,13 @@ PROBLEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 9, 20, 9), (3, 3), {"padding": 1, "filters": 4}),  # a channel multiplier
     ((2, 11, 7, 20), (3, 3), {"padding": 1, "filters": 3, "stride": 2}),
 ]
+
+
+def gated(graph: fg.Graph, y: fg.Tensor) -> None:
+    """An epilogue with a value of its own for every channel of every image."""
+    ones = (1,) * (y.rank - 2)
+    gate = graph.tensor("gate", (*y.shape[:2], *ones), "float32")
+    graph.output(graph.relu(y * gate), name="y", dtype=y.dtype)
 
 
 def case(

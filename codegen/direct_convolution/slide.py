@@ -50,16 +50,17 @@ class Slide(Sliding):
         return threads.tiles
 
     def _channel_values(self, group: str) -> dict[int, str]:
-        """Writes the loads of what the program reads of the thread's channels, once; returns their C names."""
+        """Writes the loads of what the program reads of the thread's channels alone; returns their C names."""
         w, spec = self.w, self.spec
         found: dict[int, str] = {}
         if self.count == 1:
             return found
         along = 1 if spec.filters == 1 else 2
         for n, op in enumerate(spec.program.loads):
-            if op.strides[along] and not op.strides[0] and not any(op.strides[3:]):
+            if op.strides[along] and not any(op.strides[4:]):
                 name = found[n] = self.names.unique(op.name, "_c")
-                start = f"{self.epilogue.pointers.loads[n]} + {linear([(group, op.strides[1])])}"
+                place = zip((self.at["image"], group, "0", self.at["depth"]), op.strides)
+                start = linear([(self.epilogue.pointers.loads[n], 1), *place])
                 if one_access(op, self.epilogue.space, self.count, along):
                     w.line(f"const auto {name} = load<{self.count}>({start});")
                 else:
