@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
         const bool row_exists = uint32(in_h + iy) < 56 && iy < 9;
         #pragma unroll
         for (int ix = 0; ix < 5; ++ix) {
-            into[0][ix] = load_if<4>(row_exists && (1 <= ix && ix < 3 || uint32(in_w + ix) < 56), corner + (iy) * 7168 + (ix) * 128);
+            into[0][ix] = load_if<4>(row_exists && (1 <= ix && ix < 3 || uint32(in_w + ix) < 56), corner + iy * 7168 + ix * 128);
         }
     };
     #pragma unroll

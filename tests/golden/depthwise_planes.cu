@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(64) depthwise_planes_kernel(
         const bool row_exists = uint32(in_h + iy) < 14;
         #pragma unroll
         for (int ix = 0; ix < 9; ++ix) {
-            under[0][ix][0] = row_exists && (1 <= ix && ix < 8 || uint32(in_w + ix) < 14) ? image_plane[in_h * 14 + (iy) * 14 + in_w + ix] : float(0);
+            under[0][ix][0] = row_exists && (1 <= ix && ix < 8 || uint32(in_w + ix) < 14) ? image_plane[in_h * 14 + iy * 14 + in_w + ix] : float(0);
         }
         #pragma unroll
         for (int kr = 0; kr < 3; ++kr) {
