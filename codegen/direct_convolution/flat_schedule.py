@@ -29,7 +29,7 @@ from codegen.target import Target
 MAX_THREADS, MIN_THREADS = 512, 64
 #: Bytes of neighbouring channels below which writing them takes longer.
 RUN_BYTES = 32
-#: Figures of the cost model, fitted to times on a machine.  Instructions of an element that is read, of 16 bytes that are
+#: Figures of the cost model, fitted to measured times.  Instructions of an element that is read, of 16 bytes that are
 #: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills.
 READ, COPY, SCATTERED, FILLED = 1.5, 4.6, 16.0, 0.37
 

@@ -23,7 +23,7 @@ MANY_TAPS = 3
 AHEAD = (1, 2, 3, 4, 6)
 #: Bytes of neighbouring channels that neighbouring threads read of a pixel.
 RUN = 128
-#: Figures of the cost model, fitted to times on a machine.  Instructions of a load, of an operation of the program on a
+#: Figures of the cost model, fitted to measured times.  Instructions of a load, of an operation of the program on a
 #: result and of a weight; share of the issue slots that a warp of a scheduler fills, and of the bandwidth of memory;
 #: bytes that a multiprocessor gets from the L2 cache in a cycle; cycles until a row arrives, and of a launch.
 LOAD, OPERATION, WEIGHT = 5.4, 2.1, 1.8
