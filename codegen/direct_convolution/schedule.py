@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_schedules, flat_threads
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_candidates, flat_schedules, flat_threads
 from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
@@ -115,6 +115,7 @@ class StripsSchedule(Schedule):
 DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | SlideSchedule | FlatSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
+ScheduleT = TypeVar("ScheduleT")
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
 
 
@@ -153,7 +154,7 @@ def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedu
     Nor are there any where rows are not written as they are read, and planes fit shared memory.
     """
     best = strips_schedule(spec, target)
-    if best is not None and not (any(spec.across) and flats(spec, target)):
+    if best is not None and not (any(spec.across) and any(flat_candidates(spec, target, best.itype))):
         yield best
         for rows in STRIP_CANDIDATES:
             if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
@@ -161,16 +162,24 @@ def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedu
 
 
 def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
-    """Returns slides worth trying, best guess first."""
+    """Returns slides worth trying, best guess first; one of each group of similar ones."""
     contiguous = spec.groups > 1 and spec.x.strides[1] == 1
     if spec.in_channels > 1 or not (contiguous or max(spec.input_dilation) > 1):
         return []
-    return slide_schedules(spec, target, _itype(spec))[:CANDIDATES]
+    return _unlike(slide_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols, s.vector))
 
 
 def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
-    """Returns flat ones worth trying, best guess first."""
-    return flat_schedules(spec, target, _itype(spec))[:CANDIDATES]
+    """Returns flat ones worth trying, best guess first; one of each group of similar ones."""
+    return _unlike(flat_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols))
+
+
+def _unlike(ranked: Iterable[ScheduleT], kind: Callable[[ScheduleT], Hashable]) -> list[ScheduleT]:
+    """Returns the best schedule of each kind, as many as are worth trying."""
+    kinds: dict[Hashable, ScheduleT] = {}
+    for schedule in ranked:
+        kinds.setdefault(kind(schedule), schedule)
+    return [*kinds.values()][:CANDIDATES]
 
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
