@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from graphs import quick
 from kernel_cases import Case, check_cases
-from test_direct_convolution import activated, direct, indexed, plain
+from test_direct_convolution import activated, direct, indexed, plain, spec_of
 
 import fusegraph as fg
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_threads
+from codegen import render, target
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_copy, flat_schedules, flat_threads
 from codegen.direct_convolution.spec import DirectConvolutionSpec
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
 
 #: (rows, cols, planes)
 SCHEDULES = [(2, 4, 4), (100, 1, 8), (5, 3, 2), (3, 8, 16), (1, 2, 4), (40, 7, 8), (7, 5, 64)]
@@ -85,3 +88,15 @@ def test_flat_of_every_dtype(dtype):
     cases += [case(4, SCHEDULES[6], dtype)]
     cases[1].special = 0.02
     check_cases(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_candidates_compile_without_spills(arch):
+    """Left alone, ptxas spills at 40 registers."""
+    for size, taps, stride in ((28, 3, 2), (14, 5, 1), (7, 7, 1), (56, 3, 1)):
+        spec = spec_of(direct((8, 96, size, size), (taps, taps), "bfloat16", padding=taps // 2, stride=stride))
+        found = flat_schedules(spec, target(arch), "int32")[:9:4]
+        sources = [render(spec, s) for s in found]
+        for s, kernel in zip(found, nvrtc.compile_kernels(sources, arch, cache=default_cache())):
+            assert kernel.spill_bytes == 0, s

@@ -15,8 +15,10 @@ from codegen.direct_convolution.flat_schedule import (
     flat_buffers,
     flat_copy,
     flat_pitches,
+    flat_registers,
     units,
 )
+from codegen.direct_convolution.schedule import SM_REGISTERS
 from codegen.direct_convolution.sliding import Sliding
 from codegen.direct_convolution.spec import DirectConvolutionSpec, contiguous
 from codegen.expr import Operand
@@ -34,6 +36,10 @@ class Flat(Sliding):
     def describe(self) -> str:
         s = self.s
         return f"a block {s.planes} planes, a thread slides down over {s.rows} rows of {s.cols} columns"
+
+    def blocks_per_sm(self) -> int:
+        """Returns how many blocks a multiprocessor should hold.  Left alone, ptxas spills to fit one more."""
+        return max(1, SM_REGISTERS // (self.threads * min(255, 16 + flat_registers(self.spec, self.s))))
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec

@@ -14,6 +14,8 @@ from codegen.target import Target
 
 #: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
 MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 190, 1600
+#: Most of the weights' registers for several neighbouring channels: with more, one channel has been faster.
+MAX_TOGETHER = 80
 #: Most columns under a thread's outputs: as many as a mask has bits.
 MAX_UNDER = 64
 THREADS = 128
@@ -157,7 +159,7 @@ def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideS
     widest = slide_vector(spec) if spec.filters == 1 else 1
     for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], widths(spec)):
         count = vector * spec.filters
-        if count * prod(spec.taps) * words > MAX_WEIGHTS:
+        if count * prod(spec.taps) * words > (MAX_TOGETHER if vector > 1 else MAX_WEIGHTS):
             continue
         for rows in strips(spec):
             for ahead in AHEAD:

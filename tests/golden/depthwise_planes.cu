@@ -8,7 +8,7 @@
 #include "shared.cuh"
 #include "types.cuh"
 
-extern "C" __global__ void __launch_bounds__(64) depthwise_planes_kernel(
+extern "C" __global__ void __launch_bounds__(64, 11) depthwise_planes_kernel(
     const float* __restrict__ x,
     const float* __restrict__ w,
     float* __restrict__ y)
