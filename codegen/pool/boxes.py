@@ -29,6 +29,7 @@ class StagedSchedule(Schedule):
     band    positions of the last window but one, or of the only one, that a block takes.
     rows    positions of the last window but one that a thread takes at once.
     cols    positions of the last window that it takes.
+    blocks  of the grid, each of which takes tiles in turn, and brings one while it folds the one before; 0: one each.
     """
 
     vector: int
@@ -37,6 +38,7 @@ class StagedSchedule(Schedule):
     band: int
     rows: int = 1
     cols: int = 1
+    blocks: int = 0
 
 
 class Along(NamedTuple):
@@ -56,6 +58,7 @@ class Box:
     vector    neighbours of an access to global memory.
     shifted   whether runs begin anywhere between two vectors; they then lie as far behind one in shared memory, too.
     padded    whether runs are a vector apart, so that elements one above the other are in different banks.
+    stages    how many such boxes there are, one behind the other.
     """
 
     operand: Operand
@@ -64,6 +67,7 @@ class Box:
     vector: int
     shifted: bool = False
     padded: bool = False
+    stages: int = 1
 
     @property
     def length(self) -> int:
@@ -94,7 +98,7 @@ class Box:
         return found
 
     def buffer(self, name: str) -> Buffer:
-        return Buffer(name, self.operand.dtype.ctype, (self.runs * self.pitch,), align=VECTORS)
+        return Buffer(name, self.operand.dtype.ctype, (self.stages * self.runs * self.pitch,), align=VECTORS)
 
 
 class Tiles:
@@ -133,9 +137,14 @@ class Tiles:
         return [Edge(n, size) for n, size in zip(self.space.outer, self.size)]
 
     @property
+    def count(self) -> int:
+        return prod(edge.tiles for edge in self.edges)
+
+    @property
     def bytes(self) -> int:
         """Bytes of shared memory."""
-        return sum(box.buffer("").bytes + VECTORS for box in (*self.loads.values(), *self.stores.values()))
+        loads = (2 if self.s.blocks else 1) * sum(box.buffer("").bytes + VECTORS for box in self.loads.values())
+        return loads + sum(box.buffer("").bytes + VECTORS for box in self.stores.values())
 
     def _steps(self, strides: tuple[int, ...]) -> list[int]:
         """Returns by how many elements an operand's tiles are apart along each outer dimension."""

@@ -39,7 +39,7 @@ class StagedRenderer(PoolRenderer):
 
     def __init__(self, spec: PoolSpec, schedule: StagedSchedule) -> None:
         super().__init__(spec, PoolSchedule(schedule.vector, schedule.itype, schedule.rows, schedule.cols))
-        self.tiles = Tiles(self.space, schedule)
+        self.staged, self.tiles = schedule, Tiles(self.space, schedule)
         #: C expressions of the tile's first position along each outer dimension, of the first element under it along
         #: each window
         self.first: list[str] = []
@@ -47,42 +47,77 @@ class StagedRenderer(PoolRenderer):
         self.w.parameters += self.pointers.parameters()
         self.outside = self.pointers.loads, self.pointers.stores
         self.inner_loads = {n: self.names.unique(b.operand.name, "_s") for n, b in self.tiles.loads.items()}
+        #: where the boxes of the current tile's loads are
+        self.places = dict(self.inner_loads)
         self.inner_stores = {n: self.names.unique(b.operand.name, "_s") for n, b in self.tiles.stores.items()}
 
     def render(self) -> KernelSource:
         w, tiles = self.w, self.tiles
-        blocks = self._tile()
-        w.carve(
-            box.buffer(names[n])
-            for names, boxes in ((self.inner_loads, tiles.loads), (self.inner_stores, tiles.stores))
-            for n, box in boxes.items()
-        )
-        for n, box in tiles.loads.items():
-            self._bring(n, box)
-        w.line("copy_async_commit();")
-        w.line("copy_async_wait<0>();")
+        stages = 2 if self.staged.blocks else 1
+        loads = (replace(b, stages=stages).buffer(self.inner_loads[n]) for n, b in tiles.loads.items())
+        w.carve([*loads, *(b.buffer(self.inner_stores[n]) for n, b in tiles.stores.items())])
+        if self.staged.blocks:
+            self._in_turn()
+        else:
+            self._tile()
+            self._bring()
+            self._fold_tile("copy_async_wait<0>();")
+        size = " x ".join(str(n) for n in tiles.size)
+        details = f"{self._details()}, a block those of {size} positions{' in turn' if self.staged.blocks else ''}"
+        blocks = self.staged.blocks or tiles.count
+        return w.source(self.program, [details], blocks=blocks, threads=THREADS, barriers=True)
+
+    def _in_turn(self) -> None:
+        """Writes the loop in which a block takes tiles in turn: it brings one while it folds the one before."""
+        w, blocks, tiles = self.w, self.staged.blocks, self.tiles.count
+        with w.block(f"for ({self.t} tile = blockIdx.x, step = 0;; tile += {blocks}, ++step)"):
+            with w.block(f"if (tile < {tiles})"):
+                self._tile("tile")
+                self._at_stage("step % 2")
+                self._bring()
+            w.line("copy_async_commit();")
+            w.line("if (step == 0) continue;")
+            w.line(f"const {self.t} before = tile - {blocks};")
+            self._tile("before")
+            self._at_stage("(step + 1) % 2")
+            self._fold_tile("copy_async_wait<1>();")
+            if not self.tiles.stores:
+                w.line("__syncthreads();  // what comes next takes the place of this tile")
+            w.line(f"if (tile >= {tiles}) break;")
+
+    def _at_stage(self, stage: str) -> None:
+        """Writes where the boxes of one of two tiles are."""
+        for n, box in self.tiles.loads.items():
+            self.places[n] = self.names.unique(box.operand.name, "_in")
+            ctype, elements = box.operand.dtype.ctype, box.runs * box.pitch
+            self.w.line(f"{ctype}* const {self.places[n]} = {self.inner_loads[n]} + {stage} * {elements};")
+
+    def _fold_tile(self, wait: str) -> None:
+        """Writes what is made of a tile that has been asked for."""
+        w = self.w
+        if not self.staged.blocks:
+            w.line("copy_async_commit();")
+        w.line(wait)
         w.line("__syncthreads();")
         self._go_inside()
         with self.scope():
             self.body()
-        if tiles.stores:
+        if self.tiles.stores:
             w.line("__syncthreads();")
-        for n, box in tiles.stores.items():
+        for n, box in self.tiles.stores.items():
             self._take(n, box)
-        size = " x ".join(str(n) for n in tiles.size)
-        details = f"{self._details()}, a block those of {size} positions"
-        return w.source(self.program, [details], blocks=blocks, threads=THREADS, barriers=True)
 
     # ---- the tile
 
-    def _tile(self) -> int:
-        """Writes where the block's tile is; returns the number of blocks."""
+    def _tile(self, position: str = "") -> None:
+        """Writes where a tile is, by its number; that of the block if none is given."""
         names = self._coordinates()
         axes = [
             (self.names.unique(f"first {name}"), edge.tiles, edge.size) for name, edge in zip(names, self.tiles.edges)
         ]
-        blocks = locate(self.w, self.t, axes)
+        locate(self.w, self.t, axes, position)
         self.first = [name if tiles > 1 else "0" for name, tiles, _ in axes]
+        self.under = []
         for k, (d, window) in enumerate(self.windows):
             if self.tiles.size[d] == self.space.outer[d]:
                 self.under.append("0")
@@ -91,7 +126,6 @@ class StagedRenderer(PoolRenderer):
             covers = isinstance(window, Covering)
             at = (quotient(self.first[d], window.stride), 1) if covers else (self.first[d], window.stride)
             self.under.append(linear([at], self.tiles.shift[k]))
-        return blocks
 
     def _loop(self, size: int) -> str:
         """Returns the head of the loop in which a block's threads take so many positions ``at`` in turn."""
@@ -111,18 +145,20 @@ class StagedRenderer(PoolRenderer):
         terms = [(origin, step) for origin, step in zip(origins, operand.strides) if origin != "0"]
         return linear([*terms, *((text, operand.strides[d]) for d, text in more.items())])
 
-    def _bring(self, n: int, box: Box) -> None:
-        """Writes the start of the copies of a load's box."""
-        w, operand, extent = self.w, box.operand, self.tiles.extent(box.operand)
-        nbytes = box.vector * operand.dtype.itemsize
-        with w.block(self._loop(box.runs * box.vectors)):
-            segment, column = self._split(box)
-            begin = self._begin(operand, segment)
-            begin = f"({begin} & -{box.vector})" if box.shifted else begin
-            w.line(f"const {self.t} from = {linear([(begin, 1), (column, box.vector)])};")
-            valid = f", min({nbytes}, int({extent} - from) * {operand.dtype.itemsize})" if extent % box.vector else ""
-            to, source = f"{self.inner_loads[n]} + at * {box.vector}", f"{self.outside[0][n]} + from"
-            w.line(f"if ({unsigned(self.t)}(from) < {extent}) copy_async<{nbytes}>({to}, {source}{valid});")
+    def _bring(self) -> None:
+        """Writes the start of the copies of a tile's loads."""
+        w, tiles = self.w, self.tiles
+        for n, box in tiles.loads.items():
+            itemsize, extent = box.operand.dtype.itemsize, tiles.extent(box.operand)
+            nbytes = box.vector * itemsize
+            with w.block(self._loop(box.runs * box.vectors)):
+                segment, column = self._split(box)
+                begin = self._begin(box.operand, segment)
+                begin = f"({begin} & -{box.vector})" if box.shifted else begin
+                w.line(f"const {self.t} from = {linear([(begin, 1), (column, box.vector)])};")
+                valid = f", min({nbytes}, int({extent} - from) * {itemsize})" if extent % box.vector else ""
+                to, source = f"{self.places[n]} + at * {box.vector}", f"{self.outside[0][n]} + from"
+                w.line(f"if ({unsigned(self.t)}(from) < {extent}) copy_async<{nbytes}>({to}, {source}{valid});")
 
     def _take(self, n: int, box: Box) -> None:
         """Writes the stores of a box of results."""
@@ -163,7 +199,7 @@ class StagedRenderer(PoolRenderer):
         for n, box in tiles.loads.items():
             steps = tuple(box.steps.get(d, 0) for d in range(rank + len(self.windows)))
             loads[n] = replace(box.operand, strides=steps)
-            self.pointers.loads[n] = self._based(self.inner_loads[n], "const ", box, origins, steps)
+            self.pointers.loads[n] = self._based(self.places[n], "const ", box, origins, steps)
         for n, box in tiles.stores.items():
             steps = tuple(box.steps.get(d, 0) for d in range(rank))
             stores[n] = Store(replace(box.operand, strides=(*steps, *(0 for _ in self.windows))), stores[n].value)
