@@ -14,6 +14,7 @@ from codegen.pool.space import index_type, normalize, widest
 from codegen.spec import PoolSpec
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs
 
 NHWC = {"layout": "NHWC"}
@@ -101,6 +102,39 @@ def test_tiles_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
             (pools((2, 16, 8, 12), "float32", "NHWC", window=2), {"planes": 16, "band": 2}),
         ],
     )
+
+
+def test_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks take several tiles, one, or as many as there are."""
+    whole = {"window": 3, "stride": 1, "padding": 1}
+    run_staged(
+        monkeypatch,
+        [
+            (pools((3, 3, 9, 11), **whole), {"planes": 4, "band": 9, "rows": 4, "cols": 5, "blocks": 2}),
+            (pools((2, 37, 7, 9), out="NHWC", **whole), {"planes": 16, "band": 2, "rows": 2, "cols": 3, "blocks": 7}),
+            (pools((2, 24, 7, 9), **NHWC, **whole), {"planes": 8, "band": 2, "rows": 2, "blocks": 1}),
+            (gradients((2, 3, 9, 11), "float32", 3, 2), {"planes": 1, "band": 4, "blocks": 18}),
+        ],
+    )
+
+
+def test_largest_halves_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of 16-bit floats, with NaN, infinities and windows of padding alone; others have one fold an element."""
+
+    def largest(shape: tuple[int, ...], dtype: str, **how: Any) -> fg.Graph:
+        g = fg.Graph(f"largest {shape} {dtype}")
+        g.output(g.max_pool(g.tensor("x", shape, dtype, **NHWC), **how), name="y")
+        return g
+
+    cases = [
+        (largest((2, 16, 7, 9), "bfloat16", window=3, stride=1, padding=1), {"planes": 16, "band": 4, "rows": 4}),
+        (largest((2, 12, 7, 9), "float16", window=2, stride=1, padding=2), {"planes": 12, "band": 4, "cols": 3}),
+        (largest((2, 6, 7, 9), "bfloat16", window=3, stride=2, padding=1), {"planes": 2, "band": 4}),
+    ]
+    for graph, sizes in cases:
+        space = normalize(plan(graph).kernels[0].group.lowered.spec)
+        assert Tiles(space, StagedSchedule(widest(space), "int32", sizes["planes"], sizes["band"])).pairs
+    run_staged(monkeypatch, cases)
 
 
 def test_gradients_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from codegen.buffers import VECTORS, Buffer, Edge
-from codegen.expr import Operand
+from codegen.expr import Load, Operand
 from codegen.family import Schedule
 from codegen.iteration import extent
 from codegen.pool.space import Space
@@ -136,6 +136,19 @@ class Tiles:
     def edges(self) -> list[Edge]:
         return [Edge(n, size) for n, size in zip(self.space.outer, self.size)]
 
+    @cached_property
+    def pairs(self) -> str:
+        """The C type of 16-bit floats whose largest or smallest ones are found two at a time; "" if there is none."""
+        program, found = self.space.program, set()
+        for reduction in program.reductions:
+            of = reduction.value.operand if isinstance(reduction.value, Load) else -1
+            if of not in self.loads or reduction.at is not None or not reduction.combiner.selects:
+                return ""
+            found.add(program.loads[of].dtype if reduction.ctype == "float" else None)
+        dtype = found.pop() if len(found) == 1 else None
+        halves = dtype is not None and dtype.name in ("float16", "bfloat16") and self.s.vector > 1
+        return dtype.ctype if dtype is not None and halves else ""
+
     @property
     def count(self) -> int:
         return prod(edge.tiles for edge in self.edges)
@@ -151,22 +164,23 @@ class Tiles:
         return [(edge.size if edge.tiles > 1 else 0) * t for edge, t in zip(self.edges, strides)]
 
     def _load(self, operand: Operand) -> Box | None:
-        """Returns the box of a load that is brought in vectors of neighbours; None for others."""
+        """Returns the box of a load that is brought in vectors of neighbours, as wide as possible; None for others."""
         rank, strides = self.space.rank, operand.strides
         under = strides[rank:]
-        nbytes = gcd(operand.alignment, VECTORS)
-        vector = nbytes // operand.dtype.itemsize
         every = [Along(d, size, strides[d]) for d, size in enumerate(self.size)]
         every += [Along(rank + k, reach, t) for k, (reach, t) in enumerate(zip(self.reach, under))]
         segments, run = _runs(every)
         begins = [*self._steps(strides), *(a.stride for a in segments)]
         begins += [step * t for steps in (self.fresh, self.shift) for step, t in zip(steps, under)]
-        shifted = any(b % max(vector, 1) for b in begins)
-        if not run or nbytes < 4 or vector < 1 or any(a.dim >= rank and a.stride % vector for a in segments):
-            return None  # runs would begin anywhere within a plane
-        if shifted and self.s.vector > 1:
-            return None
-        return Box(operand, segments, run, vector, shifted)
+        for nbytes in (16, 8, 4):
+            vector = nbytes // operand.dtype.itemsize
+            if not run or not vector or operand.alignment % nbytes:
+                continue
+            shifted = any(b % vector for b in begins)
+            within = any(a.dim >= rank and a.stride % vector for a in segments)  # runs begin anywhere within a plane
+            if not within and not (shifted and self.s.vector > 1):
+                return Box(operand, segments, run, vector, shifted)
+        return None
 
     def _store(self, operand: Operand) -> Box | None:
         """Returns the box of a store, unless neighbouring threads store neighbours in memory themselves."""

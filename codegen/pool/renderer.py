@@ -31,6 +31,8 @@ class PoolRenderer(Elements):
     store = "store"
     #: whether elements are read before any is used, where they fit
     holds = True
+    #: the C type of 16-bit floats two of which are folded at once, "" if one is, in the reductions' compute types
+    pairs = ""
 
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
         super().__init__(spec, schedule, kernel)
@@ -142,7 +144,7 @@ class PoolRenderer(Elements):
         start: list[tuple[str, str, str]] = []
         for k, reduction in enumerate(program.reductions):
             self.parts[k] = self._free(reduction)
-            start.append((reduction.ctype, self.parts[k], reduction.start))
+            start.append((self._ctype(reduction), self.parts[k], self._start(reduction, reduction.start)))
         for k, reduction in enumerate(program.reductions):
             if reduction.at is None:
                 continue
@@ -184,7 +186,24 @@ class PoolRenderer(Elements):
     def _each(self) -> list[tuple[str, int]]:
         """Variables and numbers of a thread's windows: rows and columns of the patch, neighbours in memory."""
         rows, cols = [1, 1, *self.patch][-2:]
-        return [("p", rows), ("q", cols), ("e", self.s.vector)]
+        return [("p", rows), ("q", cols), ("e", self.s.vector // 2 if self.pairs else self.s.vector)]
+
+    def _ctype(self, reduction: Reduction) -> str:
+        return "uint32" if self.pairs else reduction.ctype
+
+    def _start(self, reduction: Reduction, start: str) -> str:
+        """Returns the C literal of a fold before its first element, or of a pair of them."""
+        if not self.pairs:
+            return start
+        infinity = {"bfloat16": 0x7F80, "float16": 0x7C00}[self.pairs] | (0x8000 if start.startswith("-") else 0)
+        return f"0x{infinity * 0x10001:08x}u"
+
+    def _combined(self, reduction: Reduction, total: str, value: str) -> str:
+        """Returns the C statement that combines an element, or a pair, with a fold."""
+        if not self.pairs:
+            return reduction.into(total, value)
+        function = reduction.combiner.function.replace("math::", f"PairOf<{self.pairs}>::")
+        return f"{total} = {function}({total}, {value});"
 
     def _part(self, name: str, variables: str = "pqe") -> str:
         """Returns the C expression of the element for window (p, q) and neighbour e, or of one for some of these."""
@@ -199,14 +218,15 @@ class PoolRenderer(Elements):
             return
         with w.guarded(self.inside(conditions + self.open_taps(first, last), "row_inside")):
             lines = {k: self.names.unique(self.program.reductions[k].name, "_line") for k in self.parts}
-            self._declare([(r.ctype, lines[k], _neutral(r)) for k, r in enumerate(self.program.reductions)], "qe")
+            every = enumerate(self.program.reductions)
+            self._declare([(self._ctype(r), lines[k], self._start(r, _neutral(r))) for k, r in every], "qe")
             with self.scope(), w.guarded(self.inside(self.open_taps(last, last + 1))):
                 self._element_of_windows(held, lines, "q")
             with self._over_patch("p"), ExitStack() as loops:
                 for variable, size in self._each[1:]:
                     loops.enter_context(w.repeated(variable, size))
                 for k, r in enumerate(self.program.reductions):
-                    w.line(r.into(self._part(self.parts[k]), self._part(lines[k], "qe")))
+                    w.line(self._combined(r, self._part(self.parts[k]), self._part(lines[k], "qe")))
 
     def _in_lines(self, first: int) -> bool:
         """Tells whether elements are folded along the last windows first: several of a thread's windows share these."""
@@ -223,10 +243,13 @@ class PoolRenderer(Elements):
         for n in space.taps:
             if n not in under:
                 under[n] = self.names.unique(program.loads[n].name, "_v")
-                self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
-        with w.repeated("e", self.s.vector):
+                kind = vector_type(program.loads[n], self.count(n))
+                self.read(n, f"const {kind.replace('Vector', 'Packed') if self.pairs else kind} {under[n]}", "")
+        with w.repeated(*self._each[-1]):
             for n in range(len(program.loads)):
-                if Load(n) in space.folded:
+                if Load(n) in space.folded and self.pairs:
+                    terms[Load(n)] = f"{under[n]}.words[{'e' if self.s.vector > 2 else '0'}]"
+                elif Load(n) in space.folded:
                     name = under[n] if n in under else self.fixed[n]
                     terms[Load(n)] = self._element(n, f"{name}[e]" if self.count(n) > 1 else name)
             where = [*self._where("pq"), *self.sources()]
@@ -266,7 +289,7 @@ class PoolRenderer(Elements):
                 w.line(f"{largest} = {value};")
                 w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
         elif self.parts[k] not in self.largest.values():
-            w.line(reduction.into(part, value))
+            w.line(self._combined(reduction, part, value))
 
     def _of_one_window(self) -> set[Value]:
         """Returns the values of every element of a window that differ between the thread's windows."""
@@ -365,11 +388,18 @@ class PoolRenderer(Elements):
                 how = self.store if self._wide(operand) else ""
                 write(w, pointer, offset, name, count, operand.strides[space.rank - 1], how)
 
+    def _folded(self, k: int) -> str:
+        """Returns the C expression of the fold of window (p, q) and neighbour e."""
+        if not self.pairs:
+            return self._part(self.parts[k])
+        pair = self._part(self.parts[k], "pq") + ("[e / 2]" if self.s.vector > 2 else "")
+        return f"convert<{self.program.reductions[k].ctype}>(element_of<{self.pairs}>({pair}, e % 2))"
+
     def _final_terms(self, loads: dict[int, str], where: list[str]) -> dict[Value, str]:
         """Returns the C expressions of what the program on the folds needs, for one of a run of results."""
         program, last = self.program, self.space.rank - 1
         variable, count = self._run
-        terms: dict[Value, str] = {Reduced(k): self._part(self.parts[k]) for k in range(len(program.reductions))}
+        terms: dict[Value, str] = {Reduced(k): self._folded(k) for k in range(len(program.reductions))}
         for n, name in loads.items():
             if Load(n) in self.space.final:
                 one = program.loads[n].strides[last] == 0 or count == 1

@@ -40,6 +40,7 @@ class StagedRenderer(PoolRenderer):
     def __init__(self, spec: PoolSpec, schedule: StagedSchedule) -> None:
         super().__init__(spec, PoolSchedule(schedule.vector, schedule.itype, schedule.rows, schedule.cols))
         self.staged, self.tiles = schedule, Tiles(self.space, schedule)
+        self.pairs = self.tiles.pairs
         #: C expressions of the tile's first position along each outer dimension, of the first element under it along
         #: each window
         self.first: list[str] = []

@@ -136,7 +136,7 @@ class _Work:
         self.brought = sum(nbytes for nbytes, _ in runs)
         self.bytes = written / self.blocks
         self.bytes += sum(nbytes * (1 + SHORT_RUN * max(0.0, RUN_BYTES / run - 1)) for nbytes, run in runs)
-        self.kept = prod(self.patch) * s.vector * len(program.reductions)
+        self.kept = prod(self.patch) * s.vector * len(program.reductions) // (2 if self.tiles.pairs else 1)
         warps = -(-prod(self.counts) // 32)
         under = prod(width(window, many) for (_, window), many in zip(space.windows, self.patch))
         self.busy = max(self._instructions(under) / INSTRUCTIONS, warps * under * self._accesses())
@@ -150,7 +150,9 @@ class _Work:
         narrow = sum(program.loads[n].dtype.itemsize < 4 for n in space.taps)
         words = sum(max(1, s.vector * program.loads[n].dtype.itemsize // 16) for n in space.taps)
         adds = min(steps(space, self.patch)) if s.rows > 1 else steps(space, self.patch)[0]
-        item = 40 + under * (s.vector * (narrow + folded) + 2 + 2 * words) + adds * s.vector * len(program.reductions)
+        each = 0 if self.tiles.pairs else s.vector * (narrow + folded)
+        together = 2 if self.tiles.pairs else 1
+        item = 40 + under * (each + 2 + 2 * words) + adds * s.vector * len(program.reductions) / together
         item += prod(self.patch) * (s.vector * (2 + final) + 6)
         boxes = [*self.tiles.loads.values(), *self.tiles.stores.values()]
         moved = sum(Edge(box.runs * box.vectors, THREADS).padded for box in boxes)
