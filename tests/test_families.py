@@ -74,6 +74,7 @@ def graphs() -> Iterator[fg.Graph]:
         g = fg.Graph(f"images {layout}", io_dtype="bfloat16")
         x = g.tensor("x", (2, 64, 32, 32), layout=layout)
         g.output(g.max_pool(x, window=(2, 2)), name="pooled")
+        g.output(g.avg_pool(x, 3, 1, 1), name="smoothed")
         g.output(g.conv_fprop(x, g.tensor("w", (64, 1, 3, 3)), padding=1, groups=64), name="filtered")
         g.output(g.conv_wgrad(x, g.tensor("loss", x.shape, layout=layout), padding=1, groups=64), name="gradient")
         yield g
