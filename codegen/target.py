@@ -24,6 +24,7 @@ class Target:
     sms          multiprocessors.
     l2_bytes     size of the L2 cache.
     memory_rate  bytes that device memory moves in a microsecond, by its data sheet.
+    memory_share  the share of it that kernels get which do nothing else.
     clock        cycles of a multiprocessor in a microsecond; of the boost clock, unless measured or assumed.
     mma          multiply-adds of 16-bit elements that a multiprocessor does in a cycle by ``mma.sync``, added up in
                  float32; with ``wgmma`` those of warpgroups, 0 where there are none; with ``fma`` those of threads in
@@ -47,6 +48,7 @@ class Target:
     fma: float = 128
     wgmma: float = 0
     launch_us: float = 2.849
+    memory_share: float = 0.875
     clusters: tuple[int, ...] = ()
     measured: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ("launch_us",)

@@ -35,11 +35,17 @@ FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
-        Form("wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma),
-        Form("mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma),
-        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles),
+        Form(
+            "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
+            cost=wgmma_schedule.cost,
+        ),
+        Form(
+            "mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma,
+            cost=mma_schedule.cost,
+        ),
+        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
     ),
-)
+)  # fmt: skip
 
 
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:

@@ -116,8 +116,13 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    best, parts = _ranked(spec, target)[0][1], tile_paths(spec, _widens(spec, target))
-    return _cost(spec, parts, best, target, _resident(parts, best, target), BETWEEN_LOADS)
+    return cost(spec, _ranked(spec, target)[0][1], target)
+
+
+def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    parts = tile_paths(spec, _widens(spec, target))
+    return _cost(spec, parts, schedule, target, _resident(parts, schedule, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)

@@ -107,6 +107,11 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
     return _ranked(spec, target)[0][0]
 
 
+def cost(spec: ContractionSpec, schedule: SimtSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    return _tile_cycles(spec, [schedule.tile], target)[0]
+
+
 def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
     """Returns the estimated cycles of ``batch`` float32 products of m x k by k x n in their best tiles."""
     return min(_cycles(target, tile, (batch, m, n, k), 1, "float") for tile in TILES)
@@ -114,7 +119,6 @@ def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
     """Returns the tiles that fit, each after its estimated cycles."""
-    sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
     c, products = spec.accumulate, spec.products
     # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
     most = max(256 // SIZE_OF[c], CHUNK * CHUNK * products)
@@ -122,11 +126,16 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
         t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % spec.row_chunk or t[1] % spec.col_chunk)
     ]
     fitting = [t for t in fitting if buffers(t, c, products).bytes + combined(spec, t).bytes <= STATIC_BYTES]
-    scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
     if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
         fitting.append(PLAIN_TILE)
-    found = [(_cycles(target, tile, sizes, products, c, scattered, paired), tile) for tile in fitting]
-    return sorted(found, key=lambda entry: entry[0])
+    return sorted(zip(_tile_cycles(spec, fitting, target), fitting), key=lambda entry: entry[0])
+
+
+def _tile_cycles(spec: ContractionSpec, tiles: Sequence[Tile], target: Target) -> list[float]:
+    """Returns the estimated cycles of each tile."""
+    sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
+    scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
+    return [_cycles(target, tile, sizes, spec.products, spec.accumulate, scattered, paired) for tile in tiles]
 
 
 def buffers(tile: Tile, ctype: str, products: int = 1, in_chunks: Sequence[bool] = (False, False)) -> Buffers:

@@ -70,6 +70,11 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
 
 
+def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take with operands in memory."""
+    return _cost(Layout(spec, schedule.operand_tiles(spec), schedule), schedule, target)
+
+
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
     if not target.arch.has_wgmma:

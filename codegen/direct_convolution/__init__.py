@@ -21,7 +21,7 @@ from codegen.buffers import Edge, every
 from codegen.direct_convolution import schedule
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.ring import Ring
-from codegen.direct_convolution.ring_schedule import RingSchedule, widest_access
+from codegen.direct_convolution.ring_schedule import RingSchedule, ring_cycles, widest_access
 from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
@@ -270,7 +270,7 @@ FAMILY = Family(
     DirectConvolutionSpec,
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
-        Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
+        Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render(), cost=ring_cycles),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
     ),

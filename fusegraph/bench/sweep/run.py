@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
 from fusegraph.bench.time_limit import TooLong, time_limit
@@ -75,11 +76,11 @@ def _row(told: dict[str, Any]) -> Row:
 
 
 def operands(drawn: Case, device: str = "cuda") -> list[Any]:
-    """Returns the operands of a case, random and the same each time."""
+    """Returns the operands of a case, random and the same each time; on the device "meta" without values."""
     import torch
 
     kind = getattr(torch, "float32" if drawn.dtype == "tf32" else drawn.dtype)
-    generator = torch.Generator(device).manual_seed(len(drawn.name))
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(len(drawn.name))
 
     def made(o: Operand) -> Any:
         if o.below:
@@ -94,8 +95,7 @@ def operands(drawn: Case, device: str = "cuda") -> list[Any]:
 def _allow_tf32(drawn: Case) -> None:
     import torch
 
-    allowed = drawn.dtype == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    allow_tf32(drawn.dtype)
     torch.backends.cudnn.benchmark = True
 
 
