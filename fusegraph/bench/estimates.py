@@ -16,8 +16,12 @@ def predicted_us(spec: KernelSpec, schedule: Schedule, nbytes: int, target: Targ
     """
     cost = form_of(schedule).cost
     cycles = 0.0 if cost is None else cost(canonical(spec), schedule, target)
-    memory = nbytes / (target.memory_share * target.memory_rate)
-    return target.launch_us + max(cycles / target.clock, memory)
+    return max(target.launch_us + cycles / target.clock, memory_us(nbytes, target))
+
+
+def memory_us(nbytes: int, target: Target) -> float:
+    """Returns the microseconds in which a kernel can move so many bytes: with those of a kernel that does nothing."""
+    return target.launch_us + nbytes / (target.memory_share * target.memory_rate)
 
 
 def plan_us(plan: Plan, target: Target) -> float:

@@ -9,7 +9,9 @@ have changed into argument memory that is already laid out, and enters the drive
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -82,6 +84,21 @@ class Function:
             driver.call("cuFuncSetAttribute", self.handle, attribute, 1, doing=f"allow {self.name} large clusters")
 
 
+_OVERLAPPING: ContextVar[bool] = ContextVar("overlapping", default=True)
+
+
+@contextmanager
+def one_after_another() -> Iterator[None]:
+    """Makes kernels whose `Launch` is made within the block start when the one before is done, for a profile of each:
+    a kernel that starts early waits, and its time counts the wait.
+    """
+    before = _OVERLAPPING.set(False)
+    try:
+        yield
+    finally:
+        _OVERLAPPING.reset(before)
+
+
 class Launch:
     """A kernel with its launch configuration.
 
@@ -128,7 +145,7 @@ class Launch:
         if blocks > _PORTABLE_CLUSTER:
             function.allow_large_clusters()
         self.zeroed = tuple(zeroed)
-        self.cluster, self.dependent = cluster, dependent and not self.zeroed
+        self.cluster, self.dependent = cluster, dependent and not self.zeroed and _OVERLAPPING.get()
         self._alone: LaunchSequence | None = None
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from codegen import schedule_from_data, schedule_text
 from codegen.families import form_of
 from codegen.target import Target
+from fusegraph.bench.estimates import memory_us
 from fusegraph.bench.schedules.kernels import Kernel
 
 #: From this regret on a choice counts as wrong.
@@ -72,7 +73,7 @@ def _line(name: str, some: Sequence[Regret], target: Target) -> list[str]:
     regret = exp(fsum(log(r.ratio) for r in some) / len(some))
     wrong = sum(r.ratio > WRONG for r in some) / len(some)
     chosen, best = (sum(s["us"] * sum(r.kernel.uses.values()) for r, s in each) for each in _sides(some))
-    floor = exp(fsum(log(r.best["us"] / floor_us(r.kernel, target)) for r in some) / len(some))
+    floor = exp(fsum(log(r.best["us"] / memory_us(r.kernel.nbytes, target)) for r in some) / len(some))
     return [
         name, str(len(some)), f"{regret:.3f}", f"{wrong:.0%}", f"{max(r.ratio for r in some):.2f}", f"{chosen:.0f}",
         f"{best:.0f}", f"{floor:.2f}",
@@ -81,11 +82,6 @@ def _line(name: str, some: Sequence[Regret], target: Target) -> list[str]:
 
 def _sides(some: Sequence[Regret]) -> tuple[list[tuple[Regret, Any]], list[tuple[Regret, Any]]]:
     return [(r, r.chosen) for r in some], [(r, r.best) for r in some]
-
-
-def floor_us(kernel: Kernel, target: Target) -> float:
-    """Returns the microseconds in which a kernel's operands and results can move, with those of an empty kernel."""
-    return target.launch_us + kernel.nbytes / (target.memory_share * target.memory_rate)
 
 
 def text(every: Sequence[Regret], target: Target, count: int = 30) -> str:
@@ -109,7 +105,7 @@ def describe(r: Regret, target: Target) -> list[str]:
     sources = ", ".join(list(kernel.uses)[:2])
     head = f"{r.ratio:5.2f}  {kernel.family}: {kernel.ops[:60]} [{kernel.arguments[0].dtype}] {shapes}"
     return [
-        f"{head} x{uses} ({sources}), floor {floor_us(kernel, target):.1f} us",
+        f"{head} x{uses} ({sources}), floor {memory_us(kernel.nbytes, target):.1f} us",
         *(f"       {name} {s['us']:8.1f} us, estimated {s['predicted_us']:8.1f}: {_schedule(s)}"
           for name, s in (("chosen", r.chosen), ("best  ", r.best))),
     ]  # fmt: skip
