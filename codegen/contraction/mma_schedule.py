@@ -91,9 +91,9 @@ TILES = (
 )
 STAGES = (4, 3, 2)
 
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and the cycles until the first arrive; bytes of shared
+#: The share of the L2 cache's rate that is reached, and the cycles until the first bytes arrive; bytes of shared
 #: memory, and instructions of single threads, in a cycle.
-L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
+L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
@@ -230,7 +230,7 @@ def _cost(
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / L2_RATE, instructions]
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
     rounds = Edge(blocks, target.sms).tiles
     together = min(resident, rounds)

@@ -21,9 +21,9 @@ MAX_THREADS = 512
 MIN_THREADS = 64
 #: Bytes of neighbouring channels that a block reads of every pixel: whole cache lines where there are so many.
 RUNS = (64, 128, 256)
-#: The share of the memory bandwidth that is reached when all multiprocessors read; bytes that one then gets from the L2
-#: cache in a cycle, and cycles until one arrives.
-MEMORY_SHARE, CACHE_RATE, LATENCY = 0.7722, 28.0, 1100.0
+#: The share of the memory bandwidth that is reached when all multiprocessors read, and of what one then gets from the
+#: L2 cache; and cycles until a byte arrives.
+MEMORY_SHARE, CACHE_SHARE, LATENCY = 0.7722, 28 / 70, 1100.0
 START = 3000.0  # cycles before the first rows are there and after the last ones are, when nothing overlaps
 #: Share of the time in which a warp of this code cannot issue; share of the issue slots that are filled at best.
 STALLED, ISSUED = 0.75, 0.85
@@ -169,7 +169,7 @@ def ring_cycles(spec: DirectConvolutionSpec, s: RingSchedule, target: Target) ->
     outputs = blocks_each * s.block_rows * s.out_cols * s.channels
     once = spec.images * spec.groups * prod(spec.sizes) * size / sms
     memory = (once + outputs * (written + beside)) / (MEMORY_SHARE * target.bytes_per_cycle / sms)
-    cache = (read + outputs * (written + beside)) / CACHE_RATE
+    cache = (read + outputs * (written + beside)) / (CACHE_SHARE * target.l2_rate)
     flying = active * s.ahead * s.rows * spec.stride[1] * row_bytes
     latency = read * LATENCY / flying
     shared = blocks_each * s.steps * warps * _wavefronts(spec, s, row_bytes)
