@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,11 +62,20 @@ def each(
 
 
 def _work(function: Callable[[Any], Any], job: Any, pipe: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         result = function(job)
     except Exception as error:
         result = Failure(told(error))
     pipe.send(result)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that began it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _result(process: Any, pipe: Connection, limit_s: float, *, answered: bool) -> Any:

@@ -258,7 +258,9 @@ def bench_command(
     if suite == "sweep":
         from fusegraph.cli.sweep import sweep
 
-        return sweep(only, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only)
+        return sweep(
+            only, peers=peers, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only
+        )
     if suite == "zoo":
         from fusegraph.cli.zoo import zoo
 
