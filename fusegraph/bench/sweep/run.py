@@ -92,8 +92,8 @@ class Row:
         return "partition" if counts[0] > counts[1] > 0 else "form"
 
 
-def _row(told: dict[str, Any]) -> Row:
-    """Returns a row as it is written."""
+def row_from_data(told: Mapping[str, Any]) -> Row:
+    """Returns the row of which `dataclasses.asdict` made this data."""
     kernels = {engine: [(name, us) for name, us in every] for engine, every in told["kernels"].items()}
     return Row(**{**told, "kernels": kernels})
 
@@ -189,7 +189,7 @@ class Sweep:
         if file is not None and file.exists():
             told = json.loads(file.read_text("utf-8"))
             if (told["seed"], *map(tuple, (told["kinds"], told["dtypes"]))) == (seed, self.kinds, self.dtypes):
-                self.rows = {row["number"]: _row(row) for row in told["rows"]}
+                self.rows = {row["number"]: row_from_data(row) for row in told["rows"]}
 
     def save(self) -> None:
         """Writes all rows to the file."""
