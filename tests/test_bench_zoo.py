@@ -15,6 +15,7 @@ import pytest
 
 from fusegraph.bench.workers import Failure, each
 from fusegraph.cli import main
+from fusegraph.cli.suites import pattern
 
 pytest.importorskip("torch")
 
@@ -37,14 +38,18 @@ def test_jobs_that_fail_crash_or_take_too_long_are_told() -> None:
     assert not list(each(time.sleep, [50.0], 1, 60.0, end=time.perf_counter() + 0.5))
 
 
+def _tasks(only: str, dtypes: list[str], batches: list[int]) -> list[Task]:
+    return tasks(pattern(only), dtypes, batches)
+
+
 def test_models_have_names_and_tasks() -> None:
     assert all(name == model.name for name, model in MODELS.items())
-    found = tasks(r"tv:resnet|hf:gpt2$", ["bf16", "fp32"], [1, 0])
+    found = _tasks(r"tv:resnet|hf:gpt2$", ["bf16", "fp32"], [1, 0])
     assert Task("tv:resnet18", "bf16", 1) in found
     assert Task("hf:gpt2", "fp32", MODELS["hf:gpt2"].batch) in found
     assert len(found) == len(set(found)) == 2 * 2 * 3
-    assert not [t for t in tasks("prefill1", ["bf16"], [1, 0]) if t.batch != 1]
-    assert len(tasks("prefill1", ["bf16"], [1, 0])) == 1  # its own batch is 1
+    assert not [t for t in _tasks("prefill1", ["bf16"], [1, 0]) if t.batch != 1]
+    assert len(_tasks("prefill1", ["bf16"], [1, 0])) == 1  # its own batch is 1
 
 
 def test_first_tensor_of_a_result() -> None:
@@ -97,7 +102,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
                 yield job, ({engine: Figures(call_us=3.0) for engine in run.ENGINES}, ["aten.sort.default"])
 
     monkeypatch.setattr(run, "each", answers)
-    wanted = tasks(r"tv:(resnet18|vgg16)$", ["bf16"], [1])
+    wanted = _tasks(r"tv:(resnet18|vgg16)$", ["bf16"], [1])
     made = Zoo(wanted[:1], file, tmp_path)
     assert [row.name for row in made.compile(2, 1e9)] == ["tv:resnet18 bf16 b1"]
     again = Zoo(wanted, file, tmp_path)

@@ -113,6 +113,7 @@ def test_closeness() -> None:
     # Of each kernel the schedule with the least estimate takes 20 and 10 microseconds, the best ones 10 and 8.
     assert found.regret == pytest.approx((2.0 * 1.25) ** 0.5)
     assert len(found.cells) == len(HEADS)
+    assert closeness("equal", [(0, 5.0, 10.0), (0, 5.0, 8.0)]).regret == pytest.approx(1.25)  # the first is taken
 
 
 def test_tool(tmp_path: Path, capsys: Any) -> None:

@@ -270,6 +270,7 @@ def bench_command(
             batches=batches,
             minutes=minutes,
             json_file=json_file,
+            commit=commit,
             names_only=names_only,
             kernels=kernels,
         )
@@ -277,7 +278,14 @@ def bench_command(
         from fusegraph.cli.schedules import schedules
 
         return schedules(
-            only, dtypes=dtypes, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only
+            only,
+            dtypes=dtypes,
+            seed=seed,
+            count=count,
+            minutes=minutes,
+            json_file=json_file,
+            commit=commit,
+            names_only=names_only,
         )
     from fusegraph.cli.bench import bench
 

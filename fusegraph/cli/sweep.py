@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from fusegraph.bench.measure import Bench, environment
+from fusegraph.bench.measure import Bench
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
-from fusegraph.runtime import driver
 
 #: The share of the time that is for compiling; and the cases that are compiled before they are timed, so that a run
 #: that is cut short has timed most of what it compiled.
@@ -28,6 +27,7 @@ def sweep(
     count: int,
     minutes: float,
     json_file: str | None,
+    commit: str | None = None,
     names_only: bool = False,
 ) -> int:
     """Times cases of a seed until so many have rows or the time is over; prints figures and the slowest rows.
@@ -44,11 +44,8 @@ def sweep(
     from fusegraph.bench.sweep.figures import summary, worst
     from fusegraph.bench.sweep.run import Sweep
 
-    try:
-        wanted = re.compile(only or "")
-    except re.error as error:
-        raise FusegraphError(f"--only {only!r} is no regular expression: {error}") from None
-    kinds, dtypes = ([name for name in names if wanted.search(name)] for names in (KINDS, DTYPES))
+    wanted = pattern(only)
+    kinds, dtypes = ([name for name in names if wanted(name)] for names in (KINDS, DTYPES))
     if not kinds and not dtypes:
         raise FusegraphError(f"--only {only!r} is found in none of {', '.join((*KINDS, *DTYPES))}")
     kinds, dtypes = (sorted(names) if only else [] for names in (kinds, dtypes))
@@ -59,12 +56,10 @@ def sweep(
     more = {name for text in peers or () for name in text.split(",")} - {"none"}
     if more - {"cudnn"}:
         raise FusegraphError(f"--peers: a sweep has torch, torch.compile and, if asked for, cudnn; got {peers}")
-    reason = driver.unavailable_reason()
-    if reason is not None:
-        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    check_gpu()
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
     made = Sweep(seed, kinds, dtypes, file, cudnn="cudnn" in more)
-    made.facts = environment()
+    made.facts = facts(commit)
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} cases are measured already")
     bench, end = Bench(), time.perf_counter() + 60 * minutes

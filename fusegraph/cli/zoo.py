@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,14 +10,14 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from fusegraph.bench.measure import environment
 from fusegraph.bench.workers import Failure
 from fusegraph.bench.zoo.models import DTYPES, TORCHVISION, TRANSFORMERS
 from fusegraph.bench.zoo.run import Task, Zoo, tasks
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
-from fusegraph.runtime import driver, temporary
+from fusegraph.runtime import temporary
 
 #: What the models are of, as they are called in `fusegraph.bench.zoo.models`.
 PACKAGES = {TORCHVISION: "torchvision", TRANSFORMERS: "transformers"}
@@ -32,6 +31,7 @@ def zoo(
     batches: str,
     minutes: float,
     json_file: str | None,
+    commit: str | None = None,
     names_only: bool = False,
     kernels: bool = False,
 ) -> int:
@@ -46,14 +46,12 @@ def zoo(
     from them.  Returns 1 if a model does not run on fusegraph, else 0.  Raises FusegraphError without torch or for a
     wrong option, DeviceError without a GPU.
     """
-    wanted = _tasks(only or "", dtypes.split(","), batches.split(","))
+    wanted = _tasks(only, dtypes.split(","), batches.split(","))
     if names_only:
         for task in wanted:
             say(task.name)
         return 0
-    reason = driver.unavailable_reason()
-    if reason is not None:
-        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    check_gpu()
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
     end = time.perf_counter() + 60 * minutes
     with ExitStack() as stack:
@@ -62,7 +60,7 @@ def zoo(
         if kernels:
             return _kernels(wanted, folder, end)
         made = Zoo(wanted, file, folder)
-        made.facts = environment()
+        made.facts = facts(commit)
         for row in made.compile(max(1, (os.cpu_count() or 2) // 2), end):
             cold = {engine: of.cold_s for engine, of in row.engines.items()}
             note(f"{row.name}: first calls {cold}, {end - time.perf_counter():.0f} s are left")
@@ -77,23 +75,20 @@ def zoo(
     return NOT_OK if any(of.why for row in rows for e, of in row.engines.items() if e == "fusegraph") else 0
 
 
-def _tasks(only: str, dtypes: Sequence[str], batches: Sequence[str]) -> list[Task]:
+def _tasks(only: str | None, dtypes: Sequence[str], batches: Sequence[str]) -> list[Task]:
     if find_spec("torch") is None:
         raise FusegraphError("--suite zoo compares with torch, which is not installed")
     if wrong := [name for name in dtypes if name not in DTYPES]:
         raise FusegraphError(f"--dtypes: {wrong[0]!r} is none of {', '.join(DTYPES)}")
     if wrong := [text for text in batches if text != USUAL and (not text.isdecimal() or int(text) < 1)]:
         raise FusegraphError(f"--batches: {wrong[0]!r} is neither a positive number nor {USUAL!r}")
-    try:
-        found = tasks(only, dtypes, [0 if text == USUAL else int(text) for text in batches])
-    except re.error as error:
-        raise FusegraphError(f"--only {only!r} is no regular expression: {error}") from None
+    found = tasks(pattern(only), dtypes, [0 if text == USUAL else int(text) for text in batches])
     there = {prefix for prefix, package in PACKAGES.items() if find_spec(package) is not None}
     for prefix in sorted({task.model.partition(":")[0] for task in found} - there):
         note(f"models {prefix}:... are left out: {PACKAGES[prefix]} is not installed")
     found = [task for task in found if task.model.partition(":")[0] in there]
     if not found:
-        raise FusegraphError(f"--only {only!r} is found in no model's name; --list shows the names")
+        raise FusegraphError(f"--only {only or ''!r} is found in no model's name; --list shows the names")
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, fsum, log
+from operator import itemgetter
 from typing import Any
 
 from codegen import KernelSpec, Schedule, schedule_from_data
@@ -145,7 +146,8 @@ class Closeness:
 
     bias    geometric mean of estimated / measured; error: of how many times as large the larger is; worst: the most.
     close   share of estimates within `CLOSE`.
-    regret  of the schedule that is estimated to be the fastest of a kernel's, to that which is: geometric mean.
+    regret  of the schedule that is estimated to be the fastest of a kernel's (the first of several), to that which is:
+            geometric mean.
     """
 
     name: str
@@ -175,7 +177,7 @@ def closeness(name: str, pairs: Sequence[tuple[int, float, float]]) -> Closeness
     kernels: dict[int, list[tuple[float, float]]] = {}
     for kernel, estimated, us in pairs:
         kernels.setdefault(kernel, []).append((estimated, us))
-    regrets = [log(min(of)[1] / min(us for _, us in of)) for of in kernels.values()]
+    regrets = [log(min(of, key=itemgetter(0))[1] / min(us for _, us in of)) for of in kernels.values()]
     return Closeness(
         name,
         len(pairs),

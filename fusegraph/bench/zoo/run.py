@@ -9,7 +9,6 @@ import fcntl
 import gc
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -334,13 +333,12 @@ def kernels_of_call(run: Callable[[], Any]) -> list[tuple[str, float]]:
 # ---- what was asked for
 
 
-def tasks(only: str, dtypes: Sequence[str], batches: Sequence[int]) -> list[Task]:
-    """Returns the tasks of models that a regular expression is found in; a batch of 0 is the model's usual one."""
-    wanted = re.compile(only)
+def tasks(wanted: Callable[[str], Any], dtypes: Sequence[str], batches: Sequence[int]) -> list[Task]:
+    """Returns the tasks of models whose names are wanted; a batch of 0 is the model's usual one."""
     return [
         Task(model.name, dtype, batch)
         for dtype in dtypes
         for model in MODELS.values()
-        if wanted.search(model.name)
+        if wanted(model.name)
         for batch in dict.fromkeys(batch or model.batch for batch in batches)
     ]
