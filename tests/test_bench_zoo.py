@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 import torch
 
 import fusegraph as fg
+from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.zoo import profile, run
 from fusegraph.bench.zoo.figures import HEADS, cells, sentences, text
 from fusegraph.bench.zoo.models import MODELS, first
@@ -50,6 +51,18 @@ def test_models_have_names_and_tasks() -> None:
     assert len(found) == len(set(found)) == 2 * 2 * 3
     assert not [t for t in _tasks("prefill1", ["bf16"], [1, 0]) if t.batch != 1]
     assert len(_tasks("prefill1", ["bf16"], [1, 0])) == 1  # its own batch is 1
+
+
+def test_tf32_is_allowed_as_torch_does() -> None:
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [of.allow_tf32 for of in settings]
+    try:
+        for dtype, allowed in (("bf16", [False] * 2), ("fp32", [False, True]), ("tf32", [True] * 2)):
+            allow_tf32(dtype)
+            assert [of.allow_tf32 for of in settings] == allowed
+    finally:
+        for of, value in zip(settings, before):
+            of.allow_tf32 = value
 
 
 def test_first_tensor_of_a_result() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What the elements of a model and of its inputs are; products of "tf32" are float32 with torch's settings allowing it.
+#: What the elements of a model and of its inputs are; "fp32" and "tf32" differ in `fusegraph.bench.precision`.
 DTYPES = ("bf16", "fp32", "tf32")
 #: Where models are from, as their names begin.
 TORCHVISION, TRANSFORMERS = "tv", "hf"

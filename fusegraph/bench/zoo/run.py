@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.bench.workers import Failure, each, told
 from fusegraph.bench.zoo.models import MODELS
@@ -164,10 +165,7 @@ def use_caches(task: Task) -> None:
 
 
 def loaded(task: Task) -> tuple[Callable[..., Any], list[Any]]:
-    import torch
-
-    if task.dtype == "tf32":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    allow_tf32(task.dtype)
     _, call, inputs = MODELS[task.model].loaded(task.dtype, "cuda", task.batch)
     return call, inputs
 
