@@ -158,7 +158,7 @@ def test_regret(tmp_path: Path, here: None) -> None:
     assert "chosen     30.0 us" in said
     assert "best       20.0 us" in said
     failed = next(s for _, schedules in rows for s in schedules if s["us"] is None)
-    assert failed["why"] == "it has too many threads"
+    assert failed["why"] == "DeviceError: it has too many threads"
 
 
 def test_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None) -> None:
@@ -169,5 +169,7 @@ def test_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h
     assert len(captured.out.splitlines()) == len(json.loads((tmp_path / "s.json").read_text())["rows"])
     assert main(command) == 2
     assert "there is none: no driver" in capsys.readouterr().err
+    assert main([*command, "--list", "--dtypes", "int8"]) == 2
+    assert "'int8' is none of bf16" in capsys.readouterr().err
     assert main([*command, "--only", "("]) == 2
     assert "no regular expression" in capsys.readouterr().err

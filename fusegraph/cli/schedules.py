@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fusegraph.cli.console import note, say
-from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.cli.suites import check_gpu, check_torch, dtypes_of, facts, pattern
 from fusegraph.report import artifacts
 from fusegraph.runtime import driver
 from fusegraph.runtime.targets import present
@@ -35,13 +35,14 @@ def schedules(
     kernels are planned, shown and kept; without a GPU for the default target.  Returns 0.  Raises FusegraphError
     without torch or for a wrong expression, DeviceError without a GPU.
     """
+    check_torch("schedules")
     from fusegraph.bench.schedules.kernels import Source
     from fusegraph.bench.schedules.regret import regrets, text
     from fusegraph.bench.schedules.run import Measurements
     from fusegraph.bench.zoo.models import MODELS
 
-    wanted = pattern(only)
-    sources = [Source(name, dtype) for name in MODELS if wanted(name) for dtype in dtypes.split(",")]
+    wanted, kinds = pattern(only), dtypes_of(dtypes)
+    sources = [Source(name, dtype) for name in MODELS if wanted(name) for dtype in kinds]
     sources += [Source(seed=seed, number=n) for n in range(count)]
     there = driver.available()
     if not names_only:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from fusegraph.bench.measure import Bench
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.cli.suites import check_gpu, check_torch, facts, pattern
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
 
@@ -37,8 +36,7 @@ def sweep(
     file keeps the rows; the same command goes on from it.  Returns 1 if a case does not run, else 0.  Raises
     FusegraphError without torch or for a wrong option, DeviceError without a GPU.
     """
-    if find_spec("torch") is None:
-        raise FusegraphError("--suite sweep compares with torch, which is not installed")
+    check_torch("sweep")
     from fusegraph.bench.sweep.cases import KINDS, case
     from fusegraph.bench.sweep.draw import DTYPES
     from fusegraph.bench.sweep.figures import summary, worst

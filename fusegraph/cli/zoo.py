@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fusegraph.bench.workers import Failure
-from fusegraph.bench.zoo.models import DTYPES, TORCHVISION, TRANSFORMERS
+from fusegraph.bench.zoo.models import TORCHVISION, TRANSFORMERS
 from fusegraph.bench.zoo.run import Task, Zoo, tasks
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.cli.suites import check_gpu, check_torch, dtypes_of, facts, pattern
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
 from fusegraph.runtime import temporary
@@ -46,7 +46,7 @@ def zoo(
     from them.  Returns 1 if a model does not run on fusegraph, else 0.  Raises FusegraphError without torch or for a
     wrong option, DeviceError without a GPU.
     """
-    wanted = _tasks(only, dtypes.split(","), batches.split(","))
+    wanted = _tasks(only, dtypes_of(dtypes), batches.split(","))
     if names_only:
         for task in wanted:
             say(task.name)
@@ -76,10 +76,7 @@ def zoo(
 
 
 def _tasks(only: str | None, dtypes: Sequence[str], batches: Sequence[str]) -> list[Task]:
-    if find_spec("torch") is None:
-        raise FusegraphError("--suite zoo compares with torch, which is not installed")
-    if wrong := [name for name in dtypes if name not in DTYPES]:
-        raise FusegraphError(f"--dtypes: {wrong[0]!r} is none of {', '.join(DTYPES)}")
+    check_torch("zoo")
     if wrong := [text for text in batches if text != USUAL and (not text.isdecimal() or int(text) < 1)]:
         raise FusegraphError(f"--batches: {wrong[0]!r} is neither a positive number nor {USUAL!r}")
     found = tasks(pattern(only), dtypes, [0 if text == USUAL else int(text) for text in batches])

@@ -19,6 +19,7 @@ from codegen.spec import KernelSource
 from codegen.target import Target
 from fusegraph.bench.estimates import predicted_us
 from fusegraph.bench.schedules.kernels import Kernel, Source, kernel_data, kernel_from_data, kernels_of, merged
+from fusegraph.bench.workers import told
 from fusegraph.engines.autotune import DeviceStopwatch, finals, median_of, sources_digest
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
@@ -53,7 +54,7 @@ def _planned(job: tuple[Source, Target, str]) -> list[Kernel] | str:
     try:
         return kernels_of(*job)
     except Exception as error:  # what torch cannot trace here is told, and the others go on
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return told(error)
 
 
 def _processes(count: int) -> Any:
@@ -65,7 +66,7 @@ def _compiled(job: _Job) -> tuple[KernelSource, nvrtc.CompiledKernel] | str:
         source = render(replace(job.kernel.spec, name="kernel"), job.schedule, job.target)
         (kernel,) = nvrtc.compile_kernels([source], job.target.arch.name, cache=default_cache(), jobs=1)
     except FusegraphError as error:
-        return " ".join(str(error).split())[:300]
+        return told(error)
     return source, kernel
 
 
@@ -83,18 +84,18 @@ class Measurements:
         self.facts: dict[str, Any] = {}
         self._told = {"target": target.name, "most": most, "codegen": sources_digest()}
         if file is not None and file.exists():
-            told = json.loads(file.read_text("utf-8"))
-            if all(told.get(key) == value for key, value in self._told.items()):
-                self.sources = told["sources"]
-                self.kernels, self.rows = _read(told)
+            found = json.loads(file.read_text("utf-8"))
+            if all(found.get(key) == value for key, value in self._told.items()):
+                self.sources = found["sources"]
+                self.kernels, self.rows = _read(found)
 
     def save(self) -> None:
         """Writes everything to the file."""
         if self.file is not None:
             rows = [{**kernel_data(k), "schedules": self.rows.get(key, [])} for key, k in self.kernels.items()]
-            told = {"environment": self.facts, **self._told, "sources": self.sources}
+            head = {"environment": self.facts, **self._told, "sources": self.sources}
             lines = ",\n".join(map(json.dumps, rows))
-            artifacts.write_file(self.file, f'{json.dumps(told)[:-1]}, "rows": [\n{lines}\n]}}\n')
+            artifacts.write_file(self.file, f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
 
     def plan(self, sources: Sequence[Source], device: str, processes: int, failed: Callable[[str, str], None]) -> None:
         """Adds the kernels of those sources that have not been planned; ``failed`` is told of those that fail.
@@ -160,10 +161,10 @@ def _timed(
                     runs[n] = clock(*found)
                     first[n] = median_of(runs[n])
                 except FusegraphError as error:  # more registers or shared memory than the device has
-                    why[n] = " ".join(str(error).split())[:300]
+                    why[n] = told(error)
         times = {**first, **finals(runs, first, also=sorted({0} & first.keys()))} if first else {}
     except FusegraphError as error:  # the arrays do not fit the device's memory
-        times, why = {}, dict.fromkeys(range(len(candidates)), " ".join(str(error).split())[:300])
+        times, why = {}, dict.fromkeys(range(len(candidates)), told(error))
     runs.clear()
     gc.collect()
     return [
@@ -177,13 +178,13 @@ def _timed(
     ]
 
 
-def _read(told: dict[str, Any]) -> tuple[dict[str, Kernel], dict[str, list[dict[str, Any]]]]:
-    kernels = {row["key"]: kernel_from_data(row) for row in told["rows"]}
-    return kernels, {row["key"]: row["schedules"] for row in told["rows"] if row["schedules"]}
+def _read(data: dict[str, Any]) -> tuple[dict[str, Kernel], dict[str, list[dict[str, Any]]]]:
+    kernels = {row["key"]: kernel_from_data(row) for row in data["rows"]}
+    return kernels, {row["key"]: row["schedules"] for row in data["rows"] if row["schedules"]}
 
 
 def read(file: Path) -> tuple[Target, list[tuple[Kernel, list[dict[str, Any]]]]]:
     """Returns the target and the measured kernels of a file, with their schedules as data."""
-    told = json.loads(file.read_text("utf-8"))
-    kernels, rows = _read(told)
-    return named(told["target"]), [(kernels[key], every) for key, every in rows.items()]
+    data = json.loads(file.read_text("utf-8"))
+    kernels, rows = _read(data)
+    return named(data["target"]), [(kernels[key], every) for key, every in rows.items()]

@@ -24,6 +24,7 @@ from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
 from fusegraph.bench.time_limit import TooLong, time_limit
 from fusegraph.bench.traced import graphs_of
+from fusegraph.bench.workers import told
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.scratch import random_array
 from fusegraph.report import artifacts
@@ -92,10 +93,10 @@ class Row:
         return "partition" if counts[0] > counts[1] > 0 else "form"
 
 
-def row_from_data(told: Mapping[str, Any]) -> Row:
+def row_from_data(data: Mapping[str, Any]) -> Row:
     """Returns the row of which `dataclasses.asdict` made this data."""
-    kernels = {engine: [(name, us) for name, us in every] for engine, every in told["kernels"].items()}
-    return Row(**{**told, "kernels": kernels})
+    kernels = {engine: [(name, us) for name, us in every] for engine, every in data["kernels"].items()}
+    return Row(**{**data, "kernels": kernels})
 
 
 def operands(drawn: Case, device: str = "cuda") -> list[Any]:
@@ -141,7 +142,7 @@ def _guarded(work: Callable[[], Any]) -> str:
     except TooLong:
         return f"not done within {LIMIT_S:g} s"
     except Exception as error:  # a case that an engine cannot do is a row, not the end of the sweep
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return told(error)
     return ""
 
 
@@ -187,17 +188,17 @@ class Sweep:
         self.rows: dict[int, Row] = {}
         self.facts: dict[str, Any] = {}
         if file is not None and file.exists():
-            told = json.loads(file.read_text("utf-8"))
-            if (told["seed"], *map(tuple, (told["kinds"], told["dtypes"]))) == (seed, self.kinds, self.dtypes):
-                self.rows = {row["number"]: row_from_data(row) for row in told["rows"]}
+            found = json.loads(file.read_text("utf-8"))
+            if (found["seed"], *map(tuple, (found["kinds"], found["dtypes"]))) == (seed, self.kinds, self.dtypes):
+                self.rows = {row["number"]: row_from_data(row) for row in found["rows"]}
 
     def save(self) -> None:
         """Writes all rows to the file."""
         if self.file is None:
             return
         rows = [asdict(self.rows[n]) for n in sorted(self.rows)]
-        told = {**self.facts, "seed": self.seed, "kinds": self.kinds, "dtypes": self.dtypes, "rows": rows}
-        artifacts.write_file(self.file, artifacts.json_text(told))
+        document = {**self.facts, "seed": self.seed, "kinds": self.kinds, "dtypes": self.dtypes, "rows": rows}
+        artifacts.write_file(self.file, artifacts.json_text(document))
 
     def missing(self, count: int) -> list[int]:
         return [n for n in range(count) if n not in self.rows]
