@@ -37,12 +37,18 @@ FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
-        Form("wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma),
-        Form("mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma),
+        Form(
+            "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
+            cost=wgmma_schedule.cost,
+        ),
+        Form(
+            "mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma,
+            cost=mma_schedule.cost,
+        ),
         Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
-        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles),
+        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
     ),
-)
+)  # fmt: skip
 
 
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:

@@ -92,9 +92,9 @@ TILES = (
 )
 STAGES = (4, 3, 2)
 
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and the cycles until the first arrive; bytes of shared
+#: The share of the L2 cache's rate that is reached, and the cycles until the first bytes arrive; bytes of shared
 #: memory, and instructions of single threads, in a cycle.
-L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
+L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
@@ -118,8 +118,13 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    best, parts = _ranked(spec, target)[0][1], tile_paths(spec, _widens(spec, target))
-    return _cost(spec, parts, best, target, _resident(parts, best, target), BETWEEN_LOADS)
+    return cost(spec, _ranked(spec, target)[0][1], target)
+
+
+def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    parts = tile_paths(spec, _widens(spec, target))
+    return _cost(spec, parts, schedule, target, _resident(parts, schedule, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -229,7 +234,7 @@ def _cost(
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / L2_RATE, instructions]
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
     rounds = Edge(blocks, target.sms).tiles
     together = min(resident, rounds)

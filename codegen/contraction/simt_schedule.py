@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import NamedTuple, TypeAlias
 
 from codegen.arch import MAX_REGISTERS_PER_THREAD
@@ -126,6 +126,11 @@ def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSch
 def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
     """Returns the cycles that the best tile is estimated to take."""
     return _ranked(spec, target)[0][0]
+
+
+def cost(spec: ContractionSpec, schedule: SimtSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take; infinity if it does not fit."""
+    return next((found for found, ranked in _ranked(spec, target) if ranked == schedule), inf)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSchedule]]:

@@ -74,6 +74,11 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
 
 
+def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take with operands in memory."""
+    return _cost(Layout(spec, schedule.operand_tiles(spec), schedule), schedule, target)
+
+
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
     if not target.arch.has_wgmma:
@@ -221,12 +226,11 @@ def _most_stages(layout: Layout, target: Target) -> int:
 SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
-L2_RATE, LATENCY = 70.0, 1500.0
-#: The share of memory's rate that all multiprocessors get; bytes that one gets in a cycle; cycles until a stage arrives
-#: while others are asked for as well; and the share of the shorter of the times of memory and of all else by which it
-#: lengthens the longer.
-MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
+#: Cycles until the first bytes arrive from the L2 cache.
+LATENCY = 1500.0
+#: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
+#: well; and the share of the shorter of the times of memory and of all else by which it lengthens the longer.
+MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
@@ -318,10 +322,10 @@ def instructions_of(program: Program | None) -> float:
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
-def _loading(layout: Layout) -> float:
+def _loading(layout: Layout, target: Target) -> float:
     """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
-    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / L2_RATE
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / target.l2_rate
     if s.gather:
         return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
@@ -354,7 +358,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
-    loads = max(_loading(layout), _filling(layout), _computing(layout), refill)
+    loads = max(_loading(layout, target), _filling(layout), _computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)
@@ -363,7 +367,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     work = rounds * (mainloop + epilogue)
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
+    rate = min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * min(tiles, together) * s.split_k)
     # What TMA brings is counted once.
     sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
     fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)
