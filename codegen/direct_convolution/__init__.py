@@ -34,7 +34,7 @@ from codegen.direct_convolution.schedule import (
     line_reads,
 )
 from codegen.direct_convolution.slide import Slide
-from codegen.direct_convolution.slide_schedule import SlideSchedule, widest_access
+from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_cycles, widest_access
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.direct_convolution.strips import Strips
 from codegen.epilogue import Run
@@ -274,7 +274,7 @@ FAMILY = Family(
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
         Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
-        Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render()),
+        Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render(), cost=slide_cycles),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
     ),

@@ -38,8 +38,9 @@ CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "codegen.contraction.simt_schedule",
         ("LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK"),
     ),
-    "direct_convolution ring": (
-        "codegen.direct_convolution.ring_schedule", ("MEMORY_SHARE", "CACHE_SHARE", "LATENCY", "START"),
+    "direct_convolution slide": (
+        "codegen.direct_convolution.slide_schedule",
+        ("LOAD", "OPERATION", "WEIGHT", "FILLED", "MEMORY_SHARE", "CACHE_RATE", "LATENCY", "START", "SECTORS"),
     ),
 }  # fmt: skip
 #: A constant stays within this factor of what it is, and a difference counts less from this one on.
