@@ -137,12 +137,15 @@ class Epilogue:
         self.known: dict[Value, str] = {}
         self._varies: list[bool] = []
 
-    def scalars(self) -> None:
-        """Writes operands with one value, and what depends on them alone; call it first, outside of all loops."""
-        program = self.program
+    def scalars(self, fixed: Mapping[int, str] | None = None) -> None:
+        """Writes operands with one value, and what depends on them alone; call it first, outside of all loops.
+
+        ``fixed`` are C expressions of coordinates that all results share, by their dimensions.
+        """
+        program, fixed = self.program, fixed or {}
         for n, operand in enumerate(program.loads):
-            if not any(operand.strides):
-                text = f"{self.pointers.loads[n]}[0]"
+            if not any(step for d, step in enumerate(operand.strides) if d not in fixed):
+                text = f"{self.pointers.loads[n]}[{linear([(at, operand.strides[d]) for d, at in fixed.items()])}]"
                 self._terms[Load(n)] = constant(self.w, self.names, program, n, text, "_s")
         self._varies = varying(program, lambda v: v not in self._terms)
         self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen import attention, contraction, direct_convolution, pointwise, pool, rows, scan, scatter, sort, winograd
+from codegen import (
+    attention,
+    contraction,
+    direct_convolution,
+    filter_gradient,
+    pointwise,
+    pool,
+    rows,
+    scan,
+    scatter,
+    sort,
+    winograd,
+)
 from codegen.attention import backward
 from codegen.family import Family, Form, Schedule
 from codegen.spec import KernelSpec
@@ -17,6 +29,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     sort.FAMILY,
     scatter.FAMILY,
     direct_convolution.FAMILY,
+    filter_gradient.FAMILY,
     winograd.FAMILY,
     contraction.FAMILY,
     attention.FAMILY,

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
+from codegen.bf16x6 import ROW
 from codegen.declined import Declined
 from codegen.iteration import collapse
 from codegen.operands import ROW_BYTES, MappedOperand, OperandTiles, ReductionPanels
@@ -34,8 +35,9 @@ def filled(spec: ContractionSpec) -> OperandTiles:
     if not found:
         raise reason
     a, b = min(found, key=lambda sides: sum(side.effort for side in sides if isinstance(side, TilePath)))
-    itemsize = next(side.itemsize for side in (a, b) if isinstance(side, TilePath))
-    reduction = ReductionPanels((), prod(spec.k), ROW_BYTES // itemsize, 1)
+    way = next(side for side in (a, b) if isinstance(side, TilePath))
+    row = ROW if way.parts > 1 else ROW_BYTES
+    reduction = ReductionPanels((), prod(spec.k), row // way.itemsize, 1, row=row)
     if isinstance(a, MappedOperand) and a.im2col:
         reduction = _windowed(spec)
     return OperandTiles(spec.batch, prod(spec.m), prod(spec.n), reduction, a, b)

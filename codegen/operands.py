@@ -14,6 +14,8 @@ ROW_BYTES = 128
 LEAST_SWIZZLE = 32  # bytes of a row
 #: The share of the full load rate that a panel of so many bytes reaches.
 PANEL_RATE = {128: 1.0, 64: 0.9, 32: 0.7, 16: 0.4}
+#: Bytes of a row that a wgmma multiplies.
+STEP_BYTES = 32
 #: Elements of the reduction in a stage, and in a fragment.
 PANEL, STEP = 64, 16
 
@@ -27,9 +29,14 @@ def panel_size(size: int, itemsize: int) -> int:
     return gcd(size, ROW_BYTES // itemsize)
 
 
-def tile_of(name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int) -> Buffer:
-    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it."""
-    across = panel_size(size, SIZES[ctype])
+def tile_of(
+    name: str, ctype: str, along_k: bool, size: int, panels: int, panel: int, stages: int, width: int = 0
+) -> Buffer:
+    """Returns the stages of a tile of so many rows or columns, in panels along the reduction or across it.
+
+    Those across have ``width`` rows or columns, or if that is 0 as many as fit.
+    """
+    across = width or panel_size(size, SIZES[ctype])
     along = (panels, size, panel) if panels > 1 else (size, panel)
     shape = along if along_k else (size // across, panel, across)
     return Buffer(name, ctype, shape, stages, align=SWIZZLED, note=f"tiles of {{{name}}}: stages first, rows swizzled")
@@ -46,6 +53,8 @@ class ReductionPanels:
               does not have, a C expression with the placeholders {b0}, ... (its coordinates).  Else ().
     share     the share of the taps that a batch has on average.
     step      where batches are parts of one reduction: channels from one to the next.
+    idle      the C condition, with the same placeholders, under which a phase has no taps at all; empty if all have.
+    row       bytes of a row of a stage, of each part of its elements.
     """
 
     taps: tuple[int, ...]
@@ -55,11 +64,18 @@ class ReductionPanels:
     skips: tuple[str, ...] = ()
     share: float = 1.0
     step: int = 0
+    idle: str = ""
+    row: int = ROW_BYTES
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of a tile."""
-        return ROW_BYTES // (self.panel * self.per_stage)
+        """Bytes of an element of a tile, or of each of its parts."""
+        return self.row // (self.panel * self.per_stage)
+
+    @property
+    def steps(self) -> int:
+        """How many wgmma it takes to multiply a stage."""
+        return self.row // STEP_BYTES
 
     @property
     def chunks(self) -> int:
@@ -88,6 +104,7 @@ class MappedOperand:
     pixels    for im2col stored across the reduction (backward to the filter): sizes of (images, *output positions),
               whose coordinates are {p0}, {p1}, ...; the taps are then those of a panel of rows.
     taps      for the same: the sizes of (*taps, panels of channels), over which panels of rows are numbered.
+    width     for the same: the channels of a panel; 0 for what is no image across the reduction.
     """
 
     map: TensorMap
@@ -96,6 +113,7 @@ class MappedOperand:
     offsets: tuple[str, ...] = ()
     pixels: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    width: int = 0
 
     @property
     def im2col(self) -> bool:

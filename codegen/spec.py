@@ -290,6 +290,7 @@ class ContractionSpec(KernelSpec):
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
     tf32                      whether float32 operands may be rounded to tf32 (11 significant bits) for tensor cores.
+    bf16x6                    whether float32 products may be made of six products of bfloat16 on tensor cores.
     fast_fp8                  whether sums of fp8 products may have the precision of tensor cores, below float32.
     terms                     limits on batch and reduction: where one is broken, operands have no elements.
     partials                  reductions of parts of the results.
@@ -307,6 +308,7 @@ class ContractionSpec(KernelSpec):
     result: str
     program: Program
     tf32: bool = False
+    bf16x6: bool = False
     fast_fp8: bool = False
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()

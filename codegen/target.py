@@ -14,6 +14,10 @@ from codegen.arch import Arch
 MIB = 1 << 20
 
 
+#: The figures of a machine that are nowhere published: they are fits to the times of kernels (tools/fit_costs.py).
+FITTED = ("launch_us", "memory_share", "l2_rate", "sm_rate")
+
+
 @dataclass(frozen=True)
 class Target:
     """An architecture and the figures of a machine.
@@ -29,6 +33,9 @@ class Target:
                  float32; with ``wgmma`` those of warpgroups, 0 where there are none; with ``fma`` those of threads in
                  float32.  Published are operations a second without sparsity: 2 * mma * sms * boost clock.
     launch_us    microseconds that one more kernel takes.
+    memory_share the share of ``memory_rate`` that kernels get which do nothing else.
+    l2_rate      bytes that a multiprocessor gets from the L2 cache in a cycle.
+    sm_rate      bytes that a multiprocessor gets from device memory in a cycle, if few ask for any.
     clusters     how many thread-block clusters of 1, 2, 3 ... blocks run at a time; if empty, as many as there are
                  multiprocessors for, though those of a cluster are neighbours.
     measured     the figures that were measured on such a machine; all others are published, as its entry says where.
@@ -47,9 +54,12 @@ class Target:
     fma: float = 128
     wgmma: float = 0
     launch_us: float = 2.849
+    memory_share: float = 0.875
+    l2_rate: float = 70.0
+    sm_rate: float = 50.0
     clusters: tuple[int, ...] = ()
     measured: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ("launch_us",)
+    assumed: tuple[str, ...] = FITTED
     planned_as: Target | None = None
 
     @property
@@ -88,10 +98,10 @@ class Target:
 # from a driver: multiprocessors.  What they do in a cycle, and the clock of those TFLOPS, 1830 MHz, are as on the H100.
 _H200 = Target(
     "h200", "NVIDIA H200", archs.arch("sm_90a"), 132, 60 * MIB, 4.8e6, 1755, mma=1300, wgmma=2048,
-    clusters=(132, 66, 39, 30, 22, 17, 15, 15), measured=("l2_bytes", "clock", "mma", "launch_us", "clusters"),
+    clusters=(132, 66, 39, 30, 22, 17, 15, 15), measured=("l2_bytes", "clock", "mma", *FITTED, "clusters"),
     assumed=(),
 )  # fmt: skip
-_FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", "launch_us")
+_FIGURES = ("sms", "l2_bytes", "memory_rate", "clock", "mma", "fma", "wgmma", *FITTED)
 #: The machines whose figures are known, by name, under where they are published; the first stands for an architecture.
 TARGETS: dict[str, Target] = {
     known.name: known
@@ -109,12 +119,12 @@ TARGETS: dict[str, Target] = {
         # NVIDIA H100 data sheet, SXM: rate of memory.  NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5:
         # multiprocessors, L2 cache, fma, 989.4 TFLOPS at 1830 MHz.
         replace(_H200, name="h100", title="NVIDIA H100", l2_bytes=50 * MIB, memory_rate=3.35e6, measured=(),
-                assumed=("clock", "mma", "launch_us", "clusters")),
+                assumed=("clock", "mma", *FITTED, "clusters")),
         # NVIDIA Blackwell Architecture Technical Brief (V2.1), table 3, HGX B200: rate of memory (8 TB/s is a GB200's),
         # 75 TFLOPS in float32.  NVIDIA Blackwell Tuning Guide: L2 cache.  OpenXLA's target_config/specs/b200.txtpb,
         # read from a driver: multiprocessors, clock.  TFLOPS published for 16 bits are of tcgen05, not of mma.sync.
         Target("b200", "NVIDIA B200", archs.arch("sm_100a"), 148, 126 * MIB, 7.7e6, 1965, mma=1024,
-               assumed=("mma", "launch_us")),
+               assumed=("mma", *FITTED)),
         # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3: 209.5 TFLOPS with sums in float32, half of those
         # with sums in float16, and all else but the L2 cache, which is as CUDA's deviceQuery tells on an RTX 5090.
         Target("rtx5090", "NVIDIA GeForce RTX 5090", archs.arch("sm_120a"), 170, 96 * MIB, 1.792e6, 2407, mma=256),

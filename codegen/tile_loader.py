@@ -226,32 +226,54 @@ class TileLoader(TilePieces):
 
         Each piece is in flight while the others are computed.
         """
-        w, way, p = self.w, self.way, self.label
+        w = self.w
         if self.vectors > 1:
             self.stash()
             self.fetch(k)
             return
-        over_rows = way.along_k and way.threads_along_k
         with self._bringing():
-            common = self._uniform(k)
-            if over_rows:
-                coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
-                for source in self.prologue.sources:
-                    if self._common(source):
-                        w.line(f"const auto {source.name}_now = {source.next};")
-                self._copy_common(coords, "0")
+            if self.way.parts == 1 or self.computed or self.products > 1 or self._narrow:
+                self._renew(k)
+                return
+            # What is rare lies apart: instructions that are jumped over cost time.
+            name = self.prologue.sources[0].next
+            w.line("float sum = 0;")
+            w.unrolled_line(f"for (int i = 0; i < {self.count}; ++i) sum += magnitude({name}[{self._number}]);")
+            with w.block("if (sum < 0x1p17f)"):
+                self._renew(k, "split_rounded")
+                w.otherwise()
+                self._renew(k, "split_cut_off")
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether what is read are no floats."""
+        return self.way.gather.operand.dtype.ctype != "float"
+
+    def _renew(self, k: str, split: str = "split") -> None:
+        """Writes the loop over the pieces."""
+        w, way, p = self.w, self.way, self.label
+        over_rows = way.along_k and way.threads_along_k
+        common = self._uniform(k)
+        if over_rows:
+            coords, along = self._inner(k, [(f"{p}_piece", way.piece)], common)
+            for source in self.prologue.sources:
+                if self._common(source):
+                    w.line(f"const auto {source.name}_now = {source.next};")
+            self._copy_common(coords, "0")
+        with w.scope():
             i = w.each("i", self.count)
-            self._put(suffix="now")
+            self._put(suffix="now", split=split)
             if not over_rows:
                 step = (i, self.step * (way.piece if way.along_k else 1))
                 first = (f"{p}_piece", way.piece) if way.along_k else (f"{p}_k", 1)
                 coords, along = self._inner(k, [first, step], common)
             self._copy(coords, along, "0")
 
-    def _put(self, suffix: str = "next") -> None:
+    def _put(self, suffix: str = "next", split: str = "split") -> None:
         """Writes the store of piece ``i`` to shared memory; names of what all pieces share end in ``suffix``."""
         w, way, several = self.w, self.way, self.vectors > 1
-        as_it_is = not self.computed and way.gather.operand.dtype.ctype == way.element and not self._rounds
+        as_it_is = self._stored and not self._rounds
+        zeros = self.guarded and not several
         part = f"[e / {way.vector}]" if way.vector > 1 else "[e]"
         kept = f"{self.label}_kept[{self._number}]{part if several else ''}"
         for product in range(self.products):
@@ -260,7 +282,7 @@ class TileLoader(TilePieces):
             if as_it_is and not several:
                 w.line(f"store_shared({to}, {self.prologue.sources[product].next}[{self._number}]);")
                 continue
-            w.line(f"Vector<{way.element}, {way.piece}> {name};")
+            w.line(f"Vector<{way.value}, {way.piece}> {name};")
             loop, read = f"for (int e = 0; e < {way.piece}; ++e)", self._elements(product, suffix)
             if self.computed:
                 with w.unrolled(loop):
@@ -268,7 +290,15 @@ class TileLoader(TilePieces):
                     w.line(f"{name}[e] = {f'kept({text}, {kept})' if self.guarded and several else text};")
             else:
                 w.unrolled_line(f"{loop} {name}[e] = {self._multiplied(self.prologue.element(read))};")
-            w.line(f"store_shared({to}, {f'kept({name}, {kept})' if self.guarded and not several else name});")
+            value = f"kept({name}, {kept})" if zeros else name
+            if way.parts == 1:
+                w.line(f"store_shared({to}, {value});")
+                continue
+            w.line(f"Vector<{way.element}, {way.piece}> {name}_parts[{way.parts}];")
+            w.line(f"{split}({value}, {name}_parts);")
+            each = self.products * self.bytes
+            to = f"reinterpret_cast<{way.element}*>({self._piece(product)} + part * {each})"
+            w.unrolled_line(f"for (int part = 0; part < {way.parts}; ++part) store_shared({to}, {name}_parts[part]);")
 
     @property
     def _rounds(self) -> bool:
@@ -277,8 +307,8 @@ class TileLoader(TilePieces):
 
     def _multiplied(self, value: str) -> str:
         """Returns the C expression of an element as it is multiplied."""
-        if self.way.gather.operand.dtype.ctype != self.way.element:
-            return f"convert<{self.way.element}>({value})"
+        if self.way.gather.operand.dtype.ctype != self.way.value:
+            return f"convert<{self.way.value}>({value})"
         return f"bits_float(to_tf32({value}))" if self._rounds else value
 
     def _elements(self, product: int, suffix: str) -> dict[Value, str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.bf16x6 import BF16X6, PART, PARTS
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
 from codegen.iteration import collapse
@@ -30,6 +31,7 @@ _REAL = frozenset(("float32", "float16", "bfloat16", *_NARROW, *_INTEGERS))
 #: C type of an element in shared memory, and its bytes, by the type that the tensor cores multiply.
 ELEMENTS = {
     "tf32": ("float", 4),
+    BF16X6: (PART, 2),
     "bfloat16": ("bfloat16", 2),
     "float16": ("float16", 2),
     "float8_e4m3": ("float8_e4m3", 1),
@@ -56,9 +58,11 @@ def product_types(spec: ContractionSpec, widen: bool) -> tuple[str, str]:
     if spec.accumulate != "float":
         raise Declined(f"tensor cores do not add up in {spec.accumulate}")
     if "float32" in both:
-        if not spec.tf32:
+        if spec.tf32:
+            return "tf32", "tf32"
+        if not spec.bf16x6:
             raise Declined("float32 products are exact unless the graph asks for tf32")
-        return "tf32", "tf32"
+        return BF16X6, BF16X6
     if both == {"float16", "bfloat16"}:
         return "tf32", "tf32"
     if both <= _NARROW and not widen:
@@ -99,8 +103,18 @@ class TilePath:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element in shared memory."""
+        """Bytes of an element in shared memory, or of each of its parts."""
         return ELEMENTS[self.product][1]
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts an element is split, each in a tile of its own."""
+        return PARTS if self.product == BF16X6 else 1
+
+    @property
+    def value(self) -> str:
+        """C type of an element before it is split."""
+        return "float" if self.parts > 1 else self.element
 
     @property
     def piece(self) -> int:
@@ -111,7 +125,7 @@ class TilePath:
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
-        as_it_lies = self.gather.program is None and dtype.ctype == self.element
+        as_it_lies = self.gather.program is None and dtype.ctype == self.value
         return as_it_lies and not self.held and self.vector * dtype.itemsize >= 4
 
     @property
@@ -242,7 +256,8 @@ def tile_path_of(
     inner, over_inner = collapse(spec.k, over[2], order)
     merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
-    along, across = (_vector(merged, outer, inner, itemsize, along_k=k) for k in (True, False))
+    whole = product == BF16X6
+    along, across = (_vector(merged, outer, inner, itemsize, along_k=k, whole=whole) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
     near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
     near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
@@ -252,8 +267,13 @@ def tile_path_of(
     return min(found, key=lambda way: way.effort)
 
 
-def _vector(gather: Gather, outer: Sequence[int], inner: Sequence[int], itemsize: int, *, along_k: bool) -> int:
-    """Returns how many elements of a piece are always neighbours in memory, aligned to as many."""
+def _vector(
+    gather: Gather, outer: Sequence[int], inner: Sequence[int], itemsize: int, *, along_k: bool, whole: bool
+) -> int:
+    """Returns how many elements of a piece are always neighbours in memory, aligned to as many.
+
+    ``whole`` pieces are brought together even where this takes several accesses of 16 bytes.
+    """
     size, stride = (inner[-1], gather.inner[-1]) if along_k else (outer[-1], gather.outer[-1])
     bounded = any((x.inner if along_k else x.outer)[-1] for x in gather.limits)
     if stride != 1 or bounded:
@@ -264,8 +284,13 @@ def _vector(gather: Gather, outer: Sequence[int], inner: Sequence[int], itemsize
         vector = PIECE // itemsize
         return vector if size % vector == 0 else min(size & -size, vector)
     own = gather.operand.dtype.itemsize
-    vector = PIECE // max(itemsize, own)
-    while vector > 1 and (size % vector or gather.operand.alignment % (vector * own) or any(s % vector for s in steps)):
+    vector = PIECE // (itemsize if whole else max(itemsize, own))
+
+    def unaligned(vector: int) -> bool:  # more than 16 bytes are several accesses
+        elements = min(vector, PIECE // own)
+        return bool(gather.operand.alignment % (elements * own)) or any(s % elements for s in steps)
+
+    while vector > 1 and (size % vector or unaligned(vector)):
         vector //= 2
     return vector
 
@@ -284,7 +309,7 @@ def held_registers(way: TilePath, size: int, inner: int, threads: int, products:
         kept += _sources_registers(way, count) + way.piece
     if not way.copied:  # in flight from global memory; single elements take a register each
         count *= products
-        kept += count * max(4, way.piece if way.vector == 1 else 4)
+        kept += count * (way.piece if way.vector == 1 or way.parts > 1 else 4)
         if places == way.piece:  # and more of them, the more places are to be worked out
             kept += max(0, count * places - 32) // 2
     return kept

@@ -54,7 +54,7 @@ class TilePieces:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a tile."""
+        """Bytes of a tile, or of one part of it."""
         return self.tile * self.inner * self.way.itemsize
 
     @property
@@ -138,8 +138,12 @@ class TilePieces:
 
     def _packed(self, source: Source) -> bool:
         """Tells whether a vector is kept in the words in which it is loaded."""
-        as_it_is = not self.computed and source.ctype == self.way.element and self.vectors == 1
-        return not as_it_is and source.itemsize <= 2 and source.itemsize * self.way.vector >= 4 and self._wide(source)
+        return (
+            not (self._stored and self.vectors == 1)
+            and source.itemsize <= 2
+            and source.itemsize * self.way.vector >= 4
+            and self._wide(source)
+        )
 
     def _wide(self, source: Source) -> bool:
         """Tells whether a vector of a source is one access, or several of 16 bytes."""
@@ -157,6 +161,12 @@ class TilePieces:
     def computed(self) -> bool:
         """Whether elements are computed from what is read."""
         return self.way.gather.program is not None
+
+    @property
+    def _stored(self) -> bool:
+        """Whether elements are stored as they are read."""
+        way = self.way
+        return not self.computed and way.parts == 1 and way.gather.operand.dtype.ctype == way.element
 
     @property
     def guarded(self) -> bool:

@@ -16,7 +16,16 @@ from math import gcd, prod
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.iteration import collapse, linear
-from codegen.operands import PANEL_RATE, ROW_BYTES, Gathered, MappedOperand, OperandTiles, ReductionPanels
+from codegen.operands import (
+    LEAST_SWIZZLE,
+    PANEL_RATE,
+    ROW_BYTES,
+    Gathered,
+    MappedOperand,
+    OperandTiles,
+    ReductionPanels,
+)
+from codegen.phases import busy_share, condition, idle
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
@@ -88,31 +97,34 @@ def _across(spec: ContractionSpec) -> OperandTiles:
     """
     gather, image, itemsize = spec.a, spec.a.image, spec.a.operand.dtype.itemsize
     assert image is not None
-    name, width = gather.operand.name, ROW_BYTES // itemsize
+    name, panel = gather.operand.name, ROW_BYTES // itemsize
     *taps, channels = spec.m
     check_across(itemsize, False)
-    if channels % width or gather.outer[-1] != 1:
-        raise Declined(f"{name!r} has no {width} channels next to each other")
+    # A panel has channels of one tap.
+    width = gcd(channels, panel)
+    if width < LEAST_SWIZZLE // itemsize or gather.outer[-1] != 1:
+        raise Declined(f"{name!r} has no multiple of {LEAST_SWIZZLE // itemsize} channels next to each other")
     inner, along = collapse(spec.k, [spec.b.inner], range(len(spec.k)))
     if len(inner) > 1:
         raise Declined(f"the windows of {spec.b.operand.name!r} do not lie at equal distances")
     cols, over = collapse(spec.n, [spec.b.outer], range(len(spec.n)))
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
-    if len(batch) > 1 or len(cols) > 1:
-        raise Declined("batches that do not lie at equal distances")
-    pixels, step = spec.k, 0
-    if prod(batch) > 1 and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
+    pixels, step, several = spec.k, 0, prod(batch) > 1
+    if several and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
         # Batches are parts of the reduction: windows of the images, one image behind another.
-        step, inner, pixels = prod(pixels), (prod(batch) * inner[0],), (batch[0] * pixels[0], *pixels[1:])
-        first, second = (0,), (0,)
-        if step % width:
-            raise Declined(f"parts of {step} windows are no multiple of {width}")
+        step, inner, pixels = prod(pixels), (batch[0] * inner[0],), (batch[0] * pixels[0], *pixels[1:])
+        first, second = (0, *first[1:]), (0, *second[1:])
+        if step % panel:
+            raise Declined(f"parts of {step} windows are no multiple of {panel}")
+    if len(batch) > 1 + (step > 0) or len(cols) > 1:
+        raise Declined("batches that do not lie at equal distances")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
-    start = f"{{b0}} * {first[0]} + {{c}}" if any(first) and prod(batch) > 1 else "{c}"
-    total = (batch[0] - 1) * first[0] + channels
+    group = len(batch) - 1
+    start = f"{{b{group}}} * {first[group]} + {{c}}" if any(first) and several else "{c}"
+    total = (batch[group] - 1) * first[group] + channels
     a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
-    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width))
-    return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), width, 1, step=step), a, b)
+    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width), width=width)
+    return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), panel, 1, step=step), a, b)
 
 
 def operand_tiles(spec: ContractionSpec) -> OperandTiles:
@@ -173,15 +185,18 @@ def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
         if high > low:
             terms = [*((f"b{k}", s // step) for k, s in zip(phases, steps)), (f"t{d}", spec.b.inner[1 + d] // step)]
             dims.append((_placeholders(terms, -low // step), (high - low) // step + 1, step))
-    if sum(1 for x in spec.terms if any(x.inner)) < len(spec.terms):
-        raise Declined("phases under which no tap ever lies")
+    never = replace(spec, terms=tuple(x for x in spec.terms if not any(x.inner)))
+    nothing = condition(idle(never), [f"b{k}" for k in range(len(spec.batch))])
+    share *= busy_share(never)
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
     b = replace(spec.b, batch=only_groups, start=start)
     second = tiled(b, 1, spec.batch, prod(spec.n), spec.k, 0, dims)
     itemsize = spec.a.operand.dtype.itemsize
     check_across(itemsize, second.along_k)
-    reduction = ReductionPanels(tuple(taps), spec.k[0], ROW_BYTES // itemsize, 1, tuple(skips), share)
+    reduction = ReductionPanels(
+        tuple(taps), spec.k[0], ROW_BYTES // itemsize, 1, tuple(skips), share, idle=_marked(nothing)
+    )
     first = im2col(spec, 0, reduction, groups)
     return OperandTiles(spec.batch, prod(spec.m), prod(spec.n), reduction, first, second)
 
@@ -207,7 +222,11 @@ class _Skip:
 def _placeholders(terms: Sequence[tuple[str, int]], constant: int) -> str:
     """Returns a linear expression with placeholders for the names of coordinates, positive terms first."""
     ordered = sorted([*terms, (str(constant), 1)] if constant > 0 else terms, key=lambda term: term[1] < 0)
-    text = linear(ordered, min(constant, 0))
+    return _marked(linear(ordered, min(constant, 0)))
+
+
+def _marked(text: str) -> str:
+    """Returns an expression with placeholders for the names of coordinates."""
     return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 

@@ -42,9 +42,10 @@ class Sliding(_Strided):
     def shift(self) -> int:
         return -self.before
 
-    def patches(self, many: int) -> bool:
-        """Tells whether ``many`` neighbouring positions can be taken together."""
-        return many >= 1
+    @property
+    def unit(self) -> int:
+        """The fewest neighbouring positions that can be taken together: others are multiples of them."""
+        return 1
 
     def span(self, many: int) -> int:
         return (many - 1) * self.stride + self.reach
@@ -73,9 +74,10 @@ class Covering(_Strided):
     def shift(self) -> int:
         return self.before // self.stride - self.count + 1
 
-    def patches(self, many: int) -> bool:
-        """Tells whether ``many`` neighbouring positions can be taken together: a window begins with each group."""
-        return many % self.stride == 0
+    @property
+    def unit(self) -> int:
+        """The fewest neighbouring positions that can be taken together: a window begins with each group of them."""
+        return self.stride
 
     def span(self, many: int) -> int:
         return (many - 1 + self.before % self.stride) // self.stride + self.count

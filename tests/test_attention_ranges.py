@@ -27,7 +27,7 @@ def packed(g: fg.Graph, s: fg.Tensor) -> fg.Tensor:
     rows, keys = s.shape[-2:]
     i, j = g.gen_index(s, axis=2), g.gen_index(s, axis=3)
     of_query, of_key = g.tensor("of query", (2, 1, rows, 1), "int32"), g.tensor("of key", (2, 1, 1, keys), "int32")
-    near = g.logical_and(j > i - 60, g.cmp_eq(of_query, of_key))
+    near = g.logical_and(j > i - 20, g.cmp_eq(of_query, of_key))
     return g.cast(g.binary_select(s + g.cast(j - i, "float32") * 0.01, -inf, near), "bfloat16")
 
 

@@ -154,8 +154,8 @@ def test_the_draw_is_planned_for_hopper():
         assert all(k.group.nodes[0].op.name == "identity" for k in copies), workload.name
         form = type(kernel.choice.schedule).__name__
         forms[form] = forms.get(form, 0) + 1
-        assert ("depthwise" in workload.name) == (form == "RingSchedule"), workload.name
-    assert set(forms) == {"WgmmaSchedule", "MmaSchedule", "RingSchedule"}
+        assert ("depthwise" in workload.name) == (form == "SlideSchedule"), workload.name
+    assert set(forms) == {"WgmmaSchedule", "MmaSchedule", "SlideSchedule"}
     assert forms["WgmmaSchedule"] >= 30
 
 

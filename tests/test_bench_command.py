@@ -39,7 +39,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     monkeypatch.setattr("fusegraph.cli.bench.Bench", Fake)
-    monkeypatch.setattr("fusegraph.cli.bench.environment", lambda device: dict(ENVIRONMENT))
+    monkeypatch.setattr("fusegraph.cli.suites.environment", lambda device: dict(ENVIRONMENT))
     monkeypatch.setattr(driver, "unavailable_reason", lambda: None)
     monkeypatch.setattr(Fake, "plan", {})
     return Fake

@@ -16,6 +16,7 @@ from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.spec import ContractionSpec
+from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 
 HOPPER, AMPERE = target("sm_90a"), target("sm_80")
@@ -34,8 +35,9 @@ def test_candidates_are_of_every_form_that_is_not_hopeless():
     large = first(spec(matmul((4096, 4096), (4096, 4096), "bfloat16")))
     assert {type(s) for s in large} == {WgmmaSchedule, MmaSchedule}
     assert {s.pingpong for s in large if isinstance(s, WgmmaSchedule)} == {False, True}
-    exact = first(spec(matmul((4096, 4096), (4096, 4096), "float32")))
+    exact = first(spec(matmul((4096, 4096), (4096, 4096), "float32", options=Options(strict=True))))
     assert {type(s) for s in exact} == {SimtSchedule}
+    assert isinstance(first(spec(matmul((4096, 4096), (4096, 4096), "float32")))[0], WgmmaSchedule)
 
 
 def test_candidates_are_of_every_way_to_bring_tiles():

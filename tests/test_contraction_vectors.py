@@ -1,6 +1,4 @@
-"""The simt form of a contraction where an operand is fetched four neighbours at a time, and the schedules for plain
-products.
-"""
+"""The simt form of a contraction where an operand is fetched four neighbours at a time, or copied asynchronously."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from kernel_cases import Case, check_cases, executable, rendered
 from test_contraction import convolution, epilogues, matmul, plain, transposed
 
 from codegen import contraction
-from codegen.contraction.simt_schedule import PAIR_TILE, PLAIN_TILE, SimtSchedule, schedules
+from codegen.contraction.simt_schedule import RINGS, SimtSchedule, schedules
 from codegen.spec import ContractionSpec
 from codegen.target import target
 from fusegraph.lowering.base import Options
@@ -41,18 +39,37 @@ def with_tile(tile: tuple[int, ...]) -> Callable[[ContractionSpec], SimtSchedule
     return lambda spec: next(s for s in schedules(spec, HOPPER) if s.tile == tile)
 
 
-def test_plain_products():
-    """Ragged rows and columns, reductions that end within a tile or before the first, batches, every transposition."""
-    first = with_tile(PLAIN_TILE)
+def through_registers(spec: ContractionSpec) -> SimtSchedule:
+    return next(s for s in schedules(spec, HOPPER) if not s.copied)
+
+
+LARGEST = RINGS[0].tile
+
+
+def test_rings():
+    """Ragged rows and columns, reductions that end within a stage or before the ring is full, every transposition."""
     everything = epilogues()["everything"]
-    cases = [
-        turned((97, 20), (20, 131), schedule=first, epilogue=everything),
-        turned((2, 40, 36), (2, 36, 129), schedule=first),
-        matmul((193, 52), (52, 132), schedule=first),
-        matmul((3, 50, 4), (4, 260), schedule=first, epilogue=everything),
-        turned((5, 16), (16, 7), schedule=first),
-    ]
+    cases = []
+    for tile in (RINGS[0].tile, RINGS[2].tile, RINGS[-1].tile):
+        ring = with_tile(tile)
+        cases += [
+            turned((tile[0] + 1, 20), (20, tile[1] + 3), schedule=ring, epilogue=everything),
+            turned((2, 40, 36), (2, 36, 129), schedule=ring),
+            matmul((tile[0] - 3, 53), (53, 132), schedule=ring, special=0.02),
+            matmul((3, 50, 4), (4, 260), schedule=ring, epilogue=everything),
+            matmul((50, 67), (67, 33), a_strides=transposed((50, 67)), schedule=ring),
+            turned((5, 1), (1, 7), schedule=ring),
+        ]
     check_cases(cases, guard=True)
+
+
+def test_rings_of_windows():
+    """Padding, strides, dilation, groups and both gradients: what does not exist is copied as zeros."""
+    ring = with_tile(RINGS[2].tile)
+    forms = [{"padding": 1}, {"padding": (2, 0), "stride": 2, "dilation": (1, 2)}]
+    cases = [convolution((2, 7, 12, 11), (40, 7, 3, 3), **how) for how in forms]
+    cases.append(convolution((2, 64, 9, 9), (72, 32, 3, 3), groups=2, padding=1))
+    check_cases([replace(case, schedule=ring) for case in cases], guard=True)
 
 
 @pytest.mark.slow
@@ -75,9 +92,8 @@ def test_images_whose_channels_lie_together():
     forms = [{}, {"padding": 1}, {"padding": (2, 0), "stride": 2, "dilation": (1, 2)}]
     cases = [convolution(*shapes, **how, **last) for how in forms]
     cases += [convolution((2, 64, 19, 19), (72, 32, 3, 3), groups=2, padding=1, **last)]
-    made = check_cases([replace(c, schedule=lambda spec: schedules(spec, HOPPER)[0]) for c in cases], guard=True)
-    # Of the third the channels are dealt out one by one: each is a part of the sums.
-    assert [any("load<4>(x + " in k.source.code for k in m.plan.kernels) for m in made] == [True, True, False, True]
+    made = check_cases([replace(c, schedule=through_registers) for c in cases], guard=True)
+    assert all(any("load<4>(x + " in k.source.code for k in m.plan.kernels) for m in made)
 
 
 def test_what_is_fetched_four_at_a_time():
@@ -98,47 +114,42 @@ def test_what_is_fetched_four_at_a_time():
     assert fetched(convolution((4, 32, 64, 64), (40, 32, 3, 3), padding=1))[0] is False, "padding between neighbours"
 
 
-def test_plain_products_are_those_of_matrices():
-    def is_plain(case: Case) -> bool:
-        return PLAIN_TILE in [s.tile for s in schedules(spec_of(case), HOPPER)]
+def test_what_is_copied():
+    def rings(case: Case, machine: str = "sm_90a") -> list[tuple[int, ...]]:
+        return [s.tile for s in schedules(spec_of(case), target(machine)) if s.copied]
 
-    assert is_plain(turned((12608, 768), (768, 768)))
-    assert is_plain(matmul((4096, 512), (512, 4096)))
-    assert not is_plain(matmul((512, 512), (512, 512), a_strides=transposed((512, 512)))), "96 rows, 128 threads"
-    assert not is_plain(matmul((512, 512), (512, 512), "float64"))
-    assert not is_plain(matmul((8, 8), (8, 8), a_strides=(2**31, 1))), "addresses take twice the registers"
-    last = {"layout": "channels_last", "filters": "channels_last"}
-    assert not is_plain(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1, **last))
-    (best, *_) = schedules(spec_of(turned((12608, 768), (768, 768))), HOPPER)
-    assert (best.tile, best.blocks, best.apart) == (PLAIN_TILE, 3, True)
-    # Of these one block is left over on each multiprocessor, where it is alone; of larger ones there are two then.
-    (best, *_) = schedules(spec_of(turned((8192, 768), (768, 768))), HOPPER)
-    assert (best.tile, best.blocks) == (PAIR_TILE, 2)
-    assert with_tile(PAIR_TILE)(spec_of(matmul((512, 512), (512, 512), a_strides=transposed((512, 512))))).blocks == 2
-    assert with_tile(PAIR_TILE)(spec_of(matmul((512, 510), (510, 512)))).blocks == 1, "elements one by one"
+    square = (512, 512)
+    assert set(rings(turned(square, square))) == {ring.tile for ring in RINGS}
+    assert LARGEST not in rings(matmul((8, 8), (8, 8), a_strides=(2**31, 1))), "addresses take twice the registers"
+    assert LARGEST not in rings(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1)), "and those of windows more"
+    assert rings(convolution((1, 32, 8, 8), (32, 32, 3, 3), padding=1))
+    assert rings(matmul(square, square, "float64")) == rings(matmul(square, square, "float16")) == []
+    assert rings(turned(square, square), "sm_75") == [], "there are no asynchronous copies"
+    for size, tile in ((8192, LARGEST), (1023, RINGS[4].tile)):
+        best = schedules(spec_of(turned((size, size), (size, size))), HOPPER)[0]
+        assert (best.tile, best.copied) == (tile, True)
 
 
 @pytest.mark.slow
 def test_registers_are_rationed_without_spills():
-    """Those of the small tile on Hopper: elsewhere there is no such schedule."""
-    small, large = [], []
+    sources = []
     for number, name in enumerate(("plain", "everything", "several", "reused")):
-        along = number % 2 == 0
-        strides = transposed((4096, 4096)) if along else None
-        case = matmul((4100, 4096), (4096, 4096), b_strides=strides, epilogue=epilogues().get(name, plain))
-        spec = replace(spec_of(case), name=f"product_{name}")
-        assert PLAIN_TILE not in [s.tile for s in schedules(spec, target("sm_80"))]
-        small.append(rendered(spec, with_tile(PLAIN_TILE)(spec)))
-        large.append(rendered(spec, with_tile(PAIR_TILE)(spec)))
-    for sources, arch in ((small, "sm_90a"), (large[1:3], "sm_90a"), (large[1:2], "sm_80")):
+        strides = transposed((4096, 4096)) if number % 2 == 0 else None
+        case = matmul((4100, 4096), (4096, 4095), b_strides=strides, epilogue=epilogues().get(name, plain))
+        spec = spec_of(case)
+        chosen = [s for s in schedules(spec, HOPPER) if s.copied][number % 2 :: 2]
+        sources += [rendered(replace(spec, name=f"product_{name}_{n}"), s) for n, s in enumerate(chosen)]
+    windows = spec_of(convolution((8, 64, 56, 56), (256, 64, 3, 3), padding=1))
+    rings = [s for s in schedules(windows, HOPPER) if s.copied]
+    sources += [rendered(replace(windows, name=f"windows_{n}"), s) for n, s in enumerate(rings)]
+    for arch in ("sm_80", "sm_90a"):
         made = nvrtc.compile_kernels(sources, arch)
         assert [(k.name, arch, k.spill_bytes) for k in made if k.spill_bytes] == []
-        assert max(k.registers for k in made) <= (168 if sources is small else 128)
 
 
 @pytest.mark.gpu
-def test_plain_products_on_the_gpu(monkeypatch: pytest.MonkeyPatch):
-    chosen = with_tile(PLAIN_TILE)
+def test_rings_on_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    chosen = with_tile(LARGEST)
     monkeypatch.setattr(contraction.FAMILY, "schedules", lambda spec, arch: iter([chosen(spec)]))
     shapes = [((4004, 768), (768, 772)), ((2, 1000, 256), (2, 256, 1028)), ((9600, 64), (64, 128)), ((7, 20), (20, 4))]
     check_on_gpu([make(*s, epilogue=epilogues()["everything"]).graph for s in shapes for make in (matmul, turned)])

@@ -151,8 +151,14 @@ EXACT = "float32 products are exact unless"
     [
         ("bfloat16", "sm_90a", "wgmma", {}),
         ("bfloat16", "sm_80", "mma", {"wgmma": "sm_80 has no warpgroup matrix products"}),
-        ("float32", "sm_90a", "simt", dict.fromkeys(("wgmma", "mma", "halo"), EXACT)),
-        ("float32", "sm_80", "simt", {"wgmma": "sm_80 has no warpgroup", "mma": EXACT, "halo": EXACT}),
+        ("float32", "sm_90a", "wgmma", {}),
+        (
+            "float32",
+            "sm_80",
+            "simt",
+            {"wgmma": "sm_80 has no warpgroup", "mma": "float32 is multiplied in parts by", "halo": EXACT},
+        ),
+        ("float64", "sm_90a", "simt", dict.fromkeys(("wgmma", "mma"), "tensor cores do not multiply float64")),
     ],
 )
 def test_why_a_contraction_has_no_faster_form(dtype, arch, form, reasons):

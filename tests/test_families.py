@@ -18,9 +18,11 @@ from test_attention_backward import made as gradients
 import codegen
 import fusegraph as fg
 from codegen import render, schedule_data, schedule_from_data, schedule_text, schedules, target
+from codegen.canonical import canonical
 from codegen.families import FAMILIES, FORMS, family_of, form_of
 from codegen.family import Form, Schedule
 from codegen.spec import KernelSpec
+from codegen.spec_data import spec_data, spec_from_data
 from fusegraph.passes import fuse_gradients
 from fusegraph.plan import by_cost_model, plan
 
@@ -74,7 +76,9 @@ def graphs() -> Iterator[fg.Graph]:
         g = fg.Graph(f"images {layout}", io_dtype="bfloat16")
         x = g.tensor("x", (2, 64, 32, 32), layout=layout)
         g.output(g.max_pool(x, window=(2, 2)), name="pooled")
+        g.output(g.avg_pool(x, 3, 1, 1), name="smoothed")
         g.output(g.conv_fprop(x, g.tensor("w", (64, 1, 3, 3)), padding=1, groups=64), name="filtered")
+        g.output(g.conv_wgrad(x, g.tensor("loss", x.shape, layout=layout), padding=1, groups=64), name="gradient")
         yield g
     g = fg.Graph("groups", io_dtype="bfloat16")
     x = g.tensor("x", (2, 64, 16, 16), layout="NHWC")
@@ -119,6 +123,32 @@ def test_schedules_survive_json(rendered: dict[Form[Any, Any], list[tuple[Kernel
             data = schedule_data(schedule)
             assert set(data) == {"type", *(f.name for f in fields(schedule))}  # complete, whatever the defaults
             assert schedule_from_data(json.loads(json.dumps(data))) == schedule
+
+
+def test_specs_survive_json(rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]) -> None:
+    for made_of in rendered.values():
+        for spec in {id(spec): spec for spec, _ in made_of}.values():
+            again = spec_from_data(json.loads(json.dumps(spec_data(spec))))
+            assert repr(again) == repr(canonical(spec))
+    for wrong in ({}, {"is": "Nothing"}, {"is": "Operand"}, [], 3, {"dtype": "float32"}):
+        with pytest.raises(ValueError, match="is no specification"):
+            spec_from_data(wrong)
+
+
+def test_costs_are_those_that_schedules_are_ranked_by(
+    rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]],
+) -> None:
+    arch = target("sm_90a")
+    seen = set()
+    for form, made_of in rendered.items():
+        for spec, _ in made_of if form.cost is not None else ():
+            every = tuple(form.schedules(spec, arch))
+            costs = [form.cost(spec, schedule, arch) for schedule in every]
+            assert all(0 < cost < float("inf") for cost in costs)
+            if form.name != "mma":  # its schedules are ranked without the time between loads
+                assert costs[:1] == [min(costs)][: len(costs)]
+            seen.add(form.name)
+    assert seen == {"wgmma", "mma", "simt", "ring"}
 
 
 def test_text_says_what_is_unusual(rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]) -> None:

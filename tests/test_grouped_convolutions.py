@@ -16,6 +16,8 @@ from test_convolution_gradients import gradient
 import fusegraph as fg
 from codegen import target
 from codegen.contraction import halo_schedule
+from codegen.contraction.halo_schedule import HaloSchedule
+from codegen.spec import ContractionSpec
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.report.check import random_inputs
 
@@ -88,9 +90,14 @@ def test_volumes_in_groups_take_too_many_dimensions():
 # ---- windows read from a part of the image
 
 
-def halo(case: Case, random: Random, arch: str = "sm_80") -> Case:
-    """Returns the case with one of the best schedules that read windows from a part of the image."""
-    return replace(case, arch=arch, schedule=lambda spec: random.choice(halo_schedule.schedules(spec, target(arch))))
+def halo(case: Case, random: Random, arch: str = "sm_80", **fields: Any) -> Case:
+    """Returns the case with one of the best schedules that read windows from a part of the image, with such fields."""
+
+    def schedule(spec: ContractionSpec) -> HaloSchedule:
+        every = halo_schedule.schedules(spec, target(arch))
+        return random.choice([s for s in every if all(getattr(s, key) == value for key, value in fields.items())])
+
+    return replace(case, arch=arch, schedule=schedule)
 
 
 HALOS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -117,6 +124,21 @@ def test_halos(dtype):
             epilogue = plain if dtype == "int8" else channel_bias
             cases.append(halo(convolution(x, w, dtype, **layouts, **tf32, epilogue=epilogue, **how), random))
     check_cases(cases, guard=True)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_halos_of_warpgroups(stages):
+    random, how = Random(stages), {"wgmma": True, "stages": stages}
+    cases = [
+        halo(convolution(x, w, "bfloat16", **NHWC, epilogue=channel_bias, **more), random, "sm_90a", **how)
+        for x, w, more in (
+            ((2, 80, 7, 7), (80, 16, 3, 3), {"padding": 1}),
+            ((2, 72, 9, 8), (72, 8, 3, 3), {"dilation": (1, 2), "padding": 2}),
+            ((3, 96, 6, 9), (192, 12, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
+            ((2, 112, 6, 6), (112, 56, 3, 3), {"padding": 1}),
+        )
+    ]
+    check_cases([*cases, poisoned(cases[0], slice(16, 48))], guard=True)
 
 
 def test_halos_keep_apart_what_is_not_finite():

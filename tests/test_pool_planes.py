@@ -88,8 +88,7 @@ def test_planes_are_for_what_can_be_folded_in_turn() -> None:
         g = fg.Graph("g")
         g.output(make(g, g.tensor("x", (64, 32, size, size), **how)), name="y")
         best = best_schedule(plan(g).kernels[0].group.lowered.spec)
-        assert isinstance(best, PoolSchedule)
-        return best.planes
+        return best.planes if isinstance(best, PoolSchedule) else 0
 
     assert planes(lambda g, x: g.adaptive_avg_pool(x, 5)) == 3
     assert planes(lambda g, x: g.adaptive_avg_pool(x, 5), dtype="float64") == 1

@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 
 from fusegraph.bench.sweep.cases import KINDS, case
 from fusegraph.bench.sweep.draw import DTYPES, MOST_BYTES, MOST_OPERATIONS, Case
-from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands, summary, worst
+from fusegraph.bench.sweep.figures import HEADS, summary, table, worst
+from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands
 from fusegraph.cli import main
 
 
@@ -33,6 +34,22 @@ def test_all_kinds_and_dtypes_are_drawn_within_bounds() -> None:
         assert c.operations <= MOST_OPERATIONS
     for kind in KINDS:
         assert case(0, 5, (kind,), ("tf32",)).dtype == "tf32"
+
+
+def test_cases_look_like_layers_of_networks() -> None:
+    """Shares of what is in networks: 1x1 convolutions, depthwise ones, concatenations, frozen norms, gates."""
+    convs = [c.name for c in (case(0, n, ("conv",)) for n in range(600))]
+    share = {words: sum(words in name for name in convs) / len(convs) for words in ("concat ", "affine", "gate+")}
+    assert 0.03 < share["concat "] < 0.2
+    assert share["affine"] > 0.3
+    assert share["gate+"] > 0.02
+    taps = [name.partition(" of ")[2].split()[0] for name in convs]
+    assert sum(set(t.split("x")) == {"1"} for t in taps) / len(taps) > 0.3
+    assert {"1x7", "7x1", "3x3", "5x5", "7x7"} <= set(taps)
+    names = {c.name.split()[0] for c in (case(0, n, ("movement", "projections", "rotary")) for n in range(300))}
+    assert {name.partition("+")[0] for name in names} >= {"shuffle", "windows", "concatenate", "projections", "rotary"}
+    written = [c.name for c in (case(0, n, ("attention",)) for n in range(100)) if "written out" in c.name]
+    assert len(written) > 10
 
 
 def _small(kind: str) -> list[Case]:
@@ -57,24 +74,36 @@ def test_operands_lie_as_they_are_drawn() -> None:
 
 
 def _rows() -> list[Row]:
+    ours, theirs = [("inference_kernel", 11.5)], [("implicit_gemm", 5.5)]
     return [
-        Row(0, "conv+bias 1x2 bfloat16", {"eager": 12.0, "inductor": 10.0, "fusegraph": 5.0}, floor_us=4.0),
-        Row(1, "dgrad 1x2 tf32", {"eager": 6.0, "inductor": 9.0, "fusegraph": 12.0}, tuned_us=8.0,
-            kernels={"fusegraph": [("inference_kernel", 11.5)]}),
-        Row(2, "matmul 1x2 tf32", {"eager": 6.0}, {"fusegraph": "GraphError: no"}),
+        Row(0, "conv+bias 1x2 bfloat16", "conv", "bfloat16", {"eager": 12.0, "inductor": 10.0, "fusegraph": 5.0},
+            floor_us=4.0, predicted_us=10.0),
+        Row(1, "dgrad 1x2 tf32", "conv_backward", "tf32", {"eager": 6.0, "inductor": 9.0, "fusegraph": 12.0},
+            tuned_us=8.0, kernels={"fusegraph": ours, "eager": theirs}),
+        Row(2, "matmul 1x2 tf32", "matmul", "tf32", {"eager": 6.0}, {"fusegraph": "GraphError: no"}),
+        Row(3, "wgrad 1x2 tf32", "conv_backward", "tf32", {"eager": 6.0, "fusegraph": 12.0}, tuned_us=11.9,
+            kernels={"fusegraph": ours, "eager": theirs}),
+        Row(4, "wgrad 1x2 tf32", "conv_backward", "tf32", {"eager": 6.0, "fusegraph": 12.0},
+            kernels={"fusegraph": ours * 2, "eager": theirs}),
     ]  # fmt: skip
+
+
+def test_slow_rows_have_a_cause() -> None:
+    assert [row.cause for row in _rows()] == [None, "choice", None, "form", "partition"]
 
 
 def test_figures() -> None:
     rows = _rows()
-    assert [row.ratio for row in rows] == [2.0, 0.5, None]
-    assert [row.peer for row in rows] == ["inductor", "eager", "eager"]
-    text = summary(rows)
-    assert "all                          2  geomean 1.00  below 0.9: 50.0%  below 0.7: 50.0%  worst 0.50" in text
-    assert "matmul" in text
-    assert "no row of both" in text
+    assert [row.ratio for row in rows] == [2.0, 0.5, None, 0.5, 0.5]
+    assert [row.peer for row in rows] == ["inductor", "eager", "eager", "eager", "eager"]
+    lines = {line[0]: dict(zip(HEADS, line)) for line in table(rows)}
+    assert list(lines) == ["all", "conv", "conv_backward", "matmul", "bfloat16", "tf32"]
+    assert lines["all"] == dict(zip(HEADS, ["all", "4", "0.71", "75.0%", "75.0%", "0.50", "1", "1", "1", "1", "2.00"]))
+    assert lines["matmul"]["number"] == "0"
+    assert "conv_backward" in summary(rows)
     slow = worst(rows).splitlines()
     assert slow[0].startswith("0.50  #1 dgrad 1x2 tf32: ours 12.0, tuned 8.0, eager 6.0")
+    assert slow[0].endswith("; choice")
     assert "11.5 inference_kernel" in slow[1]
     assert slow[-1] == "failed  #2 matmul 1x2 tf32: GraphError: no"
 
@@ -86,7 +115,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     made.save()
     again = Sweep(7, ["conv"], [], file)
     assert again.rows == made.rows
-    assert again.missing(5) == [3, 4]
+    assert again.missing(7) == [5, 6]
     assert not Sweep(8, ["conv"], [], file).rows
     assert json.loads(file.read_text())["seed"] == 7
 
@@ -96,6 +125,8 @@ def test_command(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all("matmul" in line for line in lines)
+    assert main(["bench", "--suite", "sweep", "--peers", "cupy"]) == 2
+    assert "if asked for, cudnn" in capsys.readouterr().err
     assert main(["bench", "--suite", "sweep", "--only", "nothing"]) == 2
     assert "found in none of conv" in capsys.readouterr().err
     monkeypatch.setattr("fusegraph.runtime.driver.unavailable_reason", lambda: "no driver; use engine='cpu'")

@@ -313,7 +313,7 @@ def large(dtype: str = "float32", compute: str = "float32", **how: Any) -> fg.Gr
         (large(taps=5), {}, "implicit GEMM", "not 5x5"),
         (convolution((1, 16, 8, 8), 16, None), {}, "implicit GEMM", "of the time of the direct sum"),
         (convolution((1, 3, 64, 64), 8, None), {}, "direct", "few channels"),
-        (convolution((8, 64, 28, 28), 64, None), {}, "winograd F(4x4,3x3)", "fewer products"),
+        (convolution((16, 256, 28, 28), 256, None), {}, "winograd F(4x4,3x3)", "fewer products"),
         (convolution((1, 512, 7, 7), 512, None), {}, "implicit GEMM", "of the time of the direct sum"),  # in parts
         (convolution((0, 16, 8, 8), 16, None), {}, "implicit GEMM", "nothing to multiply"),
         (convolution((1, 0, 8, 8), 16, None), {}, "implicit GEMM", "nothing to multiply"),
@@ -347,7 +347,7 @@ def test_algorithms_that_there_are_not(op, attributes, text):
 
 
 def test_a_limited_workspace_forbids_it():
-    graph = convolution((16, 64, 64, 64), 64, None)
+    graph = convolution((16, 256, 56, 56), 256, None, taps="KRSC")
     assert chosen(graph, workspace=1 << 30)[0].startswith("winograd")
     made = CpuExecutable(graph, Options(), workspace_limit=0, lazy=True)
     assert made.plan is not None

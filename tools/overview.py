@@ -32,7 +32,10 @@ text { fill: #e6edf3 }
 }"""
 
 
-def overview(suites: Mapping[str, tuple[float, float, float, str]], subtitle: str) -> str:
+_TITLE = "Speed relative to the fastest of the other libraries; further right is faster"
+
+
+def overview(suites: Mapping[str, tuple[float, float, float, str]], subtitle: str, title: str = _TITLE) -> str:
     """Returns the picture of suites: name -> (geometric mean, worst and best ratio, text on rows and peers)."""
     least = min([0.7, *(worst for _, worst, *_ in suites.values())])
     most = max([2.0, *(best for _, _, best, _ in suites.values())])
@@ -51,7 +54,7 @@ def overview(suites: Mapping[str, tuple[float, float, float, str]], subtitle: st
         f'viewBox="0 0 {width} {bottom + _BOTTOM}">',
         f"<style>\n{_STYLE}\n</style>",
         f'<rect class="back" width="{width}" height="{bottom + _BOTTOM}"/>',
-        text(_MARGIN, 22, "Speed relative to the fastest of the other libraries; further right is faster", "title"),
+        text(_MARGIN, 22, title, "title"),
         text(_MARGIN, 40, subtitle, "small"),
     ]
     for power in range(ceil(log2(least)), floor(log2(most)) + 1):

@@ -447,6 +447,7 @@ def pictures(folder: Path) -> dict[Path, str]:
 
 Makers = Mapping[str, Callable[[], str]]
 
+_of_suites = runpy.run_path(str(ROOT / "tools" / "suites.py"))
 _hopper = runpy.run_path(str(ROOT / "tools" / "hopper.py"))
 
 
@@ -454,6 +455,7 @@ def readme_makers(_: str, root: str = "") -> Makers:
     """Returns the functions that make the sections of README.md and docs, by name; ``root`` is as for `picture`."""
     makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
+    linked |= {name: partial(_of_suites[name], RESULTS, root) for name in ("zoo", "sweep", "schedules")}
     return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
 
 
@@ -475,8 +477,8 @@ def pages() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    wanted = {**pages(), **pictures(RESULTS)}
-    stale = [picture for picture in sorted(RESULTS.glob("*.svg")) if picture not in wanted]
+    wanted = {**pages(), **pictures(RESULTS), **_of_suites["pictures"](RESULTS)}
+    stale = [picture for picture in sorted(RESULTS.rglob("*.svg")) if picture not in wanted]
     if arguments == ["--check"]:
         before = {path: path.read_text() if path.exists() else "" for path in wanted}
         for path, text in wanted.items():

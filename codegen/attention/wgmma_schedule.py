@@ -46,6 +46,13 @@ TOGETHER = {True: 32, False: 8}
 #: Columns of scores that take as long as the other work of a tile of keys, and as the beginning of a tile of queries
 #: that waits for the end of the one before.
 OF_KEYS, OF_QUERIES = 18, 80
+#: Of short sequences without masks: the time of a tile of queries in units of the work of 128 rows on one column of
+#: scores; of one whose keys are not whole tiles, whose products are not joined; of one whose scores are one tile, so
+#: that nothing goes on beside their exponentials.  By the number of consumers, how much longer a column takes.
+OF_SHORT, OF_RAGGED, OF_ONE = 200, 85, 28
+SLOWER = {2: 1.0, 3: 1.36}
+#: Sequences of at most so many queries and keys are short.
+SHORT = 768
 #: Share of the L2 cache that may hold the keys and values which blocks running at the same time share.
 SHARED_IN_L2 = 2 / 5
 
@@ -287,6 +294,8 @@ def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
         preferred = [(2, 48), (2, 64)] if reads else [(2, 64), (2, 48)]
     else:
         preferred = [(2, 80), (2, 64), (2, 48)]
+    if tall <= 128 and not (narrow(spec) or sides or spec.ranges or reads or programmed or spec.pages):
+        preferred = _short(spec, target) + preferred
     if spec.weight is not None and not narrow(spec):
         # What the weight computes, such as random numbers, needs registers of its own.
         most = 128 if tall <= 128 else 64 if tall <= 192 else 48
@@ -297,6 +306,36 @@ def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
         preferred = [(2, keys) for groups, keys in preferred if groups <= 2] + preferred
     found = ((groups, tile_keys(spec, keys)) for groups, keys in preferred)
     return list(dict.fromkeys(tile for tile in found if tile[1]))
+
+
+def _short(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
+    """Returns the tiles of a short sequence without masks, the fastest first: it matters how much of them is beyond it.
+
+    Sequences that are not short have none.
+    """
+    if max(spec.rows, spec.keys) > SHORT or spec.rows <= ROWS:
+        return []
+
+    def time(tile: tuple[int, int]) -> float:
+        groups, keys = tile
+        rounds = -(-prod(spec.batch) * -(-spec.rows // (groups * ROWS)) // target.sms)
+        columns = -(-spec.keys // keys) * (keys * (spec.depth + spec.width) / (2 * PANEL) + OF_KEYS)
+        rest = OF_SHORT + OF_RAGGED * (spec.keys % keys > 0) + OF_ONE * (keys >= spec.keys)
+        return rounds * (columns * SLOWER[groups] + rest)
+
+    counts = range(1, -(-spec.keys // 64) + 1)
+    sizes = {-(-spec.keys // (16 * n)) * 16 for n in counts} | {96, 128}
+    every = [(groups, keys) for groups in SLOWER for keys in sorted(sizes) if 64 <= keys <= 256]
+
+    def fits(tile: tuple[int, int]) -> bool:
+        groups, keys = tile
+        if groups == 3 and keys < spec.keys < 2 * keys:
+            return False  # the loop is unrolled, and there are no registers for three consumers
+        s = AttentionWgmmaSchedule(groups, keys, stages=1 if keys >= spec.keys else 2, ahead=2)
+        room = target.arch.shared_bytes_per_block
+        return registers_held(spec, keys) <= HELD[groups] and buffers(spec, s).bytes <= room
+
+    return sorted(filter(fits, every), key=time)[:3]
 
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
@@ -322,7 +361,9 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
             # long as the others.
             work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
             grid = -(-work // -(-work // blocks))
-        for stages, ahead in (*deeper, (2, 2), (2, 1), (3, 1), (1, 1)):
+        # One tile of keys: the next queries' are better brought while these are multiplied than not at all.
+        single = ((1, 2),) if keys >= spec.keys and groups > 1 else ()
+        for stages, ahead in (*deeper, (2, 2), *single, (2, 1), (3, 1), (1, 1)):
             s = AttentionWgmmaSchedule(groups, keys, stages, pingpong, heads, grid, ahead, chains, alternate=alternate)
             fits = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block
             if fits and registers_held(spec, keys) <= HELD[groups]:

@@ -24,9 +24,9 @@ from codegen.tile_path import product_types
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
     types = wgmma_schedule.operand_types(spec, schedule.converts)
-    if wgmma_schedule.adds_up_stages(spec, types):
-        return ROW_BYTES
-    return 0 if types[0].startswith("float8") else None
+    if not types[0].startswith("float8"):
+        return None
+    return ROW_BYTES if wgmma_schedule.adds_up_stages(spec, types) else 0
 
 
 def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:
@@ -37,12 +37,18 @@ FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
-        Form("wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma),
-        Form("mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma),
+        Form(
+            "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
+            cost=wgmma_schedule.cost,
+        ),
+        Form(
+            "mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma,
+            cost=mma_schedule.cost,
+        ),
         Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
-        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles),
+        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
     ),
-)
+)  # fmt: skip
 
 
 def keeps_form(spec: ContractionSpec, target: Target) -> bool:

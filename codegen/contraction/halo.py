@@ -75,7 +75,7 @@ class _Renderer:
         if slabs > 1:
             w.line(f"const {self.t} group0 = blockIdx.x{f' % {slabs}' if s.workers > 1 else ''} * {s.groups};")
         self.group0 = "group0" if slabs > 1 else "0"
-        self._bring_filters()
+        (self._bring_matrix if s.wgmma else self._bring_filters)()
         self._bring_image()
         self.fragments.epilogue.scalars()
         self._windows()
@@ -83,7 +83,7 @@ class _Renderer:
         w.line(f"int tile = {first};")
         with w.scope():
             self._walk()
-            self._multiply()
+            (self._multiply_together if s.wgmma else self._multiply)()
             (self._write if x.direct else self._leave)()
         return w.source(
             self.space.program,
@@ -108,6 +108,8 @@ class _Renderer:
             w.line("copy_async_commit();")
             w.open(f"for (int stage = 0; tile < {x.tiles}; tile += {s.workers}, stage ^= 1)")
         w.line("copy_async_wait<0>();")
+        if s.wgmma:
+            w.line("fence_async_shared();  // wgmma reads the filters")
         w.line("__syncthreads();  // this part of the image is there")
         if s.stages > 1:
             w.line(f"if (tile + {s.workers} < {x.tiles}) bring(tile + {s.workers}, stage ^ 1);  // that before is used")
@@ -162,6 +164,36 @@ class _Renderer:
                 terms.append((f"h{d}", step))
         inside += [f"{channel} < {at.groups * at.channels}"] if x.slabs.ragged else []
         return every(*inside) or "true", linear([*terms, (channel, gather.inner[0])])
+
+    def _bring_matrix(self) -> None:
+        """Writes the copies of a group's filters as wgmma reads them: 8 x 16 bytes of columns and terms lie together.
+
+        A chunk of 8 bytes has its first half in the first 16 bytes of a step, and its second half in the others.
+        """
+        w, x, at, gather, taps = self.w, self.x, self.at, self.spec.b, self.spec.k[1:]
+        words = at.chunks * 2
+        w.line("#pragma unroll 4")
+        with w.block(f"for (int i = t; i < {x.cols * words}; i += {self.s.threads})"):
+            w.line(f"const int f = i / {words}, word = i % {words};")
+            sizes = (*taps, at.width // 4)
+            place = coordinates(w, "int", "k", "word", sizes)
+            steps = (*gather.inner[1:], gather.inner[0] * (4 // at.itemsize))
+            group, filter_ = (f"f / {at.filters}", f"f % {at.filters}") if self.s.groups > 1 else ("0", "f")
+            first = [(self.group0, gather.batch[0]), (f"({group})", gather.batch[0]), (f"({filter_})", gather.outer[0])]
+            offset = [*(first if self.s.groups > 1 else (first[0], ("f", gather.outer[0]))), *zip(place, steps)]
+            exists = f"{self.group0} + f / {at.filters} < {at.groups}" if x.slabs.ragged else ""
+            row = "f"
+            if x.run == 4:  # rows in the order of `_bring_filters`
+                row = "(f / 16 * 16 + f % 4 / 2 * 8 + f % 16 / 4 * 2 + f % 2)"
+            to = f"&shared.filters[word / 8 * 2 + word % 2][{row} * 16 + word % 8 / 2 * 4]"
+            valid = f", {exists} ? 4 : 0" if exists else ""
+            w.line(f"copy_async<4>({to}, {self.filters} + ({linear(offset, gather.start)}){valid});")
+        rest = x.steps * 8 - words
+        if rest:
+            with w.block(f"for (int i = t; i < {x.cols * rest}; i += {self.s.threads})"):
+                w.line(f"const int f = i / {rest}, word = {words} + i % {rest};")
+                to = "shared.filters[word / 8 * 2 + word % 2][f * 16 + word % 8 / 2 * 4]"
+                w.line(f"*reinterpret_cast<uint32*>(&{to}) = 0;")
 
     def _bring_filters(self) -> None:
         """Writes the copies of the filters of a block's groups, each as one row: tap by tap, channel by channel."""
@@ -266,6 +298,40 @@ class _Renderer:
                     w.unrolled_line(f"for (int i = 0; i < {x.own}; ++i)")
                     w.line(f"    mma<{at.types[0]}, {at.types[1]}>(sum[g][i][j], a[i], b);")
 
+    def _multiply_together(self) -> None:
+        """Writes the same for warpgroups: the fragments of a step are read while those before are multiplied."""
+        w, x, at = self.w, self.x, self.at
+        whole, last, columns = at.width % STEP == 0, at.chunks % 4, at.filters
+        w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
+        self._reach()
+        groups = self.s.groups
+        w.line(f"float sum[{groups}][{x.own}][{columns // 2}] = {{}};")
+        w.line(f"uint32 a[2][{groups}][{x.own}][4];  // of two steps in turn")
+        each = f"for (int g = 0; g < {groups}; ++g)", f"for (int i = 0; i < {x.own}; ++i)"
+        w.line("#pragma unroll" if whole and x.steps * groups * x.own <= 64 else "#pragma unroll 2")
+        with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
+            chunk = "kk * 4" if whole else "chunk"
+            if not whole:
+                w.line("const int chunk = kk * 4 + lane % 4;")
+            reached = f"reach({f'min({chunk}, {at.chunks - 1})' if last else chunk})"
+            w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+            with w.unrolled(*each):
+                w.line("uint32 (&part)[4] = a[kk % 2][g][i];")
+                rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
+                w.line(f"load_chunks(part, {', '.join(rows)});")
+                if last:
+                    w.line(f"if (chunk >= {at.chunks}) part[0] = part[1] = part[2] = part[3] = 0;")
+            w.line("wgmma_fence();")
+            with w.unrolled(*each):
+                w.line(f"wgmma<{at.types[0]}, {at.types[1]}, {columns}>(sum[g][i], a[kk % 2][g][i],")
+                place = f"&shared.filters[kk * 2][g * {16 * columns}]"
+                w.line(f"    matrix_descriptor<0>({place}, {x.cols * 16}, 128), true);")
+            w.line("wgmma_commit();")
+            w.line("wgmma_wait<1>();  // the fragments of the step before are free")
+        w.line("wgmma_wait<0>();")
+        with w.unrolled(*each):
+            w.line("wgmma_hold(sum[g][i]);")
+
     def _filter(self) -> None:
         """Writes the load of a thread's share of 8 filters of group g: those that do not exist are the last one."""
         w, at = self.w, self.at
@@ -330,7 +396,10 @@ class _Renderer:
                 n = linear([(self.group0, at.filters), ("g", at.filters), ("filter", 1)])
                 w.line(f"const {fragments.t} n = {n};")
                 w.leave(self.edges[1].outside("n"))
-                total = f"sum[g][i / 2][j{' + e / 2' if run > 2 else ''}][i % 2 * 2 + e{' % 2' if run > 2 else ''}]"
+                half = f"i % 2 * 2 + e{' % 2' if run > 2 else ''}"
+                total = f"sum[g][i / 2][j{' + e / 2' if run > 2 else ''}][{half}]"
+                if s.wgmma:
+                    total = f"sum[g][i / 2][j * 4{' + e / 2 * 4' if run > 2 else ''} + {half}]"
                 fragments.run(total, run)
 
     def _position(self, places: Sequence[str]) -> None:

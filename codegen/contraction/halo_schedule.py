@@ -14,6 +14,7 @@ from codegen.family import Schedule
 from codegen.filled_tiles import as_it_lies
 from codegen.fragments import MOST_PAD
 from codegen.operands import round_up
+from codegen.ranking import in_order
 from codegen.spec import ContractionSpec, Gather, Image
 from codegen.target import Target
 from codegen.tile_path import product_types
@@ -30,6 +31,7 @@ class HaloSchedule(Schedule):
 
     warps      of a block, each of which has as many positions, 16 at a time, and the filters of all the groups.
     stages     parts of the image in shared memory: with two, one is read while the next one is brought.
+    wgmma      whether four warps together multiply, as warpgroups: filters are read where they lie.
     workers    blocks that share the tiles of a group; ``resident`` those that a multiprocessor is to hold.
     """
 
@@ -40,6 +42,7 @@ class HaloSchedule(Schedule):
     groups: int
     warps: int
     stages: int = 1
+    wgmma: bool = False
     workers: int = 1
     resident: int = 1
 
@@ -91,6 +94,11 @@ class Windows:
     def fragments(self) -> int:
         """Fragments that a group's filters take."""
         return -(-self.filters // FRAGMENT_COLS)
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether warpgroups can multiply the filters of a group where they lie in shared memory."""
+        return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and self.filters <= MOST_SUMS * 2
 
     def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
         """Returns how many elements of the image lie under a tile of positions, in each spatial dimension."""
@@ -199,11 +207,12 @@ class HaloTile:
     def buffers(self) -> Buffers:
         pitch, row = self.reads[0], self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
+        rows, columns = (2 * self.steps, VECTORS * self.cols) if self.s.wgmma else (self.cols, row)
         sums = max(FRAGMENT_ROWS * (self.cols + MOST_PAD), self.cols * (FRAGMENT_ROWS + MOST_PAD))
         image = Buffer(
             "image", "unsigned char", (self.pixels, pitch), self.s.stages, align=VECTORS, note="under the tile"
         )
-        filters = Buffer("filters", "unsigned char", (self.cols, row), align=VECTORS, note="tap by tap")
+        filters = Buffer("filters", "unsigned char", (rows, columns), align=BANKS, note="tap by tap")
         left = Buffer("sums", "float", (self.s.warps, sums), align=VECTORS, note="each warp's, on their way out")
         return Buffers((image, filters) if self.direct else (image, filters, left))
 
@@ -254,8 +263,8 @@ MOST_WARPS, MOST_OWN = 16, 4
 WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
 #: How many tiles are tried of about the same number of positions.
 TILES = 4
-#: Most registers of a thread for sums.
-MOST_SUMS = 128
+#: Most schedules worth trying, and registers of a thread for sums.
+MOST, MOST_SUMS = 48, 128
 #: Cycles of a multiprocessor between two products; bytes that it gets from the L2 cache in a cycle; threads'
 #: instructions in a cycle; instructions of a thread for a copy, for an element that it loads, and for each result.
 PRODUCT, L2_RATE, ISSUE = 1.6, 48.0, 128.0
@@ -268,8 +277,11 @@ EXPOSED = 0.35
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[HaloSchedule, ...]:
-    """Returns schedules worth trying, the one with the least estimated time first.  Raises Declined with a reason."""
-    return tuple(s for _, s in _ranked(spec, target))[:32]
+    """Returns schedules worth trying, the one with the least estimated time first, then the best of every other kind.
+
+    Raises Declined with a reason.
+    """
+    return in_order(_ranked(spec, target), lambda s: (s.wgmma, s.stages, s.groups, s.warps))[:MOST]
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
@@ -285,6 +297,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
     for candidate in _candidates(windows(spec)):
         x = HaloTile(spec, candidate)
         resident = x.resident(target) if x.sums <= MOST_SUMS else 0
+        if candidate.wgmma and not (target.arch.has_wgmma and x.filter_vector and x.direct):
+            continue
         if resident:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
             chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
@@ -301,6 +315,10 @@ def _candidates(at: Windows) -> Iterator[HaloSchedule]:
         for warps in dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1)):
             for stages in (1, 2) if warps <= MOST_WARPS else ():
                 yield HaloSchedule(images, depth, rows, cols, groups, warps, stages)
+            together = round_up(warps, 4)
+            if at.wgmma and together <= MOST_WARPS:
+                every = (HaloSchedule(images, depth, rows, cols, groups, together, stages, True) for stages in (1, 2))
+                yield from every
 
 
 def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
@@ -333,6 +351,8 @@ def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
     products = fragments * at.fragments * PRODUCT
     image, filters, results = x.pixels * x.width, x.cols * at.chunks * CHUNK, x.positions * x.cols
     shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + (image + 8 * results) / BANKS
+    if s.wgmma:
+        products, shared = fragments * (at.filters + 16) / 8, fragments * 4 * x.reads[1] + image / BANKS
     instructions = results * RESULT + _copies(image, x.image_vector, at.itemsize)
     instructions += 32 * fragments * (2 + at.fragments + (at.fragments + 6) / x.own)
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)

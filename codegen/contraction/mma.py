@@ -18,6 +18,7 @@ from codegen.fragments import ResultFragments, Sum, space, staging
 from codegen.iteration import coordinate, linear, signed_index_type
 from codegen.kernel import Kernel
 from codegen.partials import PartialNames, Partials, Sink
+from codegen.phases import condition, idle
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_loader import STEP, TileLoader
@@ -159,7 +160,7 @@ class _Renderer:
 
     def _mainloop(self) -> None:
         w, s, ahead = self.w, self.s, self.ahead
-        first, last = ("first", "last") if s.split_k > 1 else ("0", str(self.depth))
+        first, last = self._stages()
         w.line()
         w.line(f"// While a stage is multiplied the next {f'{ahead} are' if ahead > 1 else 'is'} on the way.")
         w.line(f"{self.fragments.total} sum[{self.fragments_m}][{self.columns}][4] = {{}};")
@@ -186,6 +187,19 @@ class _Renderer:
         if self.sums_in_ring:
             w.line("__syncthreads();  // the ring is free for the sums")
 
+    def _stages(self) -> tuple[str, str]:
+        """Returns the first stage of the block's reduction and the one behind the last: none where no term has
+        elements.
+        """
+        first, last = ("first", "last") if self.s.split_k > 1 else ("0", str(self.depth))
+        batch, several = self.spec.batch, self.parts.batch > 1
+        places = [f"({coordinate('batch', batch, d)})" if several else "0" for d in range(len(batch))]
+        nothing = condition(idle(self.spec), places)
+        if not nothing:
+            return first, last
+        self.w.line(f"const {self.t} end = {nothing} ? {first} : {last};  // the taps of some phases do not exist")
+        return first, "end"
+
     def _first_stages(self, first: str, last: str) -> None:
         """Writes the copies of the stages that are on the way before any is multiplied."""
         w, ahead = self.w, self.ahead
@@ -193,7 +207,7 @@ class _Renderer:
             # What goes through registers takes many instructions: one copy of them in front of the loop is enough.
             number = w.each("i", ahead, unroll=not self.stashed)
             where = linear([(first, 1), (number, 1)])
-            with w.block(f"if ({where} < {last})", when=self.s.split_k > 1 or self.depth < ahead):
+            with w.block(f"if ({where} < {last})", when=not last.isdecimal() or self.depth < ahead):
                 w.line(f"fetch({where}, {number});")
                 if self.stashed:
                     w.line(f"stash({number});")

@@ -10,6 +10,7 @@ from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
+from codegen.phases import busy_share
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -91,15 +92,16 @@ TILES = (
 )
 STAGES = (4, 3, 2)
 
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and the cycles until the first arrive; bytes of shared
+#: The share of the L2 cache's rate that is reached, and the cycles until the first bytes arrive; bytes of shared
 #: memory, and instructions of single threads, in a cycle.
-L2_RATE, LATENCY, SHARED_RATE, ISSUE = 48.0, 900.0, 128.0, 128.0
+L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
-#: How much longer a stage takes that is gathered from windows of an image, or that has a computed operand.
-WINDOWS, COMPUTED = 1.6, 2.2
+#: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
+#: has a computed operand.
+WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -116,8 +118,13 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    best, parts = _ranked(spec, target)[0][1], tile_paths(spec, _widens(spec, target))
-    return _cost(spec, parts, best, target, _resident(parts, best, target), BETWEEN_LOADS)
+    return cost(spec, _ranked(spec, target)[0][1], target)
+
+
+def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    parts = tile_paths(spec, _widens(spec, target))
+    return _cost(spec, parts, schedule, target, _resident(parts, schedule, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -125,6 +132,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
     parts = tile_paths(spec, _widens(spec, target))
+    if parts.a.parts > 1:
+        raise Declined("float32 is multiplied in parts by warpgroups only")
     found = [(_cost(spec, parts, s, target, blocks), s) for s, blocks in _candidates(spec, parts, target)]
     if not found:
         raise Declined("no tile fits the shared memory of a block")
@@ -225,7 +234,7 @@ def _cost(
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / L2_RATE, instructions]
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
     busy = max(work) + 0.1 * (sum(work) - max(work))
     rounds = Edge(blocks, target.sms).tiles
     together = min(resident, rounds)
@@ -236,10 +245,10 @@ def _cost(
         latency += between_loads * _loads(parts, s)
     stage = max(busy, latency)
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        stage *= WINDOWS
+        stage *= ACROSS if spec.a.image.across else WINDOWS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):
         stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
     exchange = 3000.0 if s.split_k > 1 else 0.0
-    return LATENCY + rounds * (depth * stage + results + exchange + OVERHEAD / together)
+    return LATENCY + rounds * (busy_share(spec) * depth * stage + results + exchange + OVERHEAD / together)

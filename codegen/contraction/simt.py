@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.buffers import Edge, every
+from codegen.buffers import Edge
 from codegen.contraction.merge import merged
-from codegen.contraction.simt_operands import SimtOperand, within
+from codegen.contraction.simt_operands import SimtOperand
 from codegen.contraction.simt_partials import SimtPartials
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, schedules
 from codegen.epilogue import Epilogue, Run, batches, in_order, placed
 from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
+from codegen.phases import condition, idle
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
 
@@ -52,6 +53,7 @@ class _Renderer:
         details = [
             f"{spec.sums} in {spec.accumulate}; "
             f"tile {s.tile_m} x {s.tile_n} x {s.tile_k} a block, {s.thread_rows} x {s.thread_cols} a thread"
+            + (f"; {s.stages} stages filled by asynchronous copies" if s.copied else "")
         ]
         w.parameters += [text for side in self.sides for text in side.prologue.parameters()]
         w.parameters += self.epilogue.pointers.parameters() + self.partials.parameters()
@@ -62,18 +64,23 @@ class _Renderer:
         w.line("const int t = threadIdx.x;")
         if self.k:
             w.line()
-            for tile in buffers(s.tile, spec.accumulate, spec.products, [side.in_chunks for side in self.sides]):
-                w.line(tile.static)
+            in_chunks = [side.in_chunks for side in self.sides]
+            tiles = buffers(s.tile, spec.accumulate, spec.products, in_chunks, s.stages)
+            if s.copied:
+                w.share(tiles)
+            else:
+                for tile in tiles:
+                    w.line(tile.static)
             for side in self.sides:
                 side.prologue.scalars()
             for side in self.sides:
                 side.prepare()
         self._sums()
         if self.k:
-            inside = every(*(within(spec, self.t, x) for x in spec.terms if not any(x.inner)))
-            if inside:
+            nothing = condition(idle(spec), batches(spec.batch))
+            if nothing:
                 w.line()
-            with w.guarded(inside):
+            with w.guarded(f"!({nothing})" if nothing else ""):
                 self._mainloop()
         self._results()
         barriers = self.k > 0 or bool(self.partials)
@@ -101,23 +108,23 @@ class _Renderer:
         w, s = self.w, self.s
         last = (Edge(self.k, s.tile_k).tiles - 1) * s.tile_k
         w.line()
-        self._declare()
-        loop = f"for ({self.t} k0 = 0; k0 < {last + s.tile_k}; k0 += {s.tile_k}, stage ^= 1)"
-        if s.apart:
-            self._apart(loop, last)
+        if s.copied:
+            self._ring(last)
             return
+        self._declare()
         with w.block(f"const auto fetch = [&]({self.t} k0)", "};"):
             for side in self.sides:
                 side.fetch()
         w.line("fetch(0);")
         w.line("int stage = 0;")
-        with w.block(loop):
+        with w.block(f"for ({self.t} k0 = 0; k0 < {last + s.tile_k}; k0 += {s.tile_k}, stage ^= 1)"):
             for side in self.sides:
                 side.stash()
             w.line("__syncthreads();  // one a tile is enough: the other stage was last read before the previous one")
             if last:
                 w.line(f"if (k0 < {last}) fetch(k0 + {s.tile_k});")
-            self._multiply("0", s.tile_k)
+            with w.unrolled(f"for (int kk = 0; kk < {s.tile_k}; ++kk)"):
+                self._multiply()
 
     def _declare(self) -> None:
         """Declares the registers for what a thread has fetched of the next tiles."""
@@ -129,48 +136,69 @@ class _Renderer:
         for side in self.sides:
             side.declare()
 
-    def _apart(self, loop: str, last: int) -> None:
-        """Writes the loop in two halves: in each, the next tile of one operand is in flight."""
-        w, s = self.w, self.s
-        for side in self.sides:
-            with w.block(f"const auto fetch_{side.label} = [&]({self.t} k0)", "};"):
-                side.fetch()
-            with w.block(f"const auto write_{side.label} = [&](int stage)", "};"):
-                side.stash()
-        with w.block("const auto multiply = [&](int stage, int first)", "};"):
-            self._multiply("first", s.tile_k // 2)
-        for label in "ab":
-            w.line(f"fetch_{label}(0);")
-            w.line(f"write_{label}(0);")
-        w.line("int stage = 0;")
-        with w.block(loop):
-            w.line("__syncthreads();  // one a tile is enough: the other stage was last read before it")
-            w.line(f"const bool more = k0 < {last};")
-            w.line(f"if (more) fetch_a(k0 + {s.tile_k});")
-            w.line("multiply(stage, 0);")
-            with w.block("if (more)"):
-                w.line("write_a(stage ^ 1);")
-                w.line(f"fetch_b(k0 + {s.tile_k});")
-            w.line(f"multiply(stage, {s.tile_k // 2});")
-            w.line("if (more) write_b(stage ^ 1);")
+    def _ring(self, last: int) -> None:
+        """Writes the loop over a ring of stages that asynchronous copies fill.
 
-    def _multiply(self, first: str, count: int) -> None:
-        """Writes the products of some terms of the tiles, added to the sums."""
+        What a thread multiplies next is on its way from shared memory, and from a stage that has just landed while the
+        last terms of the one before are multiplied.
+        """
+        w, s, ahead = self.w, self.s, self.s.stages - 1
+        with w.block(f"const auto copy = [&]({self.t} k0, int stage)", "};"):
+            for side in self.sides:
+                side.fetch()
+        for side in self.sides:
+            w.line(f"Vector<float, {CHUNK}> {side.label}_parts[2][{side.chunks}];  // of two terms in turn")
+        with w.block("const auto load_parts = [&](int stage, int kk)", "};"):
+            for side in self.sides:
+                place = linear([(side.thread, CHUNK), ("c", side.span)])
+                load = f"load_shared<{CHUNK}>(&shared.{side.label}_tile[stage][kk][{place}])"
+                w.unrolled_line(f"for (int c = 0; c < {side.chunks}; ++c) {side.label}_parts[kk % 2][c] = {load};")
+        with w.unrolled(f"for (int n = 0; n < {ahead}; ++n)"):
+            w.line(f"if (n * {s.tile_k} <= {last}) copy(n * {s.tile_k}, n);")
+            w.line("copy_async_commit();")
+        w.line(f"copy_async_wait<{ahead - 1}>();")
+        w.line("__syncthreads();")
+        w.line("load_parts(0, 0);")
+        w.line(f"int stage = 0, filling = {ahead};")
+        loop, terms = (
+            f"for ({self.t} k0 = 0; k0 <= {last}; k0 += {s.tile_k})",
+            f"for (int kk = 0; kk < {s.tile_k}; ++kk)",
+        )
+        with w.block(loop), w.unrolled(terms):
+            with w.block(f"if (kk == {s.tile_k - 1})"):
+                w.line(f"copy_async_wait<{ahead - 1}>();")
+                w.line("__syncthreads();  // the next stage has landed, and the one before has been read")
+                w.line(f"stage = stage == {ahead} ? 0 : stage + 1;")
+            w.line(f"load_parts(stage, (kk + 1) % {s.tile_k});")
+            with w.block("if (kk == 0)"):
+                w.line(f"if (k0 + {ahead * s.tile_k} <= {last}) copy(k0 + {ahead * s.tile_k}, filling);")
+                w.line("copy_async_commit();")
+                w.line(f"filling = filling == {ahead} ? 0 : filling + 1;")
+            for side in self.sides:
+                w.line(f"const auto& {side.label}_part = {side.label}_parts[kk % 2];")
+            self._products(in_chunks=True)
+
+    def _multiply(self) -> None:
+        """Writes the products of term ``kk`` of the tiles, added to the sums."""
+        w, spec = self.w, self.spec
+        self._part(self.a, "")
+        with w.unrolled(f"for (int p = 0; p < {spec.products}; ++p)", when=spec.products > 1):
+            self._part(self.b, self.b.of("p"))
+            self._products()
+
+    def _products(self, *, in_chunks: bool = False) -> None:
+        """Writes the products of a thread's rows and columns; ``in_chunks``, these are arrays even of one chunk."""
         w, s = self.w, self.s
-        end = str(count) if first == "0" else f"{first} + {count}"
-        with w.unrolled(f"for (int kk = {first}; kk < {end}; ++kk)"):
-            self._part(self.a, "")
-            with w.unrolled(f"for (int p = 0; p < {self.spec.products}; ++p)", when=self.spec.products > 1):
-                self._part(self.b, self.b.of("p"))
-                with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
-                    product = " * ".join(
-                        f"{side.label}_part[{v} / {CHUNK}][{v} % {CHUNK}]"
-                        if side.chunks > 1
-                        else f"{side.label}_part[{v}]"
-                        for side, v in zip(self.sides, "ij")
-                    )
-                    sums = f"sum{self.b.of('p')}[i][j]"
-                    w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} += {product};")
+        with w.unrolled(f"for (int i = 0; i < {s.thread_rows}; ++i)"):
+            product = ", ".join(
+                f"{side.label}_part[{v} / {CHUNK}][{v} % {CHUNK}]"
+                if side.chunks > 1 or in_chunks
+                else f"{side.label}_part[{v}]"
+                for side, v in zip(self.sides, "ij")
+            )
+            sums = f"sum{self.b.of('p')}[i][j]"
+            total = f"multiply_add({product}, {sums})"
+            w.unrolled_line(f"for (int j = 0; j < {s.thread_cols}; ++j) {sums} = {total};")
 
     def _part(self, side: SimtOperand, of: str) -> None:
         """Writes the loads of a thread's rows or columns of term ``kk`` from shared memory."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.buffers import Edge, where
-from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, width
+from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, copied_width, width
 from codegen.epilogue import batches, operand_value
 from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
@@ -77,7 +77,8 @@ class SimtOperand:
     @cached_property
     def width(self) -> int:
         """Neighbours that are fetched as one vector: 1 or 4."""
-        return width(self.spec, self.prologue.gather, self.outer, self.tile, self.s.tile)
+        of = copied_width if self.s.copied else width
+        return of(self.spec, self.prologue.gather, self.outer, self.tile, self.s.tile)
 
     @property
     def in_chunks(self) -> bool:
@@ -147,7 +148,7 @@ class SimtOperand:
                 w.line(f"{'' if many else 'const bool '}{p}_inside{self.at} = {self.edge.inside(place)};")
 
     def fetch(self) -> None:
-        """Writes the reads of this thread's elements of the tile at k0 into registers, zero outside."""
+        """Writes the reads of this thread's elements of the tile at k0, zero outside: into registers or its stage."""
         w, p, terms = self.w, self.label, Edge(prod(self.spec.k), self.s.tile_k)
         with w.block(""):
             if self.along_k:
@@ -162,7 +163,10 @@ class SimtOperand:
                     "term" if self.terms else "",
                 )
                 for source in self.prologue.sources:
-                    self._read(source, coords, inside)
+                    if self.s.copied:
+                        self._copy(source, coords, inside)
+                    else:
+                        self._read(source, coords, inside)
                 if self.guarded:
                     w.line(f"{p}_kept[i] = {inside};")
 
@@ -184,8 +188,7 @@ class SimtOperand:
 
     def _read(self, source: Source, coords: Sequence[str], inside: str) -> None:
         """Writes the read of an element, or a vector, from these coordinates of the reduction."""
-        c, terms = self.spec.accumulate, zip(coords, self.prologue.place(source).inner)
-        place = linear([self.prologue.start(source, self.at), *terms]).replace(" + -", " - ")
+        c, place = self.spec.accumulate, self._place(source, coords)
         element = f"{source.pointer}[{place}]"
         if not source.pointer:
             value = f"int32({place})"
@@ -198,14 +201,29 @@ class SimtOperand:
             value = where(inside, operand_value(self.prologue.gather.operand, element, c), f"{c}(0)")
         self.w.line(f"{source.next}[i] = {value};")
 
+    def _place(self, source: Source, coords: Sequence[str]) -> str:
+        """Returns the C expression of where an element lies in memory."""
+        terms = zip(coords, self.prologue.place(source).inner)
+        return linear([self.prologue.start(source, self.at), *terms]).replace(" + -", " - ")
+
+    def _copy(self, source: Source, coords: Sequence[str], inside: str) -> None:
+        """Writes the asynchronous copy of an element, or a vector, from these coordinates of the reduction."""
+        size, p = 4 * self.width, self.label
+        valid = f", {inside} ? {size} : 0" if inside else ""
+        from_ = f"{source.pointer} + ({self._place(source, coords)})"
+        self.w.line(f"copy_async<{size}>(&shared.{p}_tile[stage]{self._in_tile()}, {from_}{valid});")
+
+    def _in_tile(self) -> str:
+        """Returns the subscript, in a stage, of what a thread brings."""
+        step, k, outer = f"i * {self.step}", f"{self.label}_k", f"{self.label}_{self.axis}"
+        return f"[{k}][{outer} + {step}]" if self.along_k else f"[{k} + {step}][{outer}]"
+
     def stash(self) -> None:
         """Writes the stores of the fetched elements to shared memory."""
-        w, p, step = self.w, self.label, f"i * {self.step}"
-        k, outer = f"{p}_k", f"{p}_{self.axis}"
-        at = f"[{k}][{outer} + {step}]" if self.along_k else f"[{k} + {step}][{outer}]"
+        w, p, at = self.w, self.label, self._in_tile()
         loop = f"for (int i = 0; i < {self.count}; ++i)"
         if self.in_chunks:
-            at = f"[{k} / {CHUNK}][e * {self.tile} + {outer} + {step}]"
+            at = f"[{p}_k / {CHUNK}][e * {self.tile} + {p}_{self.axis} + i * {self.step}]"
             with w.unrolled(loop):
                 w.unrolled_line(f"for (int e = 0; e < {self.width}; ++e) {p}_tile[stage]{at} = {p}_next[i][e];")
         elif self.width > 1:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TypeAlias
+from math import inf, prod
+from typing import NamedTuple, TypeAlias
 
 from codegen.arch import MAX_REGISTERS_PER_THREAD
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
@@ -13,6 +13,7 @@ from codegen.contraction.merge import merged
 from codegen.dtypes import SIZE_OF
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
+from codegen.phases import busy_share
 from codegen.spec import ContractionSpec, Gather
 from codegen.target import PORTABLE, Target
 
@@ -28,8 +29,8 @@ class SimtSchedule(Schedule):
     """Tile of a block (tile_m, tile_n, tile_k) and sums of a thread (thread_rows x thread_cols).
 
     ``blocks`` is the least number of blocks that a multiprocessor is to hold, which limits the registers of a thread.
-    With ``apart``, the operands' next tiles are in flight one after the other, which takes fewer registers.  Raises
-    ValueError unless the threads divide both tiles evenly and the sums come in chunks of four.
+    A ring of more than two ``stages`` is filled by asynchronous copies; of two, through registers.  Raises ValueError
+    unless the threads divide both tiles evenly and the sums come in chunks of four.
     """
 
     tile_m: int
@@ -39,7 +40,7 @@ class SimtSchedule(Schedule):
     thread_cols: int
     itype: str
     blocks: int = 1
-    apart: bool = False
+    stages: int = 2
 
     def __post_init__(self) -> None:
         threads = self.threads
@@ -53,6 +54,11 @@ class SimtSchedule(Schedule):
     @property
     def tile(self) -> Tile:
         return self.tile_m, self.tile_n, self.tile_k, self.thread_rows, self.thread_cols
+
+    @property
+    def copied(self) -> bool:
+        """Whether tiles come by asynchronous copies."""
+        return self.stages > 2
 
     @property
     def threads(self) -> int:
@@ -69,17 +75,34 @@ TILES: tuple[Tile, ...] = (
     (32, 128, 16, 4, 4),
     (32, 32, 16, 4, 4),
 )
-#: A tile for plain products (see `_plain`) on Hopper, and how many blocks of it a multiprocessor is to hold: elsewhere
-#: it takes more registers than are left for each then.
-PLAIN_TILE: Tile = (96, 128, 16, 12, 8)
-PLAIN_BLOCKS = 3
-#: How much longer one and two blocks of it that are left over take, in blocks: a block alone has one warp per
-#: scheduler.  And what its fetches of vectors cost, relative to those of single elements.  From times of prototypes.
-PLAIN_REST, PLAIN_FETCHES = (0.0, 0.8, 0.2), 0.5
-#: The tile of which a multiprocessor is to hold two blocks if the product is plain: otherwise it needs two registers
-#: too many for that.  And what a block takes then beside another, in times of one alone (rms error 7 %).
-PAIR_TILE: Tile = (128, 128, 8, 8, 8)
-PAIR = 0.92
+
+
+class Ring(NamedTuple):
+    """A tile that is brought by asynchronous copies.
+
+    stages  of the ring; ``blocks`` of which a multiprocessor is to hold so many if the product is plain.
+    share   of the multiply-adds that there could be, from times.
+    """
+
+    tile: Tile
+    stages: int
+    blocks: int
+    share: float
+
+
+RINGS: tuple[Ring, ...] = (
+    Ring((256, 128, 8, 16, 8), 4, 1, 0.85),
+    Ring((128, 128, 16, 8, 8), 3, 2, 0.83),
+    Ring((128, 64, 16, 8, 8), 3, 4, 0.81),
+    Ring((64, 128, 16, 8, 8), 3, 4, 0.81),
+    Ring((64, 64, 16, 8, 4), 4, 4, 0.76),
+    Ring((64, 32, 16, 4, 4), 4, 4, 0.65),
+    Ring((32, 64, 16, 4, 4), 4, 4, 0.65),
+    Ring((32, 32, 16, 4, 4), 4, 8, 0.6),
+)
+#: Cycles until the first stage is there and after the last; instructions for a copy, and for one whose place in the
+#: reduction has several coordinates; warps that keep a multiprocessor's schedulers busy, and the share without.
+RING_START, COPY, COPY_FROM_WINDOW, BUSY_WARPS, IDLE = 2500.0, 3.0, 14.0, 8, 0.9
 #: Bytes of shared memory that a block may declare.
 STATIC_BYTES = 48 << 10
 #: Cycles that a stage takes at least, however little is to be multiplied while the next one is in flight; the same
@@ -97,9 +120,7 @@ def schedules(spec: ContractionSpec, target: Target = PORTABLE) -> tuple[SimtSch
     Larger thread tiles read less shared memory for each product (their rate is higher), smaller ones waste less at the
     edges and fill the machine sooner.
     """
-    itype, blocks = _itype(spec), {PLAIN_TILE: PLAIN_BLOCKS, PAIR_TILE: 2 if _plain(spec, PAIR_TILE) else 1}
-    tiles = [tile for _, tile in _ranked(spec, target)]
-    return tuple(SimtSchedule(*t, itype, blocks.get(t, 1), apart=t == PLAIN_TILE) for t in tiles)
+    return tuple(schedule for _, schedule in _ranked(spec, target))
 
 
 def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
@@ -107,30 +128,44 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
     return _ranked(spec, target)[0][0]
 
 
-def product_cycles(target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Returns the estimated cycles of ``batch`` float32 products of m x k by k x n in their best tiles."""
-    return min(_cycles(target, tile, (batch, m, n, k), 1, "float") for tile in TILES)
+def cost(spec: ContractionSpec, schedule: SimtSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take; infinity if it does not fit."""
+    return next((found for found, ranked in _ranked(spec, target) if ranked == schedule), inf)
 
 
-def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, Tile]]:
-    """Returns the tiles that fit, each after its estimated cycles."""
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSchedule]]:
+    """Returns the schedules that fit, each after its estimated cycles."""
     sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
-    c, products = spec.accumulate, spec.products
+    c, products, itype = spec.accumulate, spec.products, _itype(spec)
     # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
     most = max(256 // SIZE_OF[c], CHUNK * CHUNK * products)
-    fitting = [
-        t for t in TILES if t[3] * t[4] * products <= most and not (t[0] % spec.row_chunk or t[1] % spec.col_chunk)
-    ]
+    fitting = [t for t in TILES if t[3] * t[4] * products <= most and _divides(spec, t)]
     fitting = [t for t in fitting if buffers(t, c, products).bytes + combined(spec, t).bytes <= STATIC_BYTES]
-    scattered, paired = _scattered(spec), _plain(spec, PAIR_TILE)
-    if target.arch.major == 9 and _plain(spec, PLAIN_TILE):
-        fitting.append(PLAIN_TILE)
-    found = [(_cycles(target, tile, sizes, products, c, scattered, paired), tile) for tile in fitting]
+    scattered, share = _scattered(spec), busy_share(spec)
+    found = [
+        (_cycles(target, t, sizes, products, c, scattered, share), SimtSchedule(*t, itype)) for t in fitting
+    ]
+    # A CPU, for which the portable target is, takes twice as long over copies of single elements.
+    if target.arch.has_cp_async and target != PORTABLE and _copyable(spec):
+        plain = _plain(spec) and itype == "int32"
+        for ring in RINGS:
+            tile, stages, blocks, _ = ring
+            if not _divides(spec, tile) or (tile[3] > 2 * CHUNK and not plain):
+                continue  # addresses take registers, too
+            schedule = SimtSchedule(*tile, itype, blocks if plain else max(1, blocks // 2), stages)
+            found.append((_ring_cycles(target, ring, sizes, _widths(spec, tile), share, plain=plain), schedule))
     return sorted(found, key=lambda entry: entry[0])
 
 
-def buffers(tile: Tile, ctype: str, products: int = 1, in_chunks: Sequence[bool] = (False, False)) -> Buffers:
-    """Returns both stages of the tiles in shared memory: a row for each term of the sum.
+def _divides(spec: ContractionSpec, tile: Tile) -> bool:
+    """Tells whether chunks of rows and columns that are combined lie in one tile."""
+    return not (tile[0] % spec.row_chunk or tile[1] % spec.col_chunk)
+
+
+def buffers(
+    tile: Tile, ctype: str, products: int = 1, in_chunks: Sequence[bool] = (False, False), stages: int = 2
+) -> Buffers:
+    """Returns the stages of the tiles in shared memory: a row for each term of the sum.
 
     Or ``in_chunks`` a row for each four terms, which then lie one behind the other.  The pad keeps rows 16-byte aligned
     and spreads the writes of one column over the banks.  Where threads have a vector each, as many threads as fill 32
@@ -140,7 +175,7 @@ def buffers(tile: Tile, ctype: str, products: int = 1, in_chunks: Sequence[bool]
     found = []
     for name, size, many, chunks in zip(("a_tile", "b_tile"), (rows, cols), (1, products), in_chunks):
         shape, pad = ((inner // CHUNK, CHUNK * size), 32 * CHUNK // inner) if chunks else ((inner, size), CHUNK)
-        dims = (many, 2, *shape) if many > 1 else (2, *shape)
+        dims = (many, stages, *shape) if many > 1 else (stages, *shape)
         found.append(Buffer(name, ctype, dims, pad=pad, align=VECTORS))
     return Buffers(found)
 
@@ -161,34 +196,50 @@ def combined(spec: ContractionSpec, tile: Tile) -> Buffer:
 
 
 def _cycles(
-    target: Target, tile: Tile, sizes: Sizes, products: int, ctype: str, scattered: bool = False, paired: bool = False
+    target: Target,
+    tile: Tile,
+    sizes: Sizes,
+    products: int,
+    ctype: str,
+    scattered: bool = False,
+    share: float = 1.0,
 ) -> float:
-    """Returns the cycles that products of these sizes are estimated to take in tiles.
+    """Returns the cycles that products of these sizes are estimated to take in tiles that come through registers.
 
     They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
-    flight while one is multiplied.
+    flight while one is multiplied.  The rest of the batches than this ``share`` have no terms.
     """
     (batch, m, n, k), (rows, cols, inner, tr, tc) = sizes, tile
     words = SIZE_OF[ctype] // 4
     threads, sums = rows // tr * (cols // tc), tr * tc * products
     registers = min(MAX_REGISTERS_PER_THREAD, OTHER_REGISTERS + sums * words)
-    pair = paired and tile == PAIR_TILE
-    held = 2 if pair else max(1, target.arch.blocks_per_sm(threads, registers, buffers(tile, ctype, products).bytes))
+    held = max(1, target.arch.blocks_per_sm(threads, registers, buffers(tile, ctype, products).bytes))
     work = rows * cols * products * inner * words / target.fma
-    apart = tile == PLAIN_TILE
-    fetches = FETCHES * (PLAIN_FETCHES if apart else 1)
-    work *= 1 + READS * (tr + tc * products) / sums + fetches * (1 / rows + 1 / (cols * products))
+    work *= 1 + READS * (tr + tc * products) / sums + FETCHES * (1 / rows + 1 / (cols * products))
     tiles = batch * Edge(m, rows).tiles * Edge(n, cols).tiles
-    blocks: float = Edge(tiles, target.sms).tiles  # per multiprocessor
+    blocks = Edge(tiles, target.sms).tiles  # per multiprocessor
     together = min(blocks, held)
-    if apart:
-        blocks += PLAIN_REST[int(blocks) % PLAIN_BLOCKS]
-    if pair:
-        blocks -= blocks // 2 * 2 * (1 - PAIR)
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block waits for the next stage just after asking for it, as do those that began with it
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
-    return blocks / together * (Edge(k, inner).tiles * stage + BLOCK) if tiles else 0.0
+    return blocks / together * (share * Edge(k, inner).tiles * stage + BLOCK) if tiles else 0.0
+
+
+def _ring_cycles(
+    target: Target, ring: Ring, sizes: Sizes, widths: tuple[int, int], share: float = 1.0, *, plain: bool = True
+) -> float:
+    """Returns the cycles that a product is estimated to take in copied tiles, of ``widths`` elements a copy.
+
+    The rest of the batches than this ``share`` have no terms.
+    """
+    (batch, m, n, k), (rows, cols, inner, tr, tc) = sizes, ring.tile
+    tiles = batch * Edge(m, rows).tiles * Edge(n, cols).tiles
+    blocks = Edge(tiles, target.sms).tiles  # per multiprocessor
+    copies = (COPY if plain else COPY_FROM_WINDOW) * (1 / (cols * widths[0]) + 1 / (rows * widths[1]))
+    work = share * rows * cols * Edge(k, inner).padded * (1 + copies) / target.fma / ring.share
+    if blocks * (rows // tr) * (cols // tc) < 32 * BUSY_WARPS:
+        work /= IDLE
+    return blocks * work + Edge(blocks, ring.blocks).tiles * RING_START if tiles else 0.0
 
 
 def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
@@ -197,15 +248,29 @@ def along_reduction(spec: ContractionSpec, gather: Gather) -> bool:
     return (along == 1 and spec.k[-1] > 1) or (over != 1 and along < over)
 
 
-def _plain(spec: ContractionSpec, tile: Tile) -> bool:
-    """Tells whether a spec is a float32 matrix product whose tiles are fetched as vectors, with 32-bit offsets."""
-    if spec.partials or spec.others or spec.results or _itype(spec) != "int32":
-        return False
+def _copyable(spec: ContractionSpec) -> bool:
+    """Tells whether asynchronous copies can bring the operands: floats as they lie in memory."""
+    as_they_are = all(g.program is None and g.operand.dtype.ctype == "float" for g in (spec.a, spec.b))
+    return as_they_are and spec.accumulate == "float" and not spec.others
+
+
+def _plain(spec: ContractionSpec) -> bool:
+    """Tells whether a spec is a product of matrices."""
     spec = merged(spec)
-    if len(spec.k) > 1 or spec.a.limits or spec.b.limits:
-        return False
+    return len(spec.k) == 1 and not (spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials)
+
+
+def _widths(spec: ContractionSpec, tile: Tile) -> tuple[int, int]:
+    """Returns how many elements of each operand a copy brings."""
+    spec = merged(spec)
     sides = ((spec.a, spec.m, tile[0]), (spec.b, spec.n, tile[1]))
-    return all(width(spec, gather, outer, length, tile) > 1 for gather, outer, length in sides)
+    a, b = (copied_width(spec, gather, outer, length, tile) for gather, outer, length in sides)
+    return a, b
+
+
+def copied_width(spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], size: int, tile: Tile) -> int:
+    """Returns how many neighbours of an operand a copy brings: those along the reduction go to different rows."""
+    return 1 if along_reduction(spec, gather) else width(spec, gather, outer, size, tile)
 
 
 def width(spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], size: int, tile: Tile) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from itertools import count
 from math import prod
 
+from codegen.bf16x6 import BF16X6, PART, PRODUCTS
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_consumer import Turns, consumer, main_loop
@@ -23,7 +24,7 @@ from codegen.contraction.wgmma_results import results
 from codegen.contraction.wgmma_schedule import adds_up_stages, operand_types
 from codegen.epilogue import Epilogue
 from codegen.kernel import Kernel, parameter
-from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand
+from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.pipeline import Signals
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
@@ -103,19 +104,23 @@ class _Renderer:
     def _details(self) -> list[str]:
         """Returns the lines of the kernel's heading."""
         s, spec, batch = self.s, self.spec, self.block.batch
-        instruction = f"m64n{self.block.columns}k{32 // self.parts.reduction.itemsize}"
+        k = self.parts.reduction
+        instruction = f"m64n{self.block.columns}k{STEP_BYTES // k.itemsize}"
         sizes = f"{spec.products} times " if spec.products > 1 else ""
         sizes += f"{batch} x " if batch > 1 else ""
         adds_up = adds_up_stages(spec, self.types)
+        split = self.types[0] == BF16X6
+        cut = "truncate sums" if split else "keep 14 bits of sums of fp8 products"
+        multiplied = f"float, each {PRODUCTS} of {PART}" if split else self.types[0]
         optional = (
             (s.computes, f"the consumers compute {spec.a.operand.name} in registers"),
-            (adds_up, "tensor cores keep 14 bits of sums of fp8 products: those of a stage are added up in float32"),
+            (adds_up, f"tensor cores {cut}: those of a stage are added up in float32"),
             (s.pingpong, "ping-pong consumers: each computes every second tile of the block"),
             (s.split_k > 1, f"the {s.split_k} blocks of a cluster share the reduction of a tile"),
         )
         return [
-            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.k)} products of {self.types[0]}",
-            f"tile {s.tile_m} x {s.tile_n} x {ROW_BYTES // self.parts.reduction.itemsize} a block, {s.stages} stages "
+            f"{sizes}{self.parts.rows} x {self.parts.cols} sums of {prod(spec.k)} products of {multiplied}",
+            f"tile {s.tile_m} x {s.tile_n} x {k.row // k.itemsize} a block, {s.stages} stages "
             f"filled by {self._bringers()}, "
             f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''} ({instruction})",
             *(text for holds, text in optional if holds),

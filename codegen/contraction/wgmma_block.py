@@ -87,7 +87,8 @@ class Block:
                 w.line(f"const int skip{d} = {first};  // first taps that the phase does not have")
         counts = [str(n) if skip == "0" else f"({n} - skip{d})" for d, (n, skip) in enumerate(zip(k.taps, k.skips))]
         counts = [count for count in (*counts, str(k.chunks)) if count != "1"]
-        w.line(f"const int last = {' * '.join(counts) or '1'};")
+        nothing = f"{k.idle.format(**self.batch_values())} ? 0 : " if k.idle else ""
+        w.line(f"const int last = {nothing}{' * '.join(counts) or '1'};")
         return "0", "last"
 
     def batch_values(self) -> dict[str, str]:

@@ -7,8 +7,9 @@ sums of each stage by itself, or computes the fragments of operand A.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from codegen.bf16x6 import BF16X6, LARGE, PARTS, SMALL
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS
@@ -16,9 +17,9 @@ from codegen.contraction.wgmma_loads import OperandWriter
 from codegen.contraction.wgmma_results import Results
 from codegen.contraction.wgmma_schedule import adds_up_stages
 from codegen.iteration import linear
-from codegen.operands import ComputedOperand, Gathered, MappedOperand, panel_size
+from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand, panel_size
 from codegen.pipeline import Signals, await_products, products
-from codegen.tile_path import TilePath
+from codegen.tile_path import ELEMENTS, TilePath
 
 
 class MainLoop:
@@ -26,7 +27,8 @@ class MainLoop:
 
     def __init__(self, block: Block, types: tuple[str, str]) -> None:
         self.block, self.w, self.s, self.ring = block, block.w, block.s, block.ring
-        self.wgmma = f"wgmma<{types[0]}, {types[1]}, {block.columns}"
+        a, b = (ELEMENTS[name][0] if name == BF16X6 else name for name in types)
+        self.wgmma = f"wgmma<{a}, {b}, {block.columns}"
         #: Unrolling it makes compilation a fifth longer; only products of few columns are too short to hide the loop.
         self.rolled = block.s.groups > 1 or block.columns > GROUP_ROWS
 
@@ -59,30 +61,38 @@ class MainLoop:
 
     def _multiply(self, sums: str, adds: str) -> None:
         """Writes the products of a stage, which are added to the sums where the C condition ``adds`` holds."""
-        w, block, a, b = self.w, self.block, self.block.parts.a, self.block.parts.b
-        assert not isinstance(a, ComputedOperand)
+        w, block = self.w, self.block
+        assert not isinstance(block.parts.a, ComputedOperand)
         if self.s.gather:
             w.line("fence_async_shared();  // the producer's copies are ordinary writes")
-        flags = "" if a.along_k and b.along_k else f", {int(not a.along_k)}, {int(not b.along_k)}"
-        place = block.rows if a.along_k else block.rows.removesuffix(f" * {GROUP_ROWS}")
-        group = products(w, sums.partition("[")[0], (self.ring, "stage"))
-        with group, w.unrolled("for (int kk = 0; kk < 4; ++kk)"), block.pieces():
+        with products(w, sums.partition("[")[0], (self.ring, "stage")), self._steps(), block.pieces():
+            a, b = block.parts.a, block.parts.b
+            flags = "" if a.along_k and b.along_k else f", {int(not a.along_k)}, {int(not b.along_k)}"
+            place = block.rows if a.along_k else block.rows.removesuffix(f" * {GROUP_ROWS}")
             w.line(f"{self.wgmma}{flags}>(")
             w.line(f"    {sums}, {self._descriptor(a, 'a', self.s.tile_m, place)},")
             w.line(f"    {self._descriptor(b, 'b', block.columns)}, {adds});")
 
-    def _descriptor(self, side: MappedOperand | Gathered | TilePath, name: str, size: int, place: str = "0") -> str:
+    def _steps(self) -> AbstractContextManager[None]:
+        return self.w.unrolled(f"for (int kk = 0; kk < {self.block.parts.reduction.steps}; ++kk)")
+
+    def _descriptor(
+        self, side: MappedOperand | Gathered | TilePath, name: str, size: int, place: str = "0", part: str = ""
+    ) -> str:
         """Returns the matrix descriptor of the part of a tile that k-step kk of a wgmma multiplies.
 
         place  C expression of its first row, or of its panel across the reduction.
         """
         k = self.block.parts.reduction
-        at, step = f"shared.{name}[stage.index]", 32 // k.itemsize
+        at, step = f"shared.{name}[stage.index]{part}", STEP_BYTES // k.itemsize
         if not side.along_k:
-            width = panel_size(size, k.itemsize) * k.itemsize
+            channels = side.width if isinstance(side, MappedOperand) else 0
+            if 0 < channels < GROUP_ROWS and place != "0":
+                place = f"{place} * {GROUP_ROWS // channels}"
+            width = (channels or panel_size(size, k.itemsize)) * k.itemsize
             return f"matrix_descriptor<{width}>({at}[{place}][kk * {step}], {k.panel * width}, {8 * width})"
         if k.per_stage == 1:
-            return f"matrix_descriptor<128>(&{at}[{place}][kk * {step}], 16, 1024)"
+            return f"matrix_descriptor<{k.row}>(&{at}[{place}][kk * {step}], 16, {8 * k.row})"
         width = k.panel * k.itemsize
         if width == 16:
             return f"matrix_descriptor<0>({at}[kk * 2][{place}], {size * 16}, 128)"
@@ -108,6 +118,45 @@ class StageSums(MainLoop):
 
     def end_tile(self) -> None:
         pass
+
+
+class SplitSums(StageSums):
+    """The same of operands that are split: six products of their parts.
+
+    The parts of A come to registers first: wgmma would read each of them from shared memory up to three times.
+    """
+
+    def __init__(self, block: Block, types: tuple[str, str]) -> None:
+        super().__init__(block, types)
+        assert isinstance(block.parts.a, TilePath)
+        self._along = block.parts.a.along_k
+
+    def begin(self) -> None:
+        at, row = "fragment_at<bfloat16, 64>", linear([(self.block.rows, 1), ("t / 32", 16)])
+        if not self._along:
+            at, row = "fragment_at_across", "t / 32 * 16"
+        self.w.line(f"const int place = {at}({row});  // of a lane's part of the fragments of operand A")
+
+    def begin_tile(self) -> None:
+        super().begin_tile()
+        self.w.line(f"uint32 fragment[{PARTS}][{self.block.parts.reduction.steps}][4];")
+
+    def _multiply(self, sums: str, adds: str) -> None:
+        w, block, along = self.w, self.block, self._along
+        tile = "shared.a[stage.index][part]" + ("" if along else f"[{block.group}]")
+        load, at = ("", "(place ^ kk * 32)") if along else ("_transposed", "place + kk * 2048")
+        with w.unrolled(f"for (int part = 0; part < {PARTS}; ++part)"), self._steps():
+            w.line(f"const auto tile = reinterpret_cast<const unsigned char*>({tile});")
+            w.line(f"load_matrices{load}(fragment[part][kk], tile + {at});")
+        across = "" if block.parts.b.along_k else ", 1"
+        with products(w, sums, (self.ring, "stage")):
+            for number, some in enumerate((SMALL, LARGE)):
+                with self._steps():
+                    for a, b in some:
+                        first = not number and (a, b) == some[0]
+                        w.line(f"{self.wgmma}{across}>(")
+                        of_b = self._descriptor(block.parts.b, "b", block.columns, part=f"[{b}]")
+                        w.line(f"    {sums}, fragment[{a}][kk], {of_b}, {adds if first else 'true'});")
 
 
 class ComputedProducts(MainLoop):
@@ -143,6 +192,8 @@ def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) ->
     """Returns what a consumer does with a stage."""
     if isinstance(operand_a, OperandAWriter):
         return ComputedProducts(block, types, operand_a)
+    if types[0] == BF16X6:
+        return SplitSums(block, types)
     return (StageSums if adds_up_stages(block.spec, types) else MainLoop)(block, types)
 
 

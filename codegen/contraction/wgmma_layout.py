@@ -270,8 +270,12 @@ class Layout:
 
     def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
         k = self.parts.reduction
-        ctype = side.element if isinstance(side, TilePath) else gather.operand.dtype.ctype
-        return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages)
+        if not isinstance(side, TilePath):
+            width = side.width if isinstance(side, MappedOperand) else 0
+            ctype = gather.operand.dtype.ctype
+            return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages, width)
+        tile = tile_of(name, side.element, side.along_k, size, k.per_stage, k.panel, self.s.stages)
+        return tile._replace(shape=(side.parts, *tile.shape)) if side.parts > 1 else tile
 
     @cached_property
     def single_rows(self) -> Buffers:

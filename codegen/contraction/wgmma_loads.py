@@ -71,7 +71,7 @@ class Loads:
             # Past the last panel both operands are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // k.itemsize)}"
         if k.step:
-            channel = f"at.batch * {k.step} + {channel}"
+            channel = f"{self.block.batch_values()['b0']} * {k.step} + {channel}"
         w.line(f"const int c = {channel};")
 
     def _walk_phase(self, item: str) -> str:
@@ -99,7 +99,7 @@ class TileLoads:
         self._stage = f"shared.{member}[stage.index]"
         self._panel = f"{self._stage}[u]" if panels * loads.k.per_stage > 1 else self._stage
         self._channel = f"c + u * {box.box[0]}" if panels > 1 else "c"
-        self._across = panel_size(size, loads.k.itemsize)
+        self._across = side.width or panel_size(size, loads.k.itemsize)
         across = self._windows_across if side.im2col else self._columns
         #: writes them, given the tensor map's name and where in the tile the first is
         self.write = self._rows if side.along_k else across
@@ -156,7 +156,7 @@ class MappedWriter(OperandWriter):
         self._maps = [loads.w.names.unique(name, "_map") for name in tensors]
         edge = loads.block.m if label == "a" else loads.block.n
         self._size, lines = edge.size, side.lines(edge.size, edge.total)
-        across = ROW_BYTES // k.itemsize if side.im2col else panel_size(edge.size, k.itemsize)
+        across = side.width or panel_size(edge.size, k.itemsize)
         box = (k.panel, lines) if side.along_k else (across, k.panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
         made = side.boxed(*box, element="tf32" if element == "tf32" else "")

@@ -9,13 +9,14 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, ROW, TERMS
 from codegen.buffers import Buffer
 from codegen.computed_tiles import computed
-from codegen.contraction.wgmma_layout import GROUP, PIECES, RESERVE, Layout, ResultSpace, WgmmaSchedule
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, PIECES, RESERVE, Layout, ResultSpace, WgmmaSchedule
 from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
-from codegen.operands import ROW_BYTES, ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
+from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -43,8 +44,11 @@ def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
 
 
 def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
-    """Tells whether threads add up the sums of the stages in float32: those of fp8 products have 14 bits on sm_90."""
-    return types[0].startswith("float8") and not spec.fast_fp8
+    """Tells whether threads add up the sums of the stages in float32.
+
+    Those of fp8 products have 14 bits on sm_90, and those of float32 products are truncated.
+    """
+    return types[0] == BF16X6 or (types[0].startswith("float8") and not spec.fast_fp8)
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
@@ -70,6 +74,11 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
 
 
+def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take with operands in memory."""
+    return _cost(Layout(spec, schedule.operand_tiles(spec), schedule), schedule, target)
+
+
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
     if not target.arch.has_wgmma:
@@ -83,7 +92,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
     if not prod(spec.k) or not prod(spec.m) or not prod(spec.n) or not prod(spec.batch):
         raise Declined("there is nothing to multiply")
     ranked: list[tuple[float, WgmmaSchedule]] = []
-    has_prologue = any(gather.program is not None for gather in (spec.a, spec.b))
+    has_prologue = spec.bf16x6 or any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Declined("no tile fits the shared memory of a block")
     for form in (operand_tiles, gathered, computed, filled):
         if form is filled and any(s.computes for _, s in ranked):
@@ -134,7 +143,8 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
         held = _registers(spec, cols)
         both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
         most = _most_cols(s)
-        if cols * spec.products > most or both > (MOST_BOTH[groups] if adds_up else most // 2 + SPARE):
+        room = min(MOST_BOTH[groups], s.registers[1] - BESIDE_BOTH) if adds_up else most // 2 + SPARE
+        if cols * spec.products > most or both > room:
             continue
         if not cols % unit and (cols == unit or cols < 2 * round_up(parts.cols, unit)):
             in_turn = groups == 2 and not (way.converts or adds_up) and held <= MOST_COLS_IN_TURN // 2
@@ -165,6 +175,8 @@ BEST, HOPELESS = 4, 2.0
 SPARE = 16
 #: Most registers for the sums of a tile and of a stage and for parts of rows, by the number of consumers.
 MOST_BOTH = {1: 192, 2: 192, 3: 128}
+#: Registers that a consumer needs besides.
+BESIDE_BOTH = 24
 #: Most stages of a ring, unless they are so small that fewer bytes than these would be in flight.
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
 #: Most columns of a ping-pong consumer: its thread has twice as many sums.
@@ -214,20 +226,22 @@ def _most_stages(layout: Layout, target: Target) -> int:
 SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
-#: Bytes that a multiprocessor gets from the L2 cache in a cycle, and cycles until the first arrive.
-L2_RATE, LATENCY = 70.0, 1500.0
-#: The share of memory's rate that all multiprocessors get; bytes that one gets in a cycle; cycles until a stage arrives
-#: while others are asked for as well; and the share of the shorter of the times of memory and of all else by which it
-#: lengthens the longer.
-MEMORY_SHARE, MEMORY_RATE, ROUND_TRIP, OVERLAP = 0.73125, 50.0, 2000.0, 0.2
+#: Cycles until the first bytes arrive from the L2 cache.
+LATENCY = 1500.0
+#: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
+#: well; and the share of the shorter of the times of memory and of all else by which it lengthens the longer.
+MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
-#: Cycles of TMA for a row of windows some of whose channels do not exist.
-PARTIAL_ROW = 6.0
+#: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
+PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
 #: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
 #: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
+#: Instructions that splitting an element takes; cycles of the L1 cache for a thread's read of a line of its own, and
+#: such reads for a piece whose elements are read one by one.
+SPLIT_ELEMENT, LINE, FAR = 20.0, 0.25, 8
 #: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
 #: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
 #: a multiprocessor issues in a cycle.
@@ -247,16 +261,36 @@ def _filling(layout: Layout) -> float:
 
     The data for a stage are in flight for as long as it takes to fill the one before.
     """
-    s, parts, instructions = layout.s, layout.parts, 0.0
+    s, parts, instructions, lines = layout.s, layout.parts, 0.0, 0.0
     for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * layout.spec.products)):
         if isinstance(way, TilePath):
             gather, copies = way.gather, way.piece / way.vector - 1
             integers = INTEGER * sum(op.dtype.is_int for op in gather.operands)
             piece = FILL_PIECE + 4 * len(gather.limits) + way.piece * (1.0 + instructions_of(gather.program) + integers)
             piece += copies * 4 * len(gather.operands)
+            if way.parts > 1:
+                piece += SPLIT_ELEMENT * way.piece
+                lines += size * parts.reduction.panel / way.piece * (FAR if _far(way) else 2) * LINE
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    return max(instructions / rate, FILL_LATENCY) if s.producer_warpgroups else 0.0
+    return max(instructions / rate, lines, FILL_LATENCY) if s.producer_warpgroups else 0.0
+
+
+def _far(way: TilePath) -> bool:
+    """Tells whether a thread reads the elements of a piece one by one, and its neighbours others that are far away."""
+    return way.along_k and way.threads_along_k and way.vector == 1
+
+
+def _split_traffic(layout: Layout) -> float:
+    """Returns the bytes that shared memory moves for a stage of operands that are split.
+
+    They come through the L1 cache and are written in parts.  Every consumer loads those of its rows of A; each of its
+    products reads one of B.
+    """
+    s, k = layout.s, layout.parts.reduction
+    lines = s.tile_m + s.tile_n * layout.spec.products
+    read = s.groups * (GROUP_ROWS * PARTS + s.tile_n * layout.spec.products * PRODUCTS) * k.row
+    return layout.ring.stage_bytes + lines * TERMS * 4 + read
 
 
 def _computing(layout: Layout) -> float:
@@ -288,17 +322,18 @@ def instructions_of(program: Program | None) -> float:
     return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
 
 
-def _loading(layout: Layout) -> float:
+def _loading(layout: Layout, target: Target) -> float:
     """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
-    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / L2_RATE
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / target.l2_rate
     if s.gather:
         return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
     rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
     mapped = parts.a if isinstance(parts.a, MappedOperand) else None
     lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
-    every = (lines + s.tile_n * layout.spec.products * rows) * k.per_stage
+    narrow = k.panel / mapped.width if mapped and mapped.width else 1.0
+    every = (lines * narrow * min(narrow, SHORT_ROW) + s.tile_n * layout.spec.products * rows) * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
     windows = mapped is not None and mapped.im2col and mapped.along_k
     partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
@@ -315,13 +350,15 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     tiles, cols, depth = s.tiles(parts), s.tile_n * spec.products, k.share * -(-k.stages // s.split_k)
     # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
     taken = cols + 16 + max(0, 128 - cols) / 4
-    products = s.tile_m * taken * (ROW_BYTES // k.itemsize) / (target.wgmma * 2 / k.itemsize) / SHARE
+    products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
+    if k.row == ROW:
+        products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, operand_types(spec, s.converts)):
         products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
     together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
-    loads = max(_loading(layout), _filling(layout), _computing(layout), refill)
+    loads = max(_loading(layout, target), _filling(layout), _computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)
@@ -330,7 +367,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     work = rounds * (mainloop + epilogue)
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_SHARE * target.bytes_per_cycle, MEMORY_RATE * min(tiles, together) * s.split_k)
+    rate = min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * min(tiles, together) * s.split_k)
     # What TMA brings is counted once.
     sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
     fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)

@@ -78,6 +78,14 @@ PAIR_OF(float16, "f16x2")
 
 #endif
 
+// Element i of a pair, 0 or 1.
+template <class T>
+__device__ __forceinline__ T element_of(uint32 pair, int i) {
+    T element;
+    element.bits = uint16(pair >> i * 16);
+    return element;
+}
+
 template <class T>
 struct Pair {
     uint32 bits;

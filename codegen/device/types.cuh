@@ -413,3 +413,12 @@ __device__ __forceinline__ To reinterpret(From x) {
 // The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
 template <class Storage, class Compute>
 __device__ __forceinline__ Compute round_to(Compute x) { return Compute(widen(convert<Storage>(x))); }
+#ifndef FUSEGRAPH_CPU
+// The upper half of a pair is a float already.
+template <>
+__device__ __forceinline__ float round_to<bfloat16, float>(float x) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x), "f"(0.0f));
+  return bits_float(pair);
+}
+#endif

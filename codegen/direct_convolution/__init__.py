@@ -1,16 +1,17 @@
 """Direct convolution: few channels per group, each input element read once for a tile of outputs.
 
-Four forms:
+Five forms:
 
 strips    `codegen.direct_convolution.strips`: unstrided filters over planes whose rows are contiguous; a thread
           keeps the rows under its outputs in registers.
-ring      `codegen.direct_convolution.ring`: depthwise convolutions whose channels are contiguous (NHWC); a block
-          walks down the image with the input rows in a ring in shared memory.
+flat      `codegen.direct_convolution.flat`: single channels whose planes lie one behind the other (NCHW); a block has
+          whole planes in shared memory.
+slide     `codegen.direct_convolution.slide`: single channels that are contiguous (NHWC); a thread slides down.
 planes    a block loads the part of the input under its outputs into shared memory, padding included; threads side by
           side take neighbouring columns of one image plane (NCHW, single-channel images, few channels); a thread
           computes a patch of rows x columns for every filter of its group, from rows it reads as vectors;
-channels  the same for depthwise convolutions whose channels are contiguous, where there can be no ring: threads side
-          by side take neighbouring channels.
+channels  the same for depthwise convolutions whose channels are contiguous, with more taps than a thread's registers
+          hold: threads side by side take neighbouring channels.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from math import prod
 
 from codegen.buffers import Edge, every
 from codegen.direct_convolution import schedule
+from codegen.direct_convolution.flat import Flat
+from codegen.direct_convolution.flat_schedule import FlatSchedule
 from codegen.direct_convolution.renderer import Renderer
-from codegen.direct_convolution.ring import Ring
-from codegen.direct_convolution.ring_schedule import RingSchedule, widest_access
 from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
     ChannelsSchedule,
@@ -32,6 +33,8 @@ from codegen.direct_convolution.schedule import (
     buffers,
     line_reads,
 )
+from codegen.direct_convolution.slide import Slide
+from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_cycles, widest_access
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.direct_convolution.strips import Strips
 from codegen.epilogue import Run
@@ -270,7 +273,8 @@ FAMILY = Family(
     DirectConvolutionSpec,
     (
         Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
-        Form("ring", RingSchedule, schedule.rings, lambda spec, s: Ring(spec, s).render()),
+        Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
+        Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render(), cost=slide_cycles),
         Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
         Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.schedule import DirectConvolutionSchedule
+from codegen.direct_convolution.schedule import DirectConvolutionSchedule, threads_of
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue, Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
@@ -27,7 +27,7 @@ class Renderer(ABC):
         self.spec, self.t, self.w = spec, schedule.itype, Kernel(spec.name)
         #: C type of small numbers that strides multiply: int, unless offsets need more
         self.small = "int" if self.t == "int32" else self.t
-        self.threads, self.patch_rows = schedule.threads, schedule.rows
+        self.threads, self.patch_rows = threads_of(spec, schedule), schedule.rows
         self.names = self.w.names
         self.x = self.names.unique(spec.x.name)
         self.weights = self.names.unique(spec.w.name)
@@ -117,7 +117,11 @@ class Renderer(ABC):
         """Returns the C expression of the weight that a tap multiplies."""
         taps = [self._reversed(axis, tap) for axis, tap in enumerate(taps)]
         place = linear([*zip((group, filter, channel, *taps), self.spec.w.strides)])
-        return operand_value(self.spec.w, f"{self.weights}[{place}]", self.spec.accumulate)
+        return self.weight_value(f"{self.weights}[{place}]")
+
+    def weight_value(self, text: str) -> str:
+        """Returns the C expression of a weight, given as it is stored, as it is multiplied."""
+        return operand_value(self.spec.w, text, self.spec.accumulate)
 
     def _reversed(self, axis: int, tap: str) -> str:
         """Returns the filter coordinate that a tap multiplies."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.ring_schedule import RingSchedule, powers, ring_schedules
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_candidates, flat_schedules, flat_threads
+from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
@@ -111,14 +112,22 @@ class StripsSchedule(Schedule):
     itype: str
 
 
-DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | RingSchedule
+DirectConvolutionSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule | StripsSchedule | SlideSchedule | FlatSchedule
 #: Schedules whose blocks stage a halo tile in shared memory.
 TiledSchedule: TypeAlias = PlanesSchedule | ChannelsSchedule
+ScheduleT = TypeVar("ScheduleT")
 Tiled = TypeVar("Tiled", PlanesSchedule, ChannelsSchedule)
+
+
+def threads_of(spec: DirectConvolutionSpec, s: DirectConvolutionSchedule) -> int:
+    """Returns the threads of a block."""
+    return flat_threads(spec, s) if isinstance(s, FlatSchedule) else s.threads
 
 
 def fits(spec: DirectConvolutionSpec) -> str | None:
     """Returns why direct convolution has no kernel for a spec; None if it has one."""
+    if max(spec.input_dilation) > 1:
+        return None if slides(spec, PORTABLE) else "a dilated input of several channels a group or many taps"
     return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
 
 
@@ -134,30 +143,50 @@ def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
 
 def channels_last(spec: DirectConvolutionSpec) -> bool:
     """Tells whether neighbouring channels are neighbours in memory, each convolved with a filter of its own."""
+    if max(spec.input_dilation) > 1:
+        return False
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
 def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
-    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time."""
+    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
+
+    Nor are there any where rows are not written as they are read, and planes fit shared memory.
+    """
     best = strips_schedule(spec, target)
-    if best is not None:
+    if best is not None and not (any(spec.across) and any(flat_candidates(spec, target, best.itype))):
         yield best
         for rows in STRIP_CANDIDATES:
             if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
                 yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
 
 
-def rings(spec: DirectConvolutionSpec, target: Target) -> list[RingSchedule]:
-    """Returns rings worth trying, best guess first; one of each group of similar ones."""
-    kinds: dict[tuple[int, ...], RingSchedule] = {}
-    for ring in ring_schedules(spec, target, _itype(spec)) if channels_last(spec) else ():
-        kinds.setdefault((ring.rows, ring.cols, ring.vector), ring)
+def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
+    """Returns slides worth trying, best guess first; one of each group of similar ones."""
+    contiguous = spec.groups > 1 and spec.x.strides[1] == 1
+    if spec.in_channels > 1 or not (contiguous or max(spec.input_dilation) > 1):
+        return []
+    return _unlike(slide_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols, s.vector))
+
+
+def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
+    """Returns flat ones worth trying, best guess first; one of each group of similar ones."""
+    return _unlike(flat_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols))
+
+
+def _unlike(ranked: Iterable[ScheduleT], kind: Callable[[ScheduleT], Hashable]) -> list[ScheduleT]:
+    """Returns the best schedule of each kind, as many as are worth trying."""
+    kinds: dict[Hashable, ScheduleT] = {}
+    for schedule in ranked:
+        kinds.setdefault(kind(schedule), schedule)
     return [*kinds.values()][:CANDIDATES]
 
 
 def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
     """Returns halo tiles of planes worth trying, best guess first."""
-    return [] if channels_last(spec) else _by_cost(spec, _planes_schedules(spec), target)
+    if channels_last(spec) or max(spec.input_dilation) > 1:
+        return []
+    return _by_cost(spec, _planes_schedules(spec), target)
 
 
 def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedule]:
@@ -191,7 +220,8 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
     left, right = halo(spec)
     steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
     aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
-    if not (spec.flat and spec.in_channels == 1 and spec.stride[1:] == (1, 1) and xs[5] == 1 and aligned):
+    unstrided = spec.stride[1:] == (1, 1) and max(spec.input_dilation) == 1
+    if not (spec.flat and spec.in_channels == 1 and unstrided and xs[5] == 1 and aligned):
         return None
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
         return None
@@ -274,6 +304,11 @@ def _halves(size: int, enough: int) -> list[int]:
     while size > 1 and size // 2 >= enough:
         size //= 2
     return powers(size)[::-1]
+
+
+def powers(most: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``most``."""
+    return [1 << k for k in range(max(most, 1).bit_length())]
 
 
 def _itype(spec: DirectConvolutionSpec) -> str:

@@ -5,6 +5,9 @@ for a vector of neighbours in memory.  Where windows do (NCHW), it takes a row o
 elements under its windows, each once, before it uses any, so that enough bytes are in flight.  Elements that windows of
 different threads share come from the L1 and L2 caches.  Large windows are read in loops.
 
+Where rows begin between two vectors, where windows share much, or where results lie otherwise in memory than the image,
+a block brings the elements under a tile of windows to shared memory first (`codegen.pool.staged`).
+
 Where windows of different sizes lie along the innermost dimension, a block takes a few planes and first folds their
 columns, which are neighbours in memory (`codegen.pool.planes`).
 """
@@ -12,7 +15,8 @@ columns, which are neighbours in memory (`codegen.pool.planes`).
 from __future__ import annotations
 
 from codegen.family import Family, Form
-from codegen.pool import planes
+from codegen.pool import planes, staged, staged_schedule
+from codegen.pool.boxes import StagedSchedule
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule, schedules
 from codegen.spec import KernelSource, PoolSpec
@@ -23,4 +27,11 @@ def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     return planes.render(spec, schedule) if schedule.planes else PoolRenderer(spec, schedule).render()
 
 
-FAMILY = Family("pool", PoolSpec, (Form("pool", PoolSchedule, schedules, render),))
+FAMILY = Family(
+    "pool",
+    PoolSpec,
+    (
+        Form("staged", StagedSchedule, staged_schedule.schedules, staged.render),
+        Form("pool", PoolSchedule, schedules, render),
+    ),
+)

@@ -62,8 +62,8 @@ class Elements:
         back = len(self.windows) - 1 - k
         place = self._source(k)
         if isinstance(window, Adaptive):
-            start = _quotient(linear([(position, window.size)]), window.positions)
-            end = _quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
+            start = quotient(linear([(position, window.size)]), window.positions)
+            end = quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
             if rolled:
                 w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
                 w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
@@ -84,12 +84,12 @@ class Elements:
         if many > 1 or isinstance(window, Sliding):
             step = window.dilation if many == 1 else 1
             slides = isinstance(window, Sliding)
-            first = (position, window.stride) if slides else (_quotient(position, window.stride), 1)
+            first = (position, window.stride) if slides else (quotient(position, window.stride), 1)
             self.constant(t, place, linear([first, (tap, step)], window.shift))
             highest = (Edge(positions, many).tiles - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
             return _within(place, t, window.shift < 0, highest >= window.size, window.size)
         reached = linear([(position, 1)], window.before)
-        at = _quotient(reached, window.stride)
+        at = quotient(reached, window.stride)
         self.constant(t, place, at if tap == "0" else f"{at} - {tap}")
         highest = (positions - 1 + window.before) // window.stride
         lowest = window.before // window.stride - (count - 1)
@@ -155,7 +155,7 @@ class Elements:
                 assert not isinstance(window, Adaptive)
                 col = self.at[self.windows[-1][0]]
                 slides = isinstance(window, Sliding)
-                origin = linear([(col, window.stride)]) if slides else _quotient(col, window.stride)
+                origin = linear([(col, window.stride)]) if slides else quotient(col, window.stride)
                 for n in sorted(strips):
                     operand = self.program.loads[n]
                     sources = [*self.sources()[:-1], origin]
@@ -215,7 +215,7 @@ class Elements:
         return linear(terms)
 
 
-def _quotient(text: str, divisor: int) -> str:
+def quotient(text: str, divisor: int) -> str:
     if divisor == 1 or text == "0":
         return text
     return f"{text if text.isalnum() else f'({text})'} / {divisor}"

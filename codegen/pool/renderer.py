@@ -8,14 +8,14 @@ from dataclasses import replace
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of
+from codegen.expr import Emitter, Index, Load, Operand, Reduced, Reduction, Result, Value, ctype_of, literal
 from codegen.iteration import aligned, coordinate, linear, unsigned
 from codegen.kernel import Kernel, constant, converted, thread_number
 from codegen.naming import identifier
 from codegen.pointwise.body import read, registers, vector_type, write
 from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
-from codegen.pool.space import width
+from codegen.pool.space import steps, width
 from codegen.pool.steps import THREADS
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
@@ -31,6 +31,8 @@ class PoolRenderer(Elements):
     store = "store"
     #: whether elements are read before any is used, where they fit
     holds = True
+    #: the C type of 16-bit floats two of which are folded at once, "" if one is, in the reductions' compute types
+    pairs = ""
 
     def __init__(self, spec: PoolSpec, schedule: PoolSchedule, kernel: Kernel | None = None) -> None:
         super().__init__(spec, schedule, kernel)
@@ -138,11 +140,11 @@ class PoolRenderer(Elements):
                 self.fixed[n] = self._load(n, self.offset(operand.strides, self.at), self.s.vector)
 
     def _declare_parts(self) -> None:
-        w, program = self.w, self.program
+        program = self.program
         start: list[tuple[str, str, str]] = []
         for k, reduction in enumerate(program.reductions):
             self.parts[k] = self._free(reduction)
-            start.append((reduction.ctype, self.parts[k], reduction.start))
+            start.append((self._ctype(reduction), self.parts[k], self._start(reduction, reduction.start)))
         for k, reduction in enumerate(program.reductions):
             if reduction.at is None:
                 continue
@@ -155,18 +157,23 @@ class PoolRenderer(Elements):
                 ctype = ctype_of(program, reduction.value)
                 self.largest[k] = self.names.unique(f"{reduction.name} largest")
                 start.append((ctype, self.largest[k], replace(reduction, ctype=ctype, at=None).start))
-        box = "".join(f"[{size}]" for _, size in self._each if size > 1)
+        self._declare(start, "pqe")
+
+    def _declare(self, start: list[tuple[str, str, str]], variables: str) -> None:
+        """Declares (C type, name, first value), one for each of what some variables number."""
+        w, each = self.w, [(name, size) for name, size in self._each if name in variables and size > 1]
+        box = "".join(f"[{size}]" for _, size in each)
         filled = []
         for ctype, name, value in start:
-            zero = float(value.removesuffix("f")) == 0 if value[-1].isdigit() or value.endswith("0f") else False
+            zero = (value[-1].isdigit() or value.endswith("0f")) and value.removesuffix("f") in ("0", "0.0")
             w.line(f"{ctype} {name}{box}{'' if box and not zero else ' = {}' if box else f' = {value}'};")
             if box and not zero:
                 filled.append((name, value))
         with ExitStack() as loops:
-            for variable, size in self._each if filled else ():
+            for variable, size in each if filled else ():
                 loops.enter_context(w.repeated(variable, size))
             for name, value in filled:
-                w.line(f"{self._part(name)} = {value};")
+                w.line(f"{self._part(name, variables)} = {value};")
 
     def _free(self, reduction: Reduction) -> str:
         """Returns a name for the fold of a window, different from those of tensors."""
@@ -179,37 +186,82 @@ class PoolRenderer(Elements):
     def _each(self) -> list[tuple[str, int]]:
         """Variables and numbers of a thread's windows: rows and columns of the patch, neighbours in memory."""
         rows, cols = [1, 1, *self.patch][-2:]
-        return [("p", rows), ("q", cols), ("e", self.s.vector)]
+        return [("p", rows), ("q", cols), ("e", self.s.vector // 2 if self.pairs else self.s.vector)]
 
-    def _part(self, name: str) -> str:
-        """Returns the C expression of the element for window (p, q) and neighbour e."""
-        return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1)
+    def _ctype(self, reduction: Reduction) -> str:
+        return "uint32" if self.pairs else reduction.ctype
+
+    def _start(self, reduction: Reduction, start: str) -> str:
+        """Returns the C literal of a fold before its first element, or of a pair of them."""
+        if not self.pairs:
+            return start
+        infinity = {"bfloat16": 0x7F80, "float16": 0x7C00}[self.pairs] | (0x8000 if start.startswith("-") else 0)
+        return f"0x{infinity * 0x10001:08x}u"
+
+    def _combined(self, reduction: Reduction, total: str, value: str) -> str:
+        """Returns the C statement that combines an element, or a pair, with a fold."""
+        if not self.pairs:
+            return reduction.into(total, value)
+        function = reduction.combiner.function.replace("math::", f"PairOf<{self.pairs}>::")
+        return f"{total} = {function}({total}, {value});"
+
+    def _part(self, name: str, variables: str = "pqe") -> str:
+        """Returns the C expression of the element for window (p, q) and neighbour e, or of one for some of these."""
+        return name + "".join(f"[{variable}]" for variable, many in self._each if many > 1 and variable in variables)
 
     def _fold(self, first: int, conditions: list[str], held: dict[int, str]) -> None:
         """Writes the folding of the elements under the windows, and the reads of those that are not held."""
+        w, last = self.w, len(self.windows) - 1
+        if not self._in_lines(first):
+            with w.guarded(self.inside(conditions + self.open_taps(first, last + 1))):
+                self._element_of_windows(held, self.parts, "pq")
+            return
+        with w.guarded(self.inside(conditions + self.open_taps(first, last), "row_inside")):
+            lines = {k: self.names.unique(self.program.reductions[k].name, "_line") for k in self.parts}
+            every = enumerate(self.program.reductions)
+            self._declare([(self._ctype(r), lines[k], self._start(r, _neutral(r))) for k, r in every], "qe")
+            with self.scope(), w.guarded(self.inside(self.open_taps(last, last + 1))):
+                self._element_of_windows(held, lines, "q")
+            with self._over_patch("p"), ExitStack() as loops:
+                for variable, size in self._each[1:]:
+                    loops.enter_context(w.repeated(variable, size))
+                for k, r in enumerate(self.program.reductions):
+                    w.line(self._combined(r, self._part(self.parts[k]), self._part(lines[k], "qe")))
+
+    def _in_lines(self, first: int) -> bool:
+        """Tells whether elements are folded along the last windows first: several of a thread's windows share these."""
+        several = first < len(self.windows) - 1 and self.patch[-2] > 1
+        alike = all(r.at is None for r in self.program.reductions) and not self._of_one_window()
+        directly, in_lines = steps(self.space, self.patch)
+        return several and alike and in_lines < directly
+
+    def _element_of_windows(self, held: dict[int, str], parts: dict[int, str], variables: str) -> None:
+        """Writes how the current element is combined with ``parts`` of the windows that some variables number."""
         w, program, space = self.w, self.program, self.space
-        with w.guarded(self.inside(conditions + self.open_taps(first, len(self.windows)))):
-            terms: dict[Value, str] = {}
-            under = dict(held)
-            for n in space.taps:
-                if n not in under:
-                    under[n] = self.names.unique(program.loads[n].name, "_v")
-                    self.read(n, f"const {vector_type(program.loads[n], self.count(n))} {under[n]}", "")
-            with w.repeated("e", self.s.vector):
-                for n in range(len(program.loads)):
-                    if Load(n) in space.folded:
-                        name = under[n] if n in under else self.fixed[n]
-                        terms[Load(n)] = self._element(n, f"{name}[e]" if self.count(n) > 1 else name)
-                where = [*self._where("pq"), *self.sources()]
-                for k, strides in enumerate(program.indices):
-                    if Index(k) in space.folded:
-                        terms[Index(k)] = f"int32({self.offset(strides, where, element=True)})"
-                own = self._of_one_window()
-                self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
-                with self._over_patch():
-                    self.emitter.statements(w, terms, lambda k: Result(k) in own)
-                    for k in range(len(program.reductions)):
-                        self._into(k, terms)
+        terms: dict[Value, str] = {}
+        under = dict(held)
+        for n in space.taps:
+            if n not in under:
+                under[n] = self.names.unique(program.loads[n].name, "_v")
+                kind = vector_type(program.loads[n], self.count(n))
+                self.read(n, f"const {kind.replace('Vector', 'Packed') if self.pairs else kind} {under[n]}", "")
+        with w.repeated(*self._each[-1]):
+            for n in range(len(program.loads)):
+                if Load(n) in space.folded and self.pairs:
+                    terms[Load(n)] = f"{under[n]}.words[{'e' if self.s.vector > 2 else '0'}]"
+                elif Load(n) in space.folded:
+                    name = under[n] if n in under else self.fixed[n]
+                    terms[Load(n)] = self._element(n, f"{name}[e]" if self.count(n) > 1 else name)
+            where = [*self._where("pq"), *self.sources()]
+            for k, strides in enumerate(program.indices):
+                if Index(k) in space.folded:
+                    terms[Index(k)] = f"int32({self.offset(strides, where, element=True)})"
+            own = self._of_one_window()
+            self.emitter.statements(w, terms, lambda k: Result(k) in space.folded and Result(k) not in own)
+            with self._over_patch(variables):
+                self.emitter.statements(w, terms, lambda k: Result(k) in own)
+                for k in range(len(program.reductions)):
+                    self._into(k, terms, self._part(parts[k], variables + "e"))
 
     @property
     def _patched(self) -> list[tuple[str, int]]:
@@ -226,10 +278,10 @@ class PoolRenderer(Elements):
                 where[d] = linear([(where[d], 1), (name, 1)])
         return where
 
-    def _into(self, k: int, terms: dict[Value, str]) -> None:
-        """Writes how an element is combined with the fold of its window."""
+    def _into(self, k: int, terms: dict[Value, str], part: str) -> None:
+        """Writes how an element is combined with ``part``, the fold of its window or of a line of it."""
         w, reduction = self.w, self.program.reductions[k]
-        value, part = self.emitter.term(reduction.value, terms), self._part(self.parts[k])
+        value = self.emitter.term(reduction.value, terms)
         if reduction.at is not None:
             largest = self._part(self.largest[k])
             nan = f" || {value} != {value}" if ctype_of(self.program, reduction.value) in ("float", "double") else ""
@@ -237,7 +289,7 @@ class PoolRenderer(Elements):
                 w.line(f"{largest} = {value};")
                 w.line(f"{part} = {self.emitter.term(reduction.at, terms)};")
         elif self.parts[k] not in self.largest.values():
-            w.line(reduction.into(part, value))
+            w.line(self._combined(reduction, part, value))
 
     def _of_one_window(self) -> set[Value]:
         """Returns the values of every element of a window that differ between the thread's windows."""
@@ -250,10 +302,12 @@ class PoolRenderer(Elements):
         return found
 
     @contextmanager
-    def _over_patch(self) -> Iterator[None]:
-        """Writes loops over those of the thread's windows that contain the current element."""
+    def _over_patch(self, variables: str = "pq") -> Iterator[None]:
+        """Writes loops over those of the thread's windows that contain the current element, by some variables."""
         with ExitStack() as loops:
             for variable, k in self._patched:
+                if variable not in variables:
+                    continue
                 window = self.windows[k][1]
                 assert not isinstance(window, Adaptive)
                 place = self.tap(k) if width(window, self.patch[k]) > 1 else "0"
@@ -334,11 +388,18 @@ class PoolRenderer(Elements):
                 how = self.store if self._wide(operand) else ""
                 write(w, pointer, offset, name, count, operand.strides[space.rank - 1], how)
 
+    def _folded(self, k: int) -> str:
+        """Returns the C expression of the fold of window (p, q) and neighbour e."""
+        if not self.pairs:
+            return self._part(self.parts[k])
+        pair = self._part(self.parts[k], "pq") + ("[e / 2]" if self.s.vector > 2 else "")
+        return f"convert<{self.program.reductions[k].ctype}>(element_of<{self.pairs}>({pair}, e % 2))"
+
     def _final_terms(self, loads: dict[int, str], where: list[str]) -> dict[Value, str]:
         """Returns the C expressions of what the program on the folds needs, for one of a run of results."""
         program, last = self.program, self.space.rank - 1
         variable, count = self._run
-        terms: dict[Value, str] = {Reduced(k): self._part(self.parts[k]) for k in range(len(program.reductions))}
+        terms: dict[Value, str] = {Reduced(k): self._folded(k) for k in range(len(program.reductions))}
         for n, name in loads.items():
             if Load(n) in self.space.final:
                 one = program.loads[n].strides[last] == 0 or count == 1
@@ -347,3 +408,8 @@ class PoolRenderer(Elements):
             step = [(variable, strides[last])] if count > 1 else []
             terms[Index(k)] = f"int32({linear([*zip(where, strides), *step])})"
         return terms
+
+
+def _neutral(reduction: Reduction) -> str:
+    """Returns the C literal of a line's fold before its first element: adding to -0.0 changes nothing, even a zero."""
+    return literal(-0.0, reduction.ctype) if reduction.operator == "+" else reduction.start

@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.family import Schedule
-from codegen.pool.space import Space, index_type, normalize, widest, width
+from codegen.pool.space import Space, index_type, normalize, patches, widest, width
 from codegen.pool.steps import planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
 from codegen.target import Target
-from codegen.windows import Adaptive, Covering
+from codegen.windows import Adaptive
 
 #: Most bytes of the elements under a thread's windows that it keeps in registers, so that all are in flight at once.
 HELD_BYTES = 256
 #: Most bytes of sums and maxima that a thread keeps.
 KEPT_BYTES = 128
+#: Bytes of the smallest access to memory.
+SECTOR_BYTES = 32
 #: Threads per multiprocessor that keep all of them busy.
 ENOUGH_THREADS = (1 << 15) / 33
 
@@ -84,8 +86,8 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     # Finding where the largest element is also takes that element.
     kept = vector * sum(8 if r.at is not None else 4 for r in spec.program.reductions)
     found = []
-    for c in _patches(space, 1, 16):
-        for r in _patches(space, 2, 4):
+    for c in _powers(space, 1, 16):
+        for r in _powers(space, 2, 4):
             s = PoolSchedule(vector, itype, r, c)
             first = held_from(space, s)
             # The purpose of a patch is to read once what its windows share, and to hold it.
@@ -103,15 +105,13 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
             yield replace(s, down=2)
 
 
-def _patches(space: Space, back: int, most: int) -> list[int]:
+def _powers(space: Space, back: int, most: int) -> list[int]:
     """Returns the numbers of positions along a window, counted from the last, that a thread may take."""
-    if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
+    if len(space.windows) < back:
         return [1]
-    d, window = space.windows[-back]
-    assert not isinstance(window, Adaptive)
-    unit = window.stride if isinstance(window, Covering) else 1
-    found = [unit * k for k in (1, 2, 4, 8, 16)]
-    return [1, *(n for n in found if 1 < n <= most and n < 2 * space.outer[d] and window.patches(n))]
+    window = space.windows[-back][1]
+    each = 1 if isinstance(window, Adaptive) else window.unit
+    return patches(space, back, [1, *(n for n in (each * k for k in (1, 2, 4, 8, 16)) if 1 < n <= most)])
 
 
 def down(space: Space, s: PoolSchedule) -> int:
@@ -136,11 +136,28 @@ def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[fl
             window = space.windows[-1][1]
             assert not isinstance(window, Adaptive)
             lines[-1] = 1 + max(lines[-1] - window.fresh(s.cols), 0)
-        accesses += prod(lines)
+            accesses += prod(lines)
+        else:
+            accesses += prod(lines) * _apart(space, s, n)
     each = prod(many)
     dims = {d: m for (d, _), m in zip(space.windows, many)}
     threads = prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     wasted = prod(-(-space.outer[d] // m) * m / max(space.outer[d], 1) for d, m in dims.items())
     few = max(1.0, ENOUGH_THREADS * target.sms / max(threads, 1.0)) if each > 1 else 1.0
     waits = 1.5 if first else 1.0  # not everything is read before the first element is used
-    return (accesses / each * wasted * few * waits, each)
+    rows = 1.0
+    if s.rows > 1 and not space.inner:
+        # The rows of a result that are shorter than an access are written in parts, unless threads have one each.
+        rows += SECTOR_BYTES / (space.outer[-1] * min(x.operand.dtype.itemsize for x in space.program.stores))
+    if s.rows > 1 and any(r.at is not None for r in space.program.reductions):
+        rows *= 1.25  # every window asks of every element whether it is the largest
+    return (accesses / each * wasted * few * waits * rows, each)
+
+
+def _apart(space: Space, s: PoolSchedule, n: int) -> float:
+    """Returns how many words lie between the elements of neighbouring threads, none of which reads vectors."""
+    if space.inner or not space.windows or s.cols == 1 or n not in space.taps:
+        return 1.0
+    window = space.windows[-1][1]
+    assert not isinstance(window, Adaptive)
+    return max(1.0, window.fresh(s.cols) * space.program.loads[n].dtype.itemsize / 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -68,7 +69,9 @@ def normalize(spec: PoolSpec) -> Space:
             strides[windows[k][0]] += strides[rank + k]
     kept = [k for k in range(len(windows)) if k not in alike]
     along = {windows[k][0]: rank + k for k in kept}
-    leader = max(columns[: len(program.loads)] or columns, key=lambda s: sum(x > 0 for x in s))
+    # What is read under the windows says how the image lies in memory.
+    loads = columns[: len(program.loads)]
+    leader = max(loads or columns, key=lambda s: (any(s[rank + k] for k in kept), sum(x > 0 for x in s)))
     steps = leader[:rank]
     for d, k in along.items():
         steps[d] = leader[k]
@@ -109,6 +112,26 @@ def _simpler(window: Window, positions: int) -> Window:
 def width(window: Window, positions: int) -> int:
     """Returns how many elements the windows at ``positions`` neighbouring positions span."""
     return window.count if positions == 1 or isinstance(window, Adaptive) else window.span(positions)
+
+
+def steps(space: Space, patch: list[int]) -> tuple[int, int]:
+    """Returns how many elements a thread adds to its windows, and how many if it first folds the elements along the
+    last window, for several windows below each other at once.
+
+    ``patch`` has the numbers of its windows along each.
+    """
+    widths = [width(window, many) for (_, window), many in zip(space.windows, patch)]
+    held = [many * window.count for (_, window), many in zip(space.windows, patch)]
+    return prod(held), prod(widths[:-1]) * held[-1] + prod(held[:-1]) * patch[-1] if held else 1
+
+
+def patches(space: Space, back: int, wanted: Iterable[int]) -> list[int]:
+    """Returns those of some numbers of positions along a window, counted from the last, that can be taken together."""
+    if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
+        return [1]
+    d, window = space.windows[-back]
+    assert not isinstance(window, Adaptive)
+    return [n for n in wanted if n == 1 or (n < 2 * space.outer[d] and n % window.unit == 0)]
 
 
 def widest(space: Space) -> int:

@@ -38,8 +38,9 @@ FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Microseconds from one block to the next that an SM begins.
 BEGIN_US = 0.08
 #: Across rows: the fewest neighbouring rows that are worth it, the most rows of a thread, the bytes that neighbouring
-#: threads should read together, and the fewest that do not waste memory bandwidth.
-LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES = 8, 8, 128, 32
+#: threads should read together, the fewest that do not waste memory bandwidth, and the accesses of a thread that only
+#: reads which should be in flight.
+LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES, IN_FLIGHT = 8, 8, 128, 32, 4
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,7 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     #: registers of a thread that reads rows again: a word for each of its columns of every operand and sum
     columns = sum(any(op.strides[: len(outer)]) for op in program.loads) + len(program.reductions)
     again = OTHER_REGISTERS + vector * columns
+    each = 2 if writes or words else IN_FLIGHT
 
     def blocks(side: int) -> int:
         return -(-count // (side * vector))
@@ -300,7 +302,7 @@ def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         # Parts that are looked at twice are better in small blocks, which do not wait for each other.
         usual = (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
         for threads in (1024, 512, 256) if few else usual:
-            lanes = max(32 // side, min(threads // side, _power(-(-space.length // 2))))
+            lanes = max(32 // side, min(threads // side, _power(-(-space.length // each))))
             schedule = RowsSchedule("memory", vector, lanes, side * vector, itype, across=True)
             if exchanged * schedule.exchanged > EXCHANGE_ACROSS_BYTES:
                 continue

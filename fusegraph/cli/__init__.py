@@ -215,7 +215,9 @@ def bench_command(
         typer.Option(
             metavar="NAME",
             help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers, layouts, "
-            "calls, refused, attention; or sweep: random layers of real networks beside torch and torch.compile.",
+            "calls, refused, attention; sweep: random layers of real networks beside torch and torch.compile; "
+            "zoo: whole models of torchvision and transformers; "
+            "schedules: every candidate of the kernels of models and of the sweep's layers.",
         ),
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="REGEX", help="Workloads whose name it is found in.")] = None,
@@ -239,15 +241,52 @@ def bench_command(
         bool, typer.Option("--update", help="Replace the rows of these workloads in --json's FILE, keep the others.")
     ] = False,
     names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
-    count: Annotated[int, typer.Option(metavar="N", min=1, help="Cases of the sweep.")] = 100,
+    count: Annotated[int, typer.Option(metavar="N", min=0, help="Cases of the sweep.")] = 100,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="What they are drawn from.")] = 0,
-    minutes: Annotated[float, typer.Option(metavar="N", min=0.1, help="Time that the sweep may take.")] = 10.0,
+    minutes: Annotated[float, typer.Option(metavar="N", min=0.1, help="Time that the suite may take.")] = 10.0,
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAME[,NAME...]", help="Of whole models: bf16, fp32 (torch's settings), tf32.")
+    ] = "bf16",
+    batches: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Of whole models: numbers, or usual for each model's own.")
+    ] = "1,usual",
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="zoo: show our kernels by time beside their memory floor instead.")
+    ] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
     if suite == "sweep":
         from fusegraph.cli.sweep import sweep
 
-        return sweep(only, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only)
+        return sweep(
+            only, peers=peers, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only
+        )
+    if suite == "zoo":
+        from fusegraph.cli.zoo import zoo
+
+        return zoo(
+            only,
+            dtypes=dtypes,
+            batches=batches,
+            minutes=minutes,
+            json_file=json_file,
+            commit=commit,
+            names_only=names_only,
+            kernels=kernels,
+        )
+    if suite == "schedules":
+        from fusegraph.cli.schedules import schedules
+
+        return schedules(
+            only,
+            dtypes=dtypes,
+            seed=seed,
+            count=count,
+            minutes=minutes,
+            json_file=json_file,
+            commit=commit,
+            names_only=names_only,
+        )
     from fusegraph.cli.bench import bench
 
     return bench(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fusegraph.bench import plot, results
-from fusegraph.bench.measure import PEERS, Bench, environment
+from fusegraph.bench.measure import PEERS, Bench
 from fusegraph.bench.results import Row
 from fusegraph.bench.workload import AnyWorkload, GraphWorkload
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.cli.suites import check_gpu, facts, pattern
+from fusegraph.errors import FusegraphError
 from fusegraph.loader import load_graphs
 from fusegraph.report import artifacts
-from fusegraph.runtime import driver
 
 SUITE = "board"
 REPEATS = 15
@@ -73,21 +72,18 @@ def bench(
         return 0
     rivals = _peers(peers, PEERS if file is None else FILE_PEERS)
     target, picture = (None if name is None else artifacts.prepare_file(Path(name)) for name in (json_file, plot_file))
-    reason = driver.unavailable_reason()
-    if reason is not None:
-        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    check_gpu()
     measuring = Bench(repeats=repeats, autotune=autotune)
-    facts = environment(measuring.device)
-    facts["commit"] = commit or facts["commit"]
+    told = facts(commit, measuring.device)
     options = _options(file, suite, only, rivals, repeats, autotune)
     if old is None or target is None:
-        rows = _earlier(target, facts, options, repeats, ("cuda", *rivals))
-        book = _Book(target, partial(results.document, facts, options, repeats), rows)
+        rows = _earlier(target, told, options, repeats, ("cuda", *rivals))
+        book = _Book(target, partial(results.document, told, options, repeats), rows)
     else:
-        results.check_same(old, facts, options, repeats, target.name)
+        results.check_same(old, told, options, repeats, target.name)
         order = [w.name for w in every]
-        book = _Book(target, lambda rows, complete: results.updated(old, facts, rows, order), [], whole=True)
-    say(f"{facts['device']} ({facts['arch']}), medians of {repeats} runs, cold L2")
+        book = _Book(target, lambda rows, complete: results.updated(old, told, rows, order), [], whole=True)
+    say(f"{told['device']} ({told['arch']}), medians of {repeats} runs, cold L2")
     try:
         failed = _measure(chosen, rivals, measuring, book)
     except KeyboardInterrupt:
@@ -205,16 +201,11 @@ def _options(
     return shlex.join(words)
 
 
-def _only(pattern: str | None, workloads: list[AnyWorkload]) -> list[AnyWorkload]:
-    if pattern is None:
-        return workloads
-    try:
-        wanted = re.compile(pattern)
-    except re.error as error:
-        raise FusegraphError(f"--only {pattern!r} is no regular expression: {error}") from None
-    found = [w for w in workloads if wanted.search(w.name)]
-    if not found:
-        raise FusegraphError(f"--only {pattern!r} is found in no workload's name; --list shows the names")
+def _only(only: str | None, workloads: list[AnyWorkload]) -> list[AnyWorkload]:
+    wanted = pattern(only)
+    found = [w for w in workloads if wanted(w.name)]
+    if not found and only is not None:
+        raise FusegraphError(f"--only {only!r} is found in no workload's name; --list shows the names")
     return found
 
 

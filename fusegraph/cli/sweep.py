@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 
-from fusegraph.bench.measure import Bench, environment
+from fusegraph.bench.measure import Bench
 from fusegraph.cli.console import NOT_OK, note, say
-from fusegraph.errors import DeviceError, FusegraphError
+from fusegraph.cli.suites import check_gpu, check_torch, facts, pattern
+from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
-from fusegraph.runtime import driver
 
 #: The share of the time that is for compiling; and the cases that are compiled before they are timed, so that a run
 #: that is cut short has timed most of what it compiled.
@@ -20,26 +19,31 @@ COMPILING, AT_ONCE = 0.55, 400
 
 
 def sweep(
-    only: str | None, *, seed: int, count: int, minutes: float, json_file: str | None, names_only: bool = False
+    only: str | None,
+    *,
+    peers: Sequence[str] | None,
+    seed: int,
+    count: int,
+    minutes: float,
+    json_file: str | None,
+    commit: str | None = None,
+    names_only: bool = False,
 ) -> int:
     """Times cases of a seed until so many have rows or the time is over; prints figures and the slowest rows.
 
     only is a regular expression: kinds of cases (`fusegraph.bench.sweep.cases.KINDS`) and dtypes that it is found in;
-    of either all, if it is found in none.  The JSON file keeps the rows; the same command goes on from it.  Returns 1
-    if a case does not run, else 0.  Raises FusegraphError without torch or for a wrong expression, DeviceError without
-    a GPU.
+    of either all, if it is found in none.  ``peers`` may have "cudnn", for cases as graphs of cuDNN's API.  The JSON
+    file keeps the rows; the same command goes on from it.  Returns 1 if a case does not run, else 0.  Raises
+    FusegraphError without torch or for a wrong option, DeviceError without a GPU.
     """
-    if find_spec("torch") is None:
-        raise FusegraphError("--suite sweep compares with torch, which is not installed")
+    check_torch("sweep")
     from fusegraph.bench.sweep.cases import KINDS, case
     from fusegraph.bench.sweep.draw import DTYPES
-    from fusegraph.bench.sweep.run import Sweep, summary, worst
+    from fusegraph.bench.sweep.figures import summary, worst
+    from fusegraph.bench.sweep.run import Sweep
 
-    try:
-        wanted = re.compile(only or "")
-    except re.error as error:
-        raise FusegraphError(f"--only {only!r} is no regular expression: {error}") from None
-    kinds, dtypes = ([name for name in names if wanted.search(name)] for names in (KINDS, DTYPES))
+    wanted = pattern(only)
+    kinds, dtypes = ([name for name in names if wanted(name)] for names in (KINDS, DTYPES))
     if not kinds and not dtypes:
         raise FusegraphError(f"--only {only!r} is found in none of {', '.join((*KINDS, *DTYPES))}")
     kinds, dtypes = (sorted(names) if only else [] for names in (kinds, dtypes))
@@ -47,12 +51,13 @@ def sweep(
         for n in range(count):
             say(f"{n} {case(seed, n, kinds, dtypes).name}")
         return 0
-    reason = driver.unavailable_reason()
-    if reason is not None:
-        raise DeviceError(f"bench times kernels on a GPU, and there is none: {reason.partition('; use engine=')[0]}")
+    more = {name for text in peers or () for name in text.split(",")} - {"none"}
+    if more - {"cudnn"}:
+        raise FusegraphError(f"--peers: a sweep has torch, torch.compile and, if asked for, cudnn; got {peers}")
+    check_gpu()
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
-    made = Sweep(seed, kinds, dtypes, file)
-    made.facts = environment()
+    made = Sweep(seed, kinds, dtypes, file, cudnn="cudnn" in more)
+    made.facts = facts(commit)
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} cases are measured already")
     bench, end = Bench(), time.perf_counter() + 60 * minutes

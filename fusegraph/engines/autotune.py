@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -210,20 +210,14 @@ class Tuner:
             except DeviceError as error:  # more registers or shared memory than the device has
                 failures.append(error)
             else:
-                first[number] = _median_of(runs[number])
+                first[number] = median_of(runs[number])
 
         nvrtc.compile_kernels(
             sources, self.arch, cache=self._cache, options=self._options, jobs=self._jobs, progress=race
         )
         if not first:
             raise failures[0]
-        limit = min(first.values()) * FINALIST
-        finalists = sorted(sorted((n for n in first if first[n] <= limit), key=first.__getitem__)[:FINALISTS])
-        taken: dict[int, list[float]] = {n: [] for n in finalists}
-        for _ in range(_repeats(min(first.values()), SECOND_ROUND)):
-            for n in finalists:
-                taken[n].append(runs[n]())
-        times = {n: median(values) for n, values in taken.items()}
+        times = finals(runs, first)
         won = winner(times)
         return Tuned(candidates[won], times[won], times.get(0, first.get(0)))
 
@@ -234,7 +228,24 @@ def winner(times: dict[int, float]) -> int:
     return min(n for n, us in times.items() if us <= fastest * TIE)
 
 
-def _median_of(run: Callable[[], float]) -> float:
+def finals(
+    runs: Mapping[int, Callable[[], float]], first: Mapping[int, float], also: Sequence[int] = ()
+) -> dict[int, float]:
+    """Returns the microseconds of the fastest candidates, and of those in ``also``, timed again in turns.
+
+    ``first``: those of the first round.
+    """
+    fastest = min(first.values())
+    ranked = sorted((n for n in first if first[n] <= fastest * FINALIST), key=first.__getitem__)
+    finalists = sorted({*ranked[:FINALISTS], *also})
+    taken: dict[int, list[float]] = {n: [] for n in finalists}
+    for _ in range(_repeats(fastest, SECOND_ROUND)):
+        for n in finalists:
+            taken[n].append(runs[n]())
+    return {n: median(values) for n, values in taken.items()}
+
+
+def median_of(run: Callable[[], float]) -> float:
     """Returns the median microseconds of the first round.
 
     The first run does not count, unless it takes so long that it is the only one.

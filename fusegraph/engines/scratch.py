@@ -26,7 +26,7 @@ def random_array(
     Floats are standard normal, integers are at most 9 in size, bools are true with probability 1/2.
     """
     count = max(extent(shape, strides), 1)
-    block = _block(min(count, BLOCK), dtype, seed)
+    block = _block(1 << (min(count, BLOCK) - 1).bit_length(), dtype, seed)[:count]
     nbytes, filled = count * dtype.itemsize, block.nbytes
     buffer = driver.allocate(nbytes, device)
     driver.copy_to_device(buffer.pointer, block.ctypes.data, filled, device)
@@ -38,7 +38,7 @@ def random_array(
     return DeviceArray(buffer.pointer, tuple(shape), tuple(strides), dtype, cuda_device(device), buffer)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _block(number: int, dtype: DType, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     if dtype.is_float:

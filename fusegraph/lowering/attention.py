@@ -15,6 +15,7 @@ from codegen.iteration import restrided
 from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.added_masks import selected
 from fusegraph.lowering.attention_prologue import behind, computed_rows, multiplied, prologues_of
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
@@ -172,7 +173,7 @@ def whole_spec(node: Node, graph: Graph, options: Options, name: str) -> tuple[A
         stores = tuple(Store(Operand(s.operand.name, real, s.operand.strides), s.value) for s in made.stores)
         return replace(made, loads=loads, stores=stores, notes=score.notes), reads
 
-    scale, left = unscaled(with_real_positions(score.graph))
+    scale, left = unscaled(with_real_positions(selected(score.graph)))
     static, inner = bounded(left, varying=False)
     every, innermost = bounded(left, varying=True)
     ranges = tuple(c for c in every if c.varies)

@@ -16,6 +16,7 @@ from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
+from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
 from fusegraph.lowering.views import strides_over
@@ -73,6 +74,11 @@ def accept(view: GroupView, options: Options) -> None:
             raise Declined(
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
+        target = options.target.planned
+        if convolution.turned_behind(anchor, tensor, target) and not convolution.turned_behind(
+            anchor, anchor.output, target
+        ):
+            raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
 
 
@@ -161,7 +167,9 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
         return tuple(replace(x, batch=(each * x.inner[0] if x.inner else 0, *x.batch)) for x in limits)
 
     def gathered(gather: Gather) -> Gather:
-        return replace(gather, batch=(each * gather.inner[0], *gather.batch), limits=limited(gather.limits))
+        image = gather.image and replace(gather.image, shifts=tuple((0, *x) for x in gather.image.shifts))
+        batch = (each * gather.inner[0], *gather.batch)
+        return replace(gather, batch=batch, limits=limited(gather.limits), image=image)
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
         return (tensor.strides[0], *whole.strides(_part(tensor)))
@@ -232,12 +240,13 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         accumulator(anchor, builder.real),
         compute_type(anchor.output.dtype, builder.real),
         replace(program, exact=exact, notes=tuple(describe(n) for n in view.nodes)),
-        anchor.attributes["compute_dtype"] == TF32,
-        anchor.attributes["compute_dtype"] == FAST_FP8,
-        found.terms,
-        found.results,
-        tuple(replace(op, alignment=least) for op in others),
-        tuple(parts),
+        tf32=anchor.attributes["compute_dtype"] == TF32,
+        bf16x6=in_parts(anchor, options),
+        fast_fp8=anchor.attributes["compute_dtype"] == FAST_FP8,
+        terms=found.terms,
+        results=found.results,
+        others=tuple(replace(op, alignment=least) for op in others),
+        partials=tuple(parts),
     )
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
     if not parts and _converted(anchor, operands, 1) and not _converted(anchor, operands, 0):

@@ -14,8 +14,14 @@ from math import gcd, prod
 
 from codegen.expr import Operand
 from codegen.spec import Gather, Image, Limit
+from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.program import StridesOf, broadcast_strides
+from fusegraph.ops.base import Role
+
+#: The share of device memory's rate that kernels get, and cycles of a multiprocessor that an element takes which is
+#: written by itself.
+STREAMED, SCATTERED = 0.8, 1.0
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,22 @@ def _needed(
     """Returns the limits that some coordinates in a space of these sizes break: the others need no check."""
     ends = ((x, *x.ends(batch, outer, inner)) for x in limits)
     return tuple(x for x, low, high in ends if low < 0 or high >= x.size)
+
+
+def turned_behind(node: Node, written: Tensor, target: Target) -> bool:
+    """Returns true if what a gradient of an image by phases writes had better be written with its channels last first.
+
+    That is so where neighbours in memory belong to different phases, and there are so many elements that writing them
+    one by one takes longer than another kernel, which turns them.
+    """
+    if node.op.role is not Role.DGRAD or written.rank != node.output.rank:
+        return False
+    apart = any(
+        stride > 1 and size > 1 and step == 1
+        for stride, size, step in zip(node.attributes["stride"], written.shape[2:], written.strides[2:])
+    )
+    turned = target.launch_cycles + 2 * written.nbytes / (STREAMED * target.bytes_per_cycle)
+    return apart and SCATTERED * written.size / target.sms > turned
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A convolution of few channels with a pointwise DAG on its result -> a `DirectConvolutionSpec` (halo tiles).
 
-With a stride of 1 the gradient of a convolution's input is one too: of the loss, with the filter turned around and its
-two channel dimensions exchanged.
+The gradient of a convolution's input is one too: of the loss, with zeros between its elements where the convolution has
+strides, and with the filter turned around and its two channel dimensions exchanged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def suits(node: Node, graph: Graph) -> str | None:
     """Returns why a contraction is no direct convolution with few channels; None if it is one."""
     if node.op.role not in (Role.FPROP, Role.DGRAD) or "parts" in node.attributes:
         return "not a convolution"
-    if node.op.role is Role.DGRAD and (max(node.attributes["stride"]) > 1 or min(_before(node)) < 0):
-        return "the gradient of a convolution with strides or more padding than its filter reaches over"
+    if node.op.role is Role.DGRAD and min(_before(node)) < 0:
+        return "the gradient of a convolution with more padding than its filter reaches over"
     x, w = node.inputs
     channels, filters, _ = _channels(node)
     products = channels * prod(w.shape[2:])
@@ -134,7 +134,7 @@ def _geometry(node: Node, graph: Graph) -> DirectConvolutionSpec:
         sizes=three(x.shape[2:], 1),
         out=three(node.output.shape[2:], 1),
         taps=three(w.shape[2:], 1),
-        stride=three(attributes["stride"], 1),
+        stride=(1, 1, 1) if turned else three(attributes["stride"], 1),
         dilation=three(attributes["dilation"], 1),
         before=three(_before(node), 0),
         flip=(attributes["mode"] == "convolution") != turned,
@@ -143,6 +143,7 @@ def _geometry(node: Node, graph: Graph) -> DirectConvolutionSpec:
         accumulate=contraction.accumulator(node, real),
         result=compute_type(node.output.dtype, real),
         program=Program(),
+        input_dilation=three(attributes["stride"], 1) if turned else (1, 1, 1),
     )
 
 

@@ -19,10 +19,10 @@ from math import prod
 
 from codegen.declined import Declined
 from codegen.spec import Gather, Strides
-from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.convolution import Product
+from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Cost, Kind, Role
 
@@ -82,11 +82,11 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_operand(view, anchor, position, nodes, product(anchor), options.target.planned)
+            _accept_operand(view, anchor, position, nodes, product(anchor), options)
 
 
 def _accept_operand(
-    view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, target: Target
+    view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, options: Options
 ) -> None:
     operand = anchor.inputs[position]
     for node in nodes:
@@ -111,7 +111,7 @@ def _accept_operand(
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, operand, nodes, read, _fillings(product, position), in_registers, target)
+    _worthwhile(anchor, operand, nodes, read, _fillings(product, position), in_registers, options)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -152,14 +152,15 @@ def _worthwhile(
     read: Sequence[Tensor],
     computed: int,
     in_registers: bool,
-    target: Target,
+    options: Options,
 ) -> None:
     """Raises Declined, with the numbers, if computing an operand repeatedly costs more than writing and reading it."""
     if not operand.size:
         return
+    target = options.target.planned
     per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
     large = [t for t in read if t.size == operand.size]
-    on_tensor_cores = _on_tensor_cores(anchor)
+    on_tensor_cores = _on_tensor_cores(anchor, options)
     if in_registers:
         each = _beside(anchor, operand, nodes, read, large)
         cost = computed * each / per_byte
@@ -227,9 +228,9 @@ def _alike(tensor: Tensor, operand: Tensor) -> bool:
     return unit is None or not rows(operand) or rows(tensor)
 
 
-def _on_tensor_cores(anchor: Node) -> bool:
+def _on_tensor_cores(anchor: Node, options: Options) -> bool:
     """Returns true if the products can be made by tensor cores."""
-    if anchor.attributes["compute_dtype"] == "tf32":
+    if anchor.attributes["compute_dtype"] == "tf32" or (options.target.planned.wgmma and in_parts(anchor, options)):
         return True
     return all(t.dtype.itemsize < 4 for t in anchor.inputs)
 

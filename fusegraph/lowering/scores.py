@@ -52,10 +52,11 @@ def _positive(tensor: Tensor) -> bool:
     return value is not None and 0 < value < inf
 
 
-_CAST, _SUM, _DIFFERENCE = op.identity("x"), op.add("a", "b"), op.sub("a", "b")
+CAST, _SUM, _DIFFERENCE = op.identity("x"), op.add("a", "b"), op.sub("a", "b")
 _SCALED = op.mul("x", Is("factor", _positive)) | op.div(
     "x", Is("divisor", lambda t: _positive(t) and isfinite(1 / (constant(t) or inf)))
 )
+_NOTHING = op.add("x", 0.0)
 _MASKED = op.binary_select("x", -inf, "kept") | op.binary_select(-inf, "x", "gone")
 
 
@@ -73,9 +74,9 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
             scale *= factor
             replaced[tensor] = rest
             tensor = rest
-        elif (masked := _masked(graph, node)) is not None:
+        elif (masked := masked_by(graph, node)) is not None:
             tensor = masked[0]
-        elif _CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
+        elif CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.itemsize >= 4:
             tensor = node.inputs[0]
         else:
             break
@@ -83,7 +84,10 @@ def unscaled(graph: Graph) -> tuple[float, Graph]:
 
 
 def _factor(graph: Graph, node: Node) -> tuple[float | None, Tensor | None]:
-    """Returns a positive number and what it multiplies."""
+    """Returns a positive number and what it multiplies; 1 where nothing is added."""
+    for found in _NOTHING.of(Found(graph), node):
+        if found["x"].shape == node.output.shape:
+            return 1.0, found["x"]
     for found in _SCALED.of(Found(graph), node):
         if found["x"].shape == node.output.shape:
             factor = constant(found["factor"]) if "factor" in found else 1 / (constant(found["divisor"]) or inf)
@@ -91,7 +95,7 @@ def _factor(graph: Graph, node: Node) -> tuple[float | None, Tensor | None]:
     return None, None
 
 
-def _masked(graph: Graph, node: Node) -> tuple[Tensor, Tensor, bool] | None:
+def masked_by(graph: Graph, node: Node) -> tuple[Tensor, Tensor, bool] | None:
     """Returns (x, condition, value) of a selection: x where the condition has this value, minus infinity elsewhere."""
     for found in _MASKED.of(Found(graph), node):
         if found["x"].shape == node.output.shape:
@@ -114,20 +118,20 @@ def bounded(graph: Graph, *, varying: bool) -> tuple[tuple[Condition, ...], Grap
     tensor = graph.outputs[0]
     rank = tensor.rank
     while (node := graph.producer(tensor)) is not None:
-        masked = _masked(graph, node)
-        if masked is None and _CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.is_float:
+        masked = masked_by(graph, node)
+        if masked is None and CAST.fits(graph, node) and node.inputs[0].dtype.is_float and node.output.dtype.is_float:
             tensor = node.inputs[0]  # minus infinity in any dtype of scores (8-bit floats have none, and no kernel)
             continue
         if masked is None:
             break
         x, mask, value = masked
-        if _split(graph, mask, value, rank, varying, found, replaced):
+        if split(graph, mask, value, rank, varying, found, replaced):
             replaced[tensor] = x
         tensor = x
     return tuple(dict.fromkeys(found)), rebuilt(graph, replaced)
 
 
-def _split(
+def split(
     graph: Graph,
     mask: Tensor,
     value: bool,
@@ -141,10 +145,10 @@ def _split(
     if node is None:
         return False
     if op.logical_not().fits(graph, node):
-        return _split(graph, node.inputs[0], not value, rank, varying, found, replaced)
+        return split(graph, node.inputs[0], not value, rank, varying, found, replaced)
     if (op.logical_and() if value else op.logical_or()).fits(graph, node):
         first, second = node.inputs
-        known = [_split(graph, t, value, rank, varying, found, replaced) for t in (first, second)]
+        known = [split(graph, t, value, rank, varying, found, replaced) for t in (first, second)]
         if known[0] != known[1] and mask.shape == (rest := second if known[0] else first).shape:
             replaced[mask] = rest
         return all(known)
@@ -209,7 +213,7 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
         if shape[axis] == 1:
             return {}
         return {ROW: 1} if place == rank - 2 else {KEY: 1} if place == rank - 1 else None
-    if _CAST.fits(graph, node):
+    if CAST.fits(graph, node):
         return _affine(graph, node.inputs[0], rank) if _keeps(node.inputs[0].dtype, tensor.dtype) else None
     added, less = _SUM.fits(graph, node), _DIFFERENCE.fits(graph, node)
     if not (added or less) or tensor.dtype not in LARGE:  # smaller ones, and unsigned ones, wrap around
@@ -242,7 +246,7 @@ def with_real_positions(graph: Graph) -> Graph:
     added: dict[Node, tuple[Node, ...]] = {}
     for node in graph.nodes:
         source = node.inputs[0]
-        cast = _CAST.fits(graph, node) and source.dtype.is_int and node.output.dtype == float32
+        cast = CAST.fits(graph, node) and source.dtype.is_int and node.output.dtype == float32
         made = graph.producer(source)
         if not cast or made is None or not (_SUM | _DIFFERENCE).fits(graph, made):
             continue

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from codegen.contraction import simt_schedule as contraction_simt_schedule
 from codegen.target import Target
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
@@ -23,6 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.passes import estimates
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 
@@ -131,8 +131,16 @@ def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) ->
     if tile is None:
         return best_cut(node, graph, target)[1]
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
-    product = contraction_simt_schedule.product_cycles(target, *_sizes(node, tile))
+    product = estimates.cycles(_products(*_sizes(node, tile)), Options(target=target))
     return (START + 2) * target.launch_cycles + product + moved / (STREAMED * target.bytes_per_cycle)
+
+
+def _products(places: int, rows: int, columns: int, terms: int) -> Graph:
+    """Returns a graph of the batched matrix product alone."""
+    graph = Graph("products", float32)
+    inputs = graph.tensor("inputs", (places, rows, terms))
+    graph.output(graph.apply(TABLE["matmul"], (inputs, graph.tensor("filters", (places, terms, columns))), {}))
+    return graph
 
 
 # ---- the nodes

@@ -14,13 +14,14 @@ from math import inf
 from codegen.declined import Declined
 from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.scores import readers
-from fusegraph.lowering.views import divided
+from fusegraph.lowering.views import divided, turned_back
 from fusegraph.ops.attention_nodes import ATTENTION, Score
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.attention_pages import PAGES, TURNED_PAGES
 from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
@@ -120,7 +121,7 @@ def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Nod
 
 
 def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisions: Sequence[Decision]) -> Rewritten:
-    rewrite = Rewrite(graph)
+    rewrite = Rewrite(graph, {t: s for node in matches if (s := _beside(graph, t := node.output)) is not None})
     live = _live(graph, matches)
     for node in graph.nodes:
         if node in matches:
@@ -133,6 +134,14 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
         elif node in live:
             rewrite.take_over(node)
     return rewrite.done(decisions)
+
+
+def _beside(graph: Graph, out: Tensor) -> tuple[int, ...] | None:
+    """Returns the strides of a result whose heads are put beside each other: so they lie from the beginning."""
+    turn = only_consumer(graph, out)
+    if turn is None or turn.op.role is not Role.TRANSPOSE or turn.attributes["perm"][-1] != out.rank - 1:
+        return None
+    return turned_back(turn, packed_strides(turn.output.shape))
 
 
 def guarded(name: str, compared: float, instead: float) -> Pattern:

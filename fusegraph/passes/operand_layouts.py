@@ -9,6 +9,7 @@ is laid out now, which costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -21,10 +22,13 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
+from fusegraph.lowering.precision import in_parts
+from fusegraph.lowering.views import turned_back, view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
+from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
 ROW_BYTES, LINE_BYTES = 16, 128
@@ -55,11 +59,13 @@ class _Wish:
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
     found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
-    found |= {node: _values(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
+    found |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
-    if not wanted:
+    placed = {t: s for node in attention for t, s in _along_keys(node, graph)}
+    if not wanted and not placed:
         return same(graph)
-    placed = {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
+    placed |= {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
     rewrite = Rewrite(graph, placed)
     new = rewrite.new
     copies: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
@@ -103,13 +109,16 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     if producer is None or tensor in graph.outputs:
         return False
     plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)
-    return all(n.kind in plain for n in (producer, *graph.network.successors(producer)))
+    takers = graph.network.successors(producer)
+    return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
 def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+    if "parts" in node.attributes:
+        return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-    if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph):
+    if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph, options):
         return []
     wishes, least = [], ROW_BYTES
     for number, tensor in enumerate(node.inputs):
@@ -128,6 +137,46 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
     return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []
+
+
+def _keys(node: Node, graph: Graph) -> list[_Wish]:
+    """Returns the keys of an attention if they are computed here, and their elements should be neighbours in memory."""
+    k = multiplied(node)[1]
+    if node.attributes["paged"] or prologues_of(node)[1] is not None or not _is_ours(k, graph):
+        return []
+    strides = None if _is_aligned(k, (k.rank - 2,)) else _aligned_strides(k, (k.rank - 2,))
+    return [] if strides is None else [_Wish(k, strides)]
+
+
+def _along_keys(node: Node, graph: Graph) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Yields what an attention reads for its scores by views that are not along the keys, and strides that are.
+
+    That is only for what pointwise nodes, or gathers, make for attention alone.
+    """
+    for tensor in node.inputs[3:]:
+        source, moves = tensor, list[Node]()
+        while (maker := graph.producer(source)) is not None and maker.kind is Kind.MOVEMENT and len(maker.inputs) == 1:
+            moves.append(maker)
+            source = maker.inputs[0]
+            if only_consumer(graph, source) is None:
+                break
+        made = graph.producer(source)
+        if made is None or not (made.kind is Kind.POINTWISE or made.op.role is Role.GATHER):
+            continue
+        seen: tuple[int, ...] | None = source.strides
+        for move in reversed(moves):
+            found = None if seen is None else view(move, seen)
+            seen = None if found is None else found[0]
+        if not seen or tensor.shape[-1] == 1 or seen[-1] in (0, 1) or only_consumer(graph, source) is None:
+            continue
+        strides: tuple[int, ...] | None = packed_strides(tensor.shape)
+        for move in moves:
+            if strides is not None and move.op.role is Role.BROADCAST:
+                strides = packed_strides(move.inputs[0].shape) if strides == packed_strides(move.output.shape) else None
+            elif strides is not None:
+                strides = turned_back(move, strides)
+        if strides is not None:
+            yield source, strides
 
 
 def _values(node: Node, target: Target) -> list[_Wish]:
@@ -157,9 +206,10 @@ def _values(node: Node, target: Target) -> list[_Wish]:
     return [wish] if gained > MARGIN * wish.us(target) else []
 
 
-def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
+def _on_tensor_cores(node: Node, dtype: DType, graph: Graph, options: Options) -> bool:
     """Returns true if tensor cores take a contraction of operands of a dtype, and nothing better does."""
-    exact = dtype == float32 and node.attributes["compute_dtype"] != "tf32"
+    taken = node.attributes["compute_dtype"] == "tf32" or (options.target.planned.wgmma and in_parts(node, options))
+    exact = dtype == float32 and not taken
     if exact or dtype not in (float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8, uint8):
         return False
     if not node.output.size:
@@ -170,10 +220,10 @@ def _on_tensor_cores(node: Node, dtype: DType, graph: Graph) -> bool:
 def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     """Returns the dimensions of an operand of which one should be contiguous, the best one first.
 
-    Along the reduction for every dtype; elements of 16 bits may also lie across it.
+    Along the reduction for every dtype; elements that are multiplied as 16 bits may also lie across it.
     """
-    rank = node.inputs[number].rank
-    across = node.inputs[0].dtype.itemsize == 2
+    rank, dtype = node.inputs[number].rank, node.inputs[0].dtype
+    across = dtype.itemsize == 2 or (dtype == float32 and node.attributes["compute_dtype"] is None)
     if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)

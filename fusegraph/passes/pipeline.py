@@ -20,16 +20,21 @@ from fusegraph.passes.algorithms import choose
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
+from fusegraph.passes.batches import take_apart
 from fusegraph.passes.decompose import decompose_for_kernels
+from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
+from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
+from fusegraph.passes.positions import place
 from fusegraph.passes.reshapes import move_reshapes
+from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
@@ -71,7 +76,9 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
+    Pass("positions", place),
     Pass("simplification", simplify),
+    Pass("batches", take_apart),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),
@@ -89,6 +96,9 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
+    Pass("filter gradients", sum_by_bands, When.ALWAYS),
+    Pass("padded channels", pad_channels),
+    Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),

@@ -6,7 +6,7 @@ point for every input, NaN, infinity and the sign of zero included.  (x + 0 is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import mul
@@ -22,7 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
 from fusegraph.pattern import Found, Is, Made, constant, op
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
@@ -143,7 +143,7 @@ def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     outputs = set(graph.outputs)
     seen: dict[Any, Tensor] = {}
     for old in graph.nodes:
-        node = Node(old.op, rewrite.inputs(old), old.attributes, *old.outputs)
+        node = Node(old.op, tuple(_unrepeated(rewrite.graph, old, rewrite.inputs(old))), old.attributes, *old.outputs)
         free = len(node.outputs) == 1 and node.output not in outputs
         while isinstance(result := _replaced(rewrite.graph, node, free), Node):
             node = result
@@ -186,6 +186,27 @@ def _replaced(graph: Graph, node: Node, free: bool) -> Node | Tensor | None:
         if result is not None:
             return result
     return None
+
+
+def _unrepeated(graph: Graph, node: Node, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Returns the operands of a node with masks and numbers as they are where a pointwise node repeats them itself."""
+    if node.kind is not Kind.POINTWISE or not node.op.reads_values:
+        return inputs
+    less = {t: x for t in dict.fromkeys(inputs) if (x := _repeats(graph, t)) is not None}
+    found = tuple(less.get(t, t) for t in inputs)
+    return found if less and np.broadcast_shapes(*(t.shape for t in found)) == node.output.shape else inputs
+
+
+def _repeats(graph: Graph, tensor: Tensor) -> Tensor | None:
+    """Returns the number, or mask, which a choice of numbers may be, that a tensor repeats; None for other tensors."""
+    maker, value = graph.producer(tensor), tensor.value
+    if maker is not None and maker.op.role is Role.BROADCAST:
+        x, choice = maker.inputs[0], graph.producer(maker.inputs[0])
+        chosen = choice is not None and choice.op.role is Role.SELECT
+        return x if tensor.dtype.is_bool or constant(x) is not None or chosen else None
+    if value is None or tensor.size < 2 or not (value == value.reshape(-1)[0]).all():
+        return None
+    return intermediate(graph, tensor.name, "number", (), (), tensor.dtype, value.reshape(-1)[0].reshape(()))
 
 
 def _key(node: Node) -> Any:

@@ -7,8 +7,10 @@ same bits, on every machine that runs what was planned for one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
@@ -17,7 +19,7 @@ from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Role
+from fusegraph.ops.base import Op, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import alone, cycles
@@ -59,6 +61,10 @@ def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     return replaced(graph, split, lambda rewrite, node: _split(rewrite, node, split[node])) if split else same(graph)
 
 
+def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
+    add_in_parts(rewrite, node, PARTS[node.op], {"parts": parts})
+
+
 def parts_of(node: Node, graph: Graph, target: Target) -> int:
     """Returns the parts that a node is to be summed up in; 1 for those that stay whole."""
     return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
@@ -79,7 +85,9 @@ def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
 
 def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
     """Returns true if the sums of a node can be cut into parts, and are so long and few that it could be worthwhile."""
-    if PARTS.get(node.op) is None or not node.output.size or node.attributes.get("groups", 1) > 1:
+    if PARTS.get(node.op) is None or not node.output.size:
+        return False
+    if node.op.role is not Role.WGRAD and node.attributes.get("groups", 1) > 1:
         return False
     common = _common(node)
     if common.is_float and common.itemsize == 1:  # tensor cores round sums of fp8: parts would hide that from `check`
@@ -98,7 +106,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """
     own = alone(graph, node, {})
     if parts > 1:
-        own.outputs = [_part_sums(own, node, tuple(own.inputs), node.output, parts)]
+        own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
     (made,) = own.outputs
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
@@ -116,8 +124,9 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
         cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
     elif node.op.role is Role.WGRAD:
-        rows, cols, cut = prod(shape[1:]), shape[0], _Cut(first.shape[0], prod(second.shape[2:]), unit)
-    else:  # parts have whole panels of channels
+        cut = _Cut(first.shape[0], prod(second.shape[2:]), 1)  # the forms say which parts they take
+        rows, cols = prod(shape[1:]), shape[0] // node.attributes["groups"]
+    else:  # parts have whole panels of channels, or of filters backward to the image
         if first.shape[1] % unit:
             return None
         rows, cols = shape[0] * prod(shape[2:]), shape[1]
@@ -147,26 +156,27 @@ def _common(node: Node) -> DType:
     return node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
 
 
-def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
-    """Adds the node that sums up the parts and the one that adds them up."""
+def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
+    """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = _part_sums(rewrite.graph, node, rewrite.inputs(node), output, parts)
-    op = TABLE["reduction"]
-    total = {**op.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
-    rewrite.graph.add_node(Node(op, (partial,), total, output))
+    partial = _part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    total = TABLE["reduction"]
+    attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
+    rewrite.graph.add_node(Node(total, (partial,), attributes, output))
 
 
-def _part_sums(graph: Graph, node: Node, inputs: tuple[Tensor, ...], output: Tensor, parts: int) -> Tensor:
+def _part_sums(
+    graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
+) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""
     common = _common(node)
     dtype = compute_dtype(common, graph.compute_dtype)
     if not common.is_float:
         dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
-    shape = (parts, *output.shape)
+    shape = (how["parts"], *output.shape)
     order = stride_order(output.shape, output.strides)
     if node.op.role is Role.WGRAD:  # filters are the columns of the product: neighbours are written together
         order = (*(d for d in order if d), 0)
     strides = packed_strides(shape, (0, *(d + 1 for d in order)))
     partial = intermediate(graph, node.name, "parts", shape, strides, dtype)
-    attributes = {**node.attributes, "parts": parts, "dtype": dtype}
-    return graph.add_node(Node(PARTS[node.op], inputs, attributes, partial)).output
+    return graph.add_node(Node(op, inputs, {**node.attributes, **how, "dtype": dtype}, partial)).output

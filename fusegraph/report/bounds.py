@@ -15,6 +15,7 @@ from itertools import product
 
 import numpy as np
 
+from codegen.bf16x6 import LEAST_TERMS
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.engines.reference import apply
 from fusegraph.graph import Graph, Node, Tensor
@@ -24,6 +25,7 @@ from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
+from fusegraph.report.bounds_bf16x6 import underflow
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_written import distance, meant, too_narrow
 
@@ -197,6 +199,8 @@ def _contraction(
     magnitude = sums(a, b)
     finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
     error = (products + 2) * unit * magnitude + products * tiny(float32)
+    if compute == common == float32 and unit != TENSOR_CORE_UNIT and products >= LEAST_TERMS:
+        error = error + underflow(a, b, sums)  # tensor cores may multiply parts: else no less precise (`units`)
     if coarse is not None:
         together = min(coarse or products, products)
         error = error + (together + 2 * -(-together // FP8_AT_ONCE)) * FP8_UNIT * magnitude

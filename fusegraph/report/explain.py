@@ -62,7 +62,8 @@ def _parts(plan: Plan, name: str) -> str:
     output = plan.simplified.tensors.get(name)
     total = plan.simplified.producer(output) if output is not None else None
     before = plan.simplified.producer(total.inputs[0]) if total is not None else None
-    return f" in {before.attributes['parts']} parts" if before is not None and "parts" in before.attributes else ""
+    parts = before.attributes.get("parts", 1) if before is not None else 1
+    return f" in {parts} parts" if parts > 1 else ""
 
 
 def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | None = None) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -89,6 +91,21 @@ class Function:
             driver.call("cuFuncSetAttribute", self.handle, attribute, 1, doing=f"allow {self.name} large clusters")
 
 
+_OVERLAPPING: ContextVar[bool] = ContextVar("overlapping", default=True)
+
+
+@contextmanager
+def one_after_another() -> Iterator[None]:
+    """Makes kernels whose `Launch` is made within the block start when the one before is done, for a profile of each:
+    a kernel that starts early waits, and its time counts the wait.
+    """
+    before = _OVERLAPPING.set(False)
+    try:
+        yield
+    finally:
+        _OVERLAPPING.reset(before)
+
+
 class Launch:
     """A kernel with its launch configuration.
 
@@ -135,7 +152,7 @@ class Launch:
         if blocks > _PORTABLE_CLUSTER:
             function.allow_large_clusters()
         self.zeroed = tuple(zeroed)
-        self.cluster, self.dependent = cluster, dependent and not self.zeroed
+        self.cluster, self.dependent = cluster, dependent and not self.zeroed and _OVERLAPPING.get()
         self._alone: LaunchSequence | None = None
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:

@@ -5,6 +5,7 @@
 // 4 x 392 x 24 sums of 64 products in float; tile 32 x 32 x 16 a block, 4 x 4 a thread
 #include "math.cuh"
 #include "memory.cuh"
+#include "product.cuh"
 #include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(64, 1) conv_dgrad_strided_kernel(
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(64, 1) conv_dgrad_strided_kernel(
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 #pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] += a_part[i] * b_part[j];
+                for (int j = 0; j < 4; ++j) sum[i][j] = multiply_add(a_part[i], b_part[j], sum[i][j]);
             }
         }
     }

@@ -2,12 +2,11 @@
 //     conv = conv_fprop(x, w, padding=((1, 1), (1, 1)))
 //     add = add(conv, bias)
 //     y = swish(add)
-// direct convolution, 3 x 3 taps; a block walks down by 4 x 8 outputs of 128 channels, a thread 4 x 2 of 4
+// direct convolution, 3 x 3 taps; a thread slides down over 7 rows of 3 columns of 4 channels, 6 ahead
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
-#include "async_copy.cuh"
 #include "math.cuh"
 #include "memory.cuh"
-#include "shared.cuh"
+#include "strip.cuh"
 #include "types.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
@@ -16,91 +15,89 @@ extern "C" __global__ void __launch_bounds__(128) depthwise_kernel(
     const bfloat16* __restrict__ bias,
     bfloat16* __restrict__ y)
 {
-    const int32 block = blockIdx.x;
-    const int32 image = block / 49;
-    const int32 row0 = block / 7 % 7 * 8;
-    const int32 col0 = block % 7 * 8;
-    const int lane = (threadIdx.x % 32) * 4;
-    const int tx = (threadIdx.x / 32) * 2;
-    const int32 col = col0 + tx;
-
-    FUSEGRAPH_DYNAMIC_SHARED(shared);
-    auto& ring = *reinterpret_cast<bfloat16(*)[10][10][128]>(shared);  // rows of the input
-    int put = 0;  // where in the ring the next row goes
-    int32 in_h = row0 - 1;
-    const auto fetch = [&] {
-        const bool inside = uint32(in_h) < 56;
-        const int strip = (threadIdx.x % 16) * 8;
-        const bfloat16* row = x + image * 401408 + in_h * 7168 + strip;
+    const int32 at = int32(blockIdx.x) * 128 + threadIdx.x;
+    const int32 image = at / 4864;
+    const int32 row = at / 608 % 8 * 7;
+    const int32 channel0 = at / 304 % 2 * 64;
+    const int32 col = at / 16 % 19 * 3;
+    const int32 lane = at % 16 * 4;
+    const int32 group = channel0 + lane;
+    const int32 in_h = row - 1, in_w = col - 1;
+    const bfloat16* corner = x + image * 401408 + group + in_h * 7168 + in_w * 128;
+    Packed<bfloat16, 4> line[6][1][5];
+    const auto fetch = [&](Packed<bfloat16, 4> (&into)[1][5], int iy) {
+        const bool row_exists = uint32(in_h + iy) < 56 && iy < 9;
         #pragma unroll
-        for (int ix = threadIdx.x / 16; ix < 10; ix += 8) {
-            const int32 in_w = col0 + ix - 1;
-            copy_async<16>(&ring[put][ix][strip], row + in_w * 128, inside && uint32(in_w) < 56 ? 16 : 0);
+        for (int ix = 0; ix < 5; ++ix) {
+            into[0][ix] = load_if<4>(row_exists && (1 <= ix && ix < 3 || uint32(in_w + ix) < 56), corner + iy * 7168 + ix * 128);
         }
-        put = put + 1 < 10 ? put + 1 : put + 1 - 10;
-        ++in_h;
     };
-    for (int k = 0; k < 6; ++k) fetch();
-    copy_async_commit();
-
-    float weights[3][3][4];
+    #pragma unroll
+    for (int iy = 0; iy < 6; ++iy) fetch(line[iy], iy);
+    float weights[1][3][3][4];
+    Vector<bfloat16, 4> filters[9];
+    #pragma unroll
+    for (int i = 0; i < 9; ++i) filters[i] = load<4>(w + group * 9 + i * 4);
     #pragma unroll
     for (int kr = 0; kr < 3; ++kr) {
         #pragma unroll
         for (int ks = 0; ks < 3; ++ks) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                weights[kr][ks][e] = convert<float>(w[(lane + e) * 9 + kr * 3 + ks]);
+                weights[0][kr][ks][e] = convert<float>(filters[(e * 9 + kr * 3 + ks) / 4][(e * 9 + kr * 3 + ks) % 4]);
             }
         }
     }
-
-    int first = 0;  // where in the ring the rows under the outputs begin
-    #pragma unroll 1
-    for (int32 step = 0; step < 2; ++step) {
-        copy_async_wait<0>();
-        __syncthreads();  // the rows are there for all, and all are done with those before
-        if (step + 1 < 2) for (int k = 0; k < 4; ++k) fetch();
-        copy_async_commit();
-        float sum[4][2][4] = {};
-        #pragma unroll
-        for (int ix = 0; ix < 4; ++ix) {
+    const auto bias_c = load<4>(bias + group);
+    float sum[7][3][4];
+    #pragma unroll
+    for (int iy = 0; iy < 9; ++iy) {
+        if (iy <= 6) {
             #pragma unroll
-            for (int iy = 0; iy < 6; ++iy) {
-                const int slot = first + iy < 10 ? first + iy : first + iy - 10;
-                const auto vec = load_shared<4>(&ring[slot][tx + ix][lane]);
+            for (int q = 0; q < 3; ++q) {
                 #pragma unroll
-                for (int p = 0; p < 4; ++p) {
-                    if (!(iy - p >= 0 && iy - p < 3)) continue;  // no tap of output row p meets this row
-                    const int kr = iy - p;
+                for (int e = 0; e < 4; ++e) {
+                    sum[iy][q][e] = 0;
+                }
+            }
+        }
+        float under[1][5][4];
+        #pragma unroll
+        for (int ix = 0; ix < 5; ++ix) {
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                under[0][ix][e] = convert<float>(line[iy % 6][0][ix][e]);
+            }
+        }
+        fetch(line[iy % 6], iy + 6);
+        #pragma unroll
+        for (int kr = 0; kr < 3; ++kr) {
+            if (iy - kr < 0 || iy - kr > 6) continue;
+            #pragma unroll
+            for (int ks = 0; ks < 3; ++ks) {
+                #pragma unroll
+                for (int q = 0; q < 3; ++q) {
                     #pragma unroll
-                    for (int q = 0; q < 2; ++q) {
-                        if (!(ix - q >= 0 && ix - q < 3)) continue;  // no tap of output column q meets this column
-                        const int ks = ix - q;
-                        #pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            sum[p][q][e] += weights[kr][ks][e] * convert<float>(vec[e]);
-                        }
+                    for (int e = 0; e < 4; ++e) {
+                        sum[iy - kr][q][e] += weights[0][kr][ks][e] * under[0][q + ks][e];
                     }
                 }
             }
         }
-        #pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            const int32 row = row0 + step * 4 + p;
+        if (iy >= 2) {
+            const int p = iy - 2;
             #pragma unroll
-            for (int q = 0; q < 2; ++q) {
-                const auto bias_v = load<4>(bias + lane);
+            for (int q = 0; q < 3; ++q) {
+                if (col + q >= 56) break;
                 Vector<bfloat16, 4> y_v;
                 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const float bias_e = convert<float>(bias_v[e]);
+                    const float bias_e = convert<float>(bias_c[e]);
                     const float add = sum[p][q][e] + bias_e;
                     y_v[e] = convert<bfloat16>(math::swish(add));
                 }
-                store(y + image * 401408 + lane + row * 7168 + (col + q) * 128, y_v);
+                store(y + image * 401408 + group + (row + p) * 7168 + (col + q) * 128, y_v);
             }
         }
-        first = first + 4 < 10 ? first + 4 : first + 4 - 10;
     }
 }

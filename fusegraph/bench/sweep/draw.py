@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, log, prod
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 #: Case bounds: bytes of all operands and of the result, and operations, so that a case takes a few milliseconds.
 MOST_BYTES, MOST_OPERATIONS = 1 << 29, 4e11
@@ -34,6 +34,7 @@ class Case:
     """A case: what it is called, its dtype (one of `DTYPES`), its operands, and the function of torch tensors.
 
     operations  multiply-adds counted twice.
+    kind        a key of `fusegraph.bench.sweep.cases.KINDS`.
     """
 
     name: str
@@ -41,10 +42,17 @@ class Case:
     operands: tuple[Operand, ...]
     function: Callable[..., Any]
     operations: float = 0.0
+    kind: str = ""
 
 
 class Refused(Exception):
     """What was drawn is too large, or no such layer exists: draw again."""
+
+
+def checked(*shapes: tuple[int, ...]) -> None:
+    """Raises Refused for shapes that are too large together."""
+    if sum(map(prod, shapes)) > MOST_BYTES // 4:
+        raise Refused
 
 
 class Draw:
@@ -63,6 +71,10 @@ class Draw:
 
     def one(self, *choices: Any) -> Any:
         return self.rng.choice(choices)
+
+    def weighted(self, choices: Mapping[Any, float]) -> Any:
+        """Returns one of the keys, as often as its value says."""
+        return self.rng.choices(list(choices), list(choices.values()))[0]
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -90,76 +102,89 @@ def activation(draw: Draw) -> tuple[str, Callable[[Any], Any]]:
     return name, every[name]
 
 
-@dataclass
-class Around:
-    """What is in front of a layer and behind it: names, operands, and functions that take what is left of a list."""
-
-    before: str = ""
-    after: str = ""
-    front: Callable[[Any, list[Any]], Any] = lambda x, _: x
-    back: Callable[[Any, list[Any]], Any] = lambda y, _: y
-    operands: tuple[Operand, ...] = ()
-
-    @property
-    def names(self) -> str:
-        return f"{self.before}{self.after}"
+#: A function of a tensor and of those operands of it that a list begins with, which it takes from the list.
+Function: TypeAlias = Callable[[Any, list[Any]], Any]
 
 
-def _alone(function: Callable[[Any], Any]) -> Callable[[Any, list[Any]], Any]:
-    """Returns the function as a step that takes no further operand."""
-    return lambda x, _: function(x)
+@dataclass(frozen=True)
+class Beside:
+    """What is done beside a layer: how its case is called, a function, and the further operands that it takes."""
+
+    name: str
+    function: Function
+    operands: tuple[Operand, ...]
 
 
-def surroundings(
-    draw: Draw, shape: tuple[int, ...], result: tuple[int, ...], channel: int, order: tuple[int, ...]
-) -> Around:
-    """Draws a prologue for an operand of a shape and an epilogue for a result, whose channels are dimension
-    ``channel``.
+@dataclass(frozen=True)
+class _Step:
+    """What may be done beside a layer: how often it is, its name, a function, and the sizes of its further operands.
+
+    Operands have values for each "channel", for each "gate" (an image and a channel), or are "whole" tensors.  Without
+    a function it is an activation, to be drawn.
     """
-    front: list[Callable[[Any, list[Any]], Any]] = []
-    back: list[Callable[[Any, list[Any]], Any]] = []
-    before = after = ""
-    first: list[Operand] = []
-    second: list[Operand] = []
 
-    def per_channel(sizes: tuple[int, ...]) -> Operand:
-        return Operand(tuple(n if d == channel % len(sizes) else 1 for d, n in enumerate(sizes)))
-
-    if draw.chance(0.15):
-        before += "affine+"
-        first += [per_channel(shape), per_channel(shape)]
-        front.append(lambda x, more: x * more.pop(0) + more.pop(0))
-    if draw.chance(0.2):
-        name, function = activation(draw)
-        before += f"{name}+"
-        front.append(_alone(function))
-    if draw.chance(0.5):
-        after += "+bias"
-        second.append(per_channel(result))
-        back.append(lambda y, more: y + more.pop(0))
-    if draw.chance(0.15):
-        after += "+scale"
-        second.append(per_channel(result))
-        back.append(lambda y, more: y * more.pop(0))
-    if draw.chance(0.5):
-        name, function = activation(draw)
-        after += f"+{name}"
-        back.append(_alone(function))
-    if draw.chance(0.25):
-        after += "+residual"
-        second.append(Operand(result, order))
-        back.append(lambda y, more: y + more.pop(0))
-
-    def all_of(steps: list[Callable[[Any, list[Any]], Any]]) -> Callable[[Any, list[Any]], Any]:
-        def run(x: Any, more: list[Any]) -> Any:
-            for step in steps:
-                x = step(x, more)
-            return x
-
-        return run
-
-    return Around(before, after, all_of(front), all_of(back), (*first, *second))
+    share: float
+    name: str
+    function: Callable[..., Any] | None = None
+    operands: tuple[str, ...] = ()
 
 
-def times(sizes: Sequence[int]) -> str:
+_ACTIVATION = "activation"
+#: What stands in front of layers: a frozen norm as in DenseNet, a gate as of squeeze and excitation, an activation.
+_FRONT = (
+    _Step(0.12, "affine", lambda x, scale, bias: x * scale + bias, ("channel", "channel")),
+    _Step(0.05, "gate", lambda x, gate: x * gate.sigmoid(), ("gate",)),
+    _Step(0.15, _ACTIVATION),
+)
+#: What stands behind them: a bias or a frozen norm, a residual in front of the activation (ResNet) or behind it.
+_BACK = (
+    _Step(0.4, "bias", lambda y, bias: y + bias, ("channel",)),
+    _Step(0.3, "affine", lambda y, scale, bias: y * scale + bias, ("channel", "channel")),
+    _Step(0.15, "residual", lambda y, residual: y + residual, ("whole",)),
+    _Step(0.5, _ACTIVATION),
+    _Step(0.12, "residual", lambda y, residual: y + residual, ("whole",)),
+)
+
+
+def in_front(draw: Draw, shape: tuple[int, ...], channel: int, order: tuple[int, ...] = ()) -> Beside:
+    """Draws what is done to an operand of a shape, whose channels are dimension ``channel``."""
+    names, function, operands = _drawn(draw, _FRONT, shape, channel, order)
+    return Beside("".join(f"{name}+" for name in names), function, operands)
+
+
+def behind(draw: Draw, shape: tuple[int, ...], channel: int, order: tuple[int, ...] = ()) -> Beside:
+    """Draws what is done to a result of a shape, whose channels are dimension ``channel``."""
+    names, function, operands = _drawn(draw, _BACK, shape, channel, order)
+    return Beside("".join(f"+{name}" for name in names), function, operands)
+
+
+def _drawn(
+    draw: Draw, steps: Sequence[_Step], shape: tuple[int, ...], channel: int, order: tuple[int, ...]
+) -> tuple[list[str], Function, tuple[Operand, ...]]:
+    """Draws some steps; returns their names, all of them as one function, and their operands."""
+    dims = range(len(shape))
+    per_channel = {channel % len(shape)}
+    kept = {"channel": per_channel, "gate": per_channel | {0}, "whole": set(dims)}
+    names: list[str] = []
+    taken: list[tuple[Callable[..., Any], int]] = []
+    operands: list[Operand] = []
+    for step in steps:
+        if not draw.chance(step.share):
+            continue
+        name, function = (step.name, step.function) if step.function else activation(draw)
+        names.append(name)
+        taken.append((function, len(step.operands)))
+        for kind in step.operands:
+            sizes = tuple(shape[d] if d in kept[kind] else 1 for d in dims)
+            operands.append(Operand(sizes, order if kind == "whole" else ()))
+
+    def run(x: Any, more: list[Any]) -> Any:
+        for function, count in taken:
+            x = function(x, *(more.pop(0) for _ in range(count)))
+        return x
+
+    return names, run, tuple(operands)
+
+
+def times(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))

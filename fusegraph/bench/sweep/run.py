@@ -13,15 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from math import exp, log, prod
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fusegraph.bench.estimates import plan_us
+from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
 from fusegraph.bench.time_limit import TooLong, time_limit
+from fusegraph.bench.traced import graphs_of
+from fusegraph.bench.workers import told
+from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.scratch import random_array
 from fusegraph.report import artifacts
+from fusegraph.runtime.targets import present
 
 #: Engines, as torch.compile knows them; eager torch is cuDNN and cuBLAS beside its own kernels.
 ENGINES: Mapping[str, dict[str, Any] | None] = {
@@ -33,6 +40,8 @@ ENGINES: Mapping[str, dict[str, Any] | None] = {
 REPEATS, WARMUP, LIMIT_S = 9, 3, 90.0
 #: Below this share of the fastest peer's speed a row has its kernels and the best of the autotuner.
 SLOW = 0.9
+#: A time of less than this share of another's is faster.
+FASTER = 0.95
 
 
 @dataclass
@@ -44,10 +53,13 @@ class Row:
     error    the largest difference to eager torch, relative to the largest result.
     kernels  of a slow row: (name, microseconds) of ours and of the fastest peer's kernels, and ``tuned_us``.
     left     operators that were left to torch.
+    predicted_us  what the cost models say of the chosen schedules.
     """
 
     number: int
     name: str
+    kind: str = ""
+    dtype: str = ""
     us: dict[str, float] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     floor_us: float = 0.0
@@ -55,6 +67,7 @@ class Row:
     kernels: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     tuned_us: float | None = None
     left: list[str] = field(default_factory=list)
+    predicted_us: float | None = None
 
     @property
     def peer(self) -> str | None:
@@ -67,19 +80,31 @@ class Row:
         """The fastest peer's time divided by ours."""
         return self.us[self.peer] / self.us["fusegraph"] if self.peer and "fusegraph" in self.us else None
 
+    @property
+    def cause(self) -> str | None:
+        """Why a row is slow: "choice" (a timed schedule is faster), "partition" (more kernels than the peer's), or
+        "form" (none of our kernels is fast enough); None for others.
+        """
+        if self.ratio is None or self.ratio >= SLOW:
+            return None
+        if self.tuned_us is not None and self.tuned_us < FASTER * self.us["fusegraph"]:
+            return "choice"
+        counts = [len(self.kernels.get(engine or "", [])) for engine in ("fusegraph", self.peer)]
+        return "partition" if counts[0] > counts[1] > 0 else "form"
 
-def _row(told: dict[str, Any]) -> Row:
-    """Returns a row as it is written."""
-    kernels = {engine: [(name, us) for name, us in every] for engine, every in told["kernels"].items()}
-    return Row(**{**told, "kernels": kernels})
+
+def row_from_data(data: Mapping[str, Any]) -> Row:
+    """Returns the row of which `dataclasses.asdict` made this data."""
+    kernels = {engine: [(name, us) for name, us in every] for engine, every in data["kernels"].items()}
+    return Row(**{**data, "kernels": kernels})
 
 
 def operands(drawn: Case, device: str = "cuda") -> list[Any]:
-    """Returns the operands of a case, random and the same each time."""
+    """Returns the operands of a case, random and the same each time; on the device "meta" without values."""
     import torch
 
     kind = getattr(torch, "float32" if drawn.dtype == "tf32" else drawn.dtype)
-    generator = torch.Generator(device).manual_seed(len(drawn.name))
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(len(drawn.name))
 
     def made(o: Operand) -> Any:
         if o.below:
@@ -94,8 +119,7 @@ def operands(drawn: Case, device: str = "cuda") -> list[Any]:
 def _allow_tf32(drawn: Case) -> None:
     import torch
 
-    allowed = drawn.dtype == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    allow_tf32(drawn.dtype)
     torch.backends.cudnn.benchmark = True
 
 
@@ -118,7 +142,7 @@ def _guarded(work: Callable[[], Any]) -> str:
     except TooLong:
         return f"not done within {LIMIT_S:g} s"
     except Exception as error:  # a case that an engine cannot do is a row, not the end of the sweep
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return told(error)
     return ""
 
 
@@ -145,26 +169,36 @@ def _prepare(job: tuple[int, int, Sequence[str], Sequence[str]]) -> tuple[int, f
 
 
 class Sweep:
-    """A sweep of a seed, of cases of some kinds and dtypes, with the rows that it has."""
+    """A sweep of a seed, of cases of some kinds and dtypes, with the rows that it has.
+
+    With ``cudnn``, the graphs that cuDNN takes are also timed there.
+    """
 
     def __init__(
-        self, seed: int, kinds: Sequence[str] = (), dtypes: Sequence[str] = (), file: Path | None = None
+        self,
+        seed: int,
+        kinds: Sequence[str] = (),
+        dtypes: Sequence[str] = (),
+        file: Path | None = None,
+        *,
+        cudnn: bool = False,
     ) -> None:
         self.seed, self.kinds, self.dtypes, self.file = seed, tuple(kinds), tuple(dtypes), file
+        self.cudnn = cudnn
         self.rows: dict[int, Row] = {}
         self.facts: dict[str, Any] = {}
         if file is not None and file.exists():
-            told = json.loads(file.read_text("utf-8"))
-            if (told["seed"], *map(tuple, (told["kinds"], told["dtypes"]))) == (seed, self.kinds, self.dtypes):
-                self.rows = {row["number"]: _row(row) for row in told["rows"]}
+            found = json.loads(file.read_text("utf-8"))
+            if (found["seed"], *map(tuple, (found["kinds"], found["dtypes"]))) == (seed, self.kinds, self.dtypes):
+                self.rows = {row["number"]: row_from_data(row) for row in found["rows"]}
 
     def save(self) -> None:
         """Writes all rows to the file."""
         if self.file is None:
             return
         rows = [asdict(self.rows[n]) for n in sorted(self.rows)]
-        told = {"environment": self.facts, "seed": self.seed, "kinds": self.kinds, "dtypes": self.dtypes, "rows": rows}
-        artifacts.write_file(self.file, artifacts.json_text(told))
+        document = {**self.facts, "seed": self.seed, "kinds": self.kinds, "dtypes": self.dtypes, "rows": rows}
+        artifacts.write_file(self.file, artifacts.json_text(document))
 
     def missing(self, count: int) -> list[int]:
         return [n for n in range(count) if n not in self.rows]
@@ -191,7 +225,7 @@ class Sweep:
         import fusegraph.torch
 
         drawn = case(self.seed, number, self.kinds, self.dtypes)
-        row = self.rows[number] = Row(number, drawn.name)
+        row = self.rows[number] = Row(number, drawn.name, drawn.kind, drawn.dtype)
         _allow_tf32(drawn)
         with torch.no_grad():
             arguments = operands(drawn)
@@ -209,9 +243,13 @@ class Sweep:
                 if reason := _guarded(build):
                     row.why[engine] = reason
                 elif engine == "fusegraph":
-                    row.left = sorted({op for f in fusegraph.torch.report(clear=True) for _, op, _ in f.left})
+                    functions = fusegraph.torch.report(clear=True)
+                    row.left = sorted({op for f in functions for _, op, _ in f.left})
+                    row.predicted_us = _predicted_us([piece for f in functions for piece in f.pieces])
             row.error = _difference(results)
             results.clear()
+            if self.cudnn:
+                row.why |= {"cudnn": reason} if (reason := _guarded(partial(_on_cudnn, drawn, runs))) else {}
             self._time(row, runs, bench)
             row.floor_us = _floor(drawn, bench)
             if row.ratio is not None and row.ratio < SLOW:
@@ -255,6 +293,23 @@ class Sweep:
         _guarded(tuned)
 
 
+def _predicted_us(pieces: Sequence[Any]) -> float | None:
+    """Returns the estimated microseconds of what was compiled; None if some of it is gone."""
+    plans = [piece.planned() for piece in pieces]
+    if not plans or any(made is None for made in plans):
+        return None
+    return round(sum(plan_us(made, present()) for made in plans), 2)
+
+
+def _on_cudnn(drawn: Case, runs: dict[str, Callable[[], Any]]) -> None:
+    """Adds a run of cuDNN's to ``runs``, on random arrays.  Raises NotSupportedError where cuDNN refuses the case."""
+    (graph,) = graphs_of(drawn.function, operands(drawn, "meta"), drawn.dtype, "cuda:0")
+    executable = compile_graph(graph, "cudnn", autotune=True)
+    arrays = [random_array(t.shape, t.strides, t.dtype, seed=number) for number, t in enumerate(graph.inputs)]
+    out = executable(*arrays)
+    runs["cudnn"] = lambda: executable(*arrays, out=out)
+
+
 def _difference(results: Mapping[str, Any]) -> float | None:
     """Returns the largest difference of ours to eager torch's results, relative to the largest of these."""
     if "eager" not in results or "fusegraph" not in results:
@@ -292,53 +347,3 @@ def _floor(drawn: Case, bench: Any) -> float:
         floor = max(floor, drawn.operations / rate)
     del torch
     return round(float(floor), 2)
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Returns the figures of a sweep: geometric mean, shares below 0.9 and 0.7, failures, by kind of case."""
-    lines = []
-    ratios = {row.number: row.ratio for row in rows if row.ratio is not None}
-    kinds = {row.number: row.name.split()[0] for row in rows}
-
-    def figures(name: str, numbers: Sequence[int]) -> str:
-        every = [r for n in numbers if (r := ratios.get(n)) is not None]
-        failed = sum("fusegraph" in row.why for row in rows if row.number in set(numbers))
-        if not every:
-            return f"{name:24} {len(numbers):5}  no row of both"
-        mean = exp(sum(map(log, every)) / len(every))
-        below = [sum(r < x for r in every) / len(every) for x in (0.9, 0.7)]
-        return (
-            f"{name:24} {len(every):5}  geomean {mean:.2f}  below 0.9: {below[0]:.1%}  below 0.7: {below[1]:.1%}"
-            f"  worst {min(every):.2f}{f'  failed {failed}' if failed else ''}"
-        )
-
-    lines.append(figures("all", list(kinds)))
-    short = {n: _kind(name) for n, name in kinds.items()}
-    for kind in sorted(set(short.values())):
-        lines.append(figures(kind, [n for n, k in short.items() if k == kind]))
-    return "\n".join(lines)
-
-
-def _kind(name: str) -> str:
-    """Returns the layer that a case's name is about."""
-    parts = name.split("+")
-    known = ("conv_transpose", "conv", "matmul", "attention", "softmax", "embedding", "dgrad", "wgrad", "pool", "norm")
-    return next((k for k in known for p in parts if k in p), parts[-1])
-
-
-def worst(rows: Sequence[Row], count: int = 20) -> str:
-    """Returns the slowest rows: times, floor, what the autotuner finds, and the kernels of both sides."""
-    slow = sorted((row for row in rows if row.ratio is not None), key=lambda row: row.ratio or 0.0)[:count]
-    lines = []
-    for row in slow:
-        peer = row.peer or ""
-        tuned = "" if row.tuned_us is None else f", tuned {row.tuned_us:.1f}"
-        lines.append(
-            f"{row.ratio:.2f}  #{row.number} {row.name}: ours {row.us['fusegraph']:.1f}{tuned}, "
-            f"{peer} {row.us[peer]:.1f}, floor {row.floor_us:.1f} us"
-            f"{f'; left to torch: {row.left}' if row.left else ''}"
-        )
-        for engine, kernels in row.kernels.items():
-            lines += [f"      {engine}: {us:.1f} {name}" for name, us in kernels[:6]]
-    lines += [f"failed  #{row.number} {row.name}: {row.why['fusegraph']}" for row in rows if "fusegraph" in row.why]
-    return "\n".join(lines)

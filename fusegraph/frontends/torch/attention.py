@@ -1,4 +1,4 @@
-"""ATen's scaled dot-product attention and its gradients, under the names of all implementations."""
+"""torch's scaled dot-product attention and its gradients, under the names of all implementations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from fusegraph.errors import NotSupportedError
+from fusegraph.frontends.torch import whole_attention  # noqa: F401 - it registers operators
 from fusegraph.frontends.torch.table import Call, aten_by_name
 from fusegraph.graph import Tensor
 
@@ -31,6 +32,7 @@ def _keywords(
     "_scaled_dot_product_flash_attention_for_cpu.default",
     "_scaled_dot_product_efficient_attention.default",
     "_scaled_dot_product_cudnn_attention.default",
+    "fusegraph.attention.default",
 )
 def _attention(
     c: Call,
@@ -75,6 +77,7 @@ def _as_torch(c: Call, stats: Tensor) -> Tensor:
     "_scaled_dot_product_flash_attention_backward.default",
     "_scaled_dot_product_efficient_attention_backward.default",
     "_scaled_dot_product_cudnn_attention_backward.default",
+    "fusegraph.attention_backward.default",
 )
 def _gradients(
     c: Call,
@@ -84,12 +87,13 @@ def _gradients(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    dropout_p: float,
+    dropout_p: float = 0,
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
     attn_bias: Tensor | None = None,
     scale: float | None = None,
     grad_input_mask: Sequence[bool] = (True, True, True),
+    by_mask: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients by query, key and value, and by a bias if that is asked for."""
     mask = attn_bias if attn_mask is None else attn_mask
@@ -102,4 +106,5 @@ def _gradients(
         if form is not None:
             tensor.strides = form.strides  # torch's order of heads in memory: joining them again moves nothing
     by_bias = results[3] if "bias" in how else None
-    return tuple(x if asked else None for x, asked in zip((*results[:3], by_bias), grad_input_mask))
+    asked_for = (*grad_input_mask, by_mask)[:4]
+    return tuple(x if asked else None for x, asked in zip((*results[:3], by_bias), asked_for))

@@ -37,6 +37,7 @@ from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, measur
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
+from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
 from fusegraph.runtime.arrays import torch_dtype
 
@@ -55,6 +56,8 @@ def backend(
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
+    if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
+        keep_whole(module)
 
     def compiler(phase: str) -> Callable[[Any, Sequence[Any]], Program]:
         return lambda traced, _: _boxed(_function(traced, phase, settings, names))

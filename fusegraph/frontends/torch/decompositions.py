@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 
 from fusegraph.frontends.torch.table import HANDLERS
+from fusegraph.frontends.torch.whole_attention import attended
 from fusegraph.layout import overlaps, stride_order
 
 functional = torch.nn.functional
@@ -140,7 +141,7 @@ def _attention(
         result = weights @ v
     else:
         weights = None
-        result = functional.scaled_dot_product_attention(q, k, v, seen)
+        result = attended(q, k, v, seen)
     rows = functional.linear(result.transpose(1, 2).flatten(2), out_weight, out_bias)
     return rows, weights.mean(1) if weights is not None and average else weights
 

@@ -9,6 +9,7 @@ from fusegraph.dtypes import bool_, float32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, aten_by_name
 from fusegraph.graph import Tensor
+from fusegraph.ops import TABLE
 
 #: Operators of one float (or of a bool or integer converted to float) that are ops of the same name.
 _ALIKE = (
@@ -218,11 +219,12 @@ HANDLERS.update({f"aten.{op}.default": _truth(op) for op in ("logical_and", "log
 
 
 def _bits(op: str) -> Any:
-    """Returns the handler for an op on the bits of integers, or on bools."""
+    """Returns the handler for an op on the bits of integers; on bools it is the logical one, if there is one."""
+    logical = op.replace("bitwise", "logical")
 
     def handler(c: Call, *operands: Any) -> Tensor:
         given = [x if isinstance(x, Tensor) else c.graph.constant(x, dtype=c.dtype) for x in operands]
-        return getattr(c.graph, op)(*(c.cast(x) for x in given))
+        return getattr(c.graph, logical if c.dtype.is_bool and logical in TABLE else op)(*map(c.cast, given))
 
     return handler
 

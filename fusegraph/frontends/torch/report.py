@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import ref
 
 from fusegraph.errors import listed
 from fusegraph.frontends.torch.cut import Analysis, Piece
@@ -21,6 +23,7 @@ class PieceReport:
     bytes_unfused  device-memory traffic of one kernel per operator; bytes_moved: that of the kernels.
     fused          how many pairs of nodes were fused.
     declined       the pairs that were not, with reasons.
+    planned        the plan, as long as what was compiled of it exists.
     """
 
     name: str
@@ -31,6 +34,7 @@ class PieceReport:
     bytes_moved: int
     fused: int
     declined: tuple[Decision, ...]
+    planned: Callable[[], Plan | None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def bytes_saved(self) -> int:
@@ -135,4 +139,5 @@ def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
         traffic(plan),
         sum(d.fused for d in decisions),
         tuple(d for d in decisions if not d.fused),
+        ref(plan),
     )

@@ -51,7 +51,7 @@ IGNORED: dict[str, frozenset[int]] = {}
 
 
 def _full_name(name: str) -> str:
-    return name if name.startswith("prims.") else f"aten.{name}"
+    return name if name.startswith(("prims.", "fusegraph.")) else f"aten.{name}"
 
 
 def aten(*names: str) -> Callable[[Handler], Handler]:
@@ -74,7 +74,7 @@ def aten_by_name(*names: str) -> Callable[[Handler], Handler]:
     def enter(handler: Handler) -> Handler:
         known = signature(handler).parameters
         for name in names:
-            operator = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), torch.ops.aten)
+            operator = reduce(lambda owner, part: getattr(owner, part, None), _full_name(name).split("."), torch.ops)
             if operator is not None:
                 order = [argument.name.rstrip("_") for argument in operator._schema.arguments]
                 IGNORED[_full_name(name)] = frozenset(n for n, key in enumerate(order) if key not in known)

@@ -1,0 +1,165 @@
+"""Schedules of direct convolution's form with whole planes in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import exp, hypot, prod
+
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.direct_convolution.slide_schedule import (
+    MAX_REGISTERS,
+    MEMORY_SHARE,
+    OPERATION,
+    START,
+    WEIGHT,
+    columns,
+    products,
+    strips,
+    traffic,
+    walk,
+    widths,
+)
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.family import Schedule
+from codegen.target import Target
+
+#: Most threads of a block, and the fewest that are tried where there is work for more.
+MAX_THREADS, MIN_THREADS = 512, 64
+#: Bytes of neighbouring channels below which writing them takes longer.
+RUN_BYTES = 32
+#: Figures of the cost model, fitted to measured times.  Instructions of an element that is read, of 16 bytes that are
+#: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills.
+READ, COPY, SCATTERED, FILLED = 1.5, 4.6, 16.0, 0.37
+
+
+@dataclass(frozen=True)
+class FlatSchedule(Schedule):
+    """A block has ``planes`` planes; a thread slides down over ``rows`` rows of ``cols`` columns of outputs of one."""
+
+    rows: int
+    cols: int
+    planes: int
+    itype: str
+
+
+def units(spec: DirectConvolutionSpec, s: FlatSchedule) -> tuple[int, int, int, int]:
+    """Returns a block's planes, depths, and threads along rows and columns."""
+    return s.planes, spec.out[0], -(-spec.out[1] // s.rows), -(-spec.out[2] // s.cols)
+
+
+def flat_threads(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
+    """Returns the threads of a block: whole warps."""
+    return Edge(prod(units(spec, s)), 32).padded
+
+
+def flat_copy(spec: DirectConvolutionSpec, planes: int) -> int:
+    """Returns how many elements an asynchronous copy of the input has; 0 if none is of at least 4 bytes."""
+    size, (many, _) = spec.x.dtype.itemsize, spec.runs
+    starts = (spec.x.alignment, planes * prod(spec.sizes) * size, spec.x.strides[0] * size if many > 1 else 0)
+    fitting = (w for w in (16, 8, 4) if w >= size and all(start % w == 0 for start in starts))
+    return next(fitting, 0) // size
+
+
+def flat_pitches(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns how far apart the planes of each output lie in shared memory, in elements.
+
+    Where neighbouring threads write a pixel of neighbouring planes, these are an odd number of words apart: their
+    elements are in different banks.
+    """
+    plane, found = spec.filters * prod(spec.out), []
+    for store, across in zip(spec.program.stores, spec.across):
+        size = store.operand.dtype.itemsize
+        odd = (n for n in range(plane, plane + 8) if n * size % 8 == 4 or (size >= 4 and n % 2))
+        found.append(next(odd) if across else plane)
+    return found
+
+
+def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
+    """Returns what a block has in shared memory: planes of the input, and of every output."""
+    made = [
+        Buffer("tile", spec.x.dtype.ctype, (s.planes * prod(spec.sizes),), align=VECTORS, note="planes of the input")
+    ]
+    for n, (store, pitch) in enumerate(zip(spec.program.stores, flat_pitches(spec))):
+        made.append(Buffer(f"out{n}", store.operand.dtype.ctype, (s.planes * pitch,), align=VECTORS))
+    return Buffers(made)
+
+
+def conflicts(spec: DirectConvolutionSpec, s: FlatSchedule, plane: int, row: int, col: int, size: int) -> float:
+    """Returns in how many parts an access of a warp's threads to shared memory is done, one element each.
+
+    ``plane``, ``row`` and ``col`` are the elements, of ``size`` bytes, from one plane, row and column to the next.
+    """
+    _, _, down, along = units(spec, s)
+    banks: dict[int, set[int]] = {}
+    for t in range(32):
+        own = t // (spec.out[0] * down * along)
+        word = (own * plane + t // along % down * s.rows * row + t % along * s.cols * col) * size // 4
+        banks.setdefault(word % 32, set()).add(word)
+    return max(len(words) for words in banks.values()) * max(1.0, size / 4)
+
+
+def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
+    """Returns the estimated registers of a thread."""
+    live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1]))
+    line = spec.taps[0] * len(columns(spec, s.cols))
+    return 32 + spec.word // 4 * (spec.filters * (prod(spec.taps) + live * s.cols) + line)
+
+
+def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[FlatSchedule]:
+    """Yields the schedules that fit; none for images that are not contiguous."""
+    _, total = spec.runs
+    if not (target.arch.has_cp_async and total):
+        return
+    counts = [n for k in range(10) if (n := 1 << k) < 2 * total]
+    for cols, rows, planes in product(widths(spec), strips(spec), counts):
+        s = FlatSchedule(rows, cols, planes, itype)
+        threads = prod(units(spec, s))
+        if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes):
+            continue
+        if (
+            2 * flat_buffers(spec, s).bytes <= target.arch.shared_bytes_per_sm
+            and flat_registers(spec, s) <= MAX_REGISTERS
+        ):
+            yield s
+
+
+def flat_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[FlatSchedule]:
+    """Returns schedules, best first."""
+    every = {s: flat_cycles(spec, s, target) for s in flat_candidates(spec, target, itype)}
+    return sorted(every, key=lambda s: every[s])
+
+
+def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a kernel: of instructions, device and shared memory, and latency."""
+    size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
+    threads, taps = flat_threads(spec, s), prod(spec.taps)
+    many, total = spec.runs
+    blocks = many * -(-total // s.planes)
+    shared = flat_buffers(spec, s).bytes
+    resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
+    if not resident:
+        return float("inf")
+    each, warps = -(-blocks // sms), threads / 32
+    rows = walk(spec, s.rows, s.cols * spec.filters)
+    outputs = s.rows * s.cols * spec.filters
+    reads = rows.under / spec.input_dilation[1] * spec.taps[0] * len(columns(spec, s.cols))
+    moves = 0 if rows.whole else (rows.slots - 1) * outputs
+    copies = shared / 16 / threads
+    written = [store.operand.dtype.itemsize for store in program.stores]
+    scattered = outputs * sum(spec.across)
+    instructions = products(spec, rows, s.rows, s.cols * spec.filters) + READ * reads + moves
+    instructions += outputs * (3 + OPERATION * len(program.instructions)) + WEIGHT * taps * spec.filters
+    instructions += COPY * copies + SCATTERED * scattered + 100
+    accesses = reads * conflicts(spec, s, prod(spec.sizes), spec.sizes[2] * spec.stride[1], spec.stride[2], size)
+    for each_size, pitch in zip(written, flat_pitches(spec)):
+        accesses += outputs * conflicts(spec, s, pitch, spec.out[2], 1, each_size)
+    accesses += 8 * copies + 2 * scattered
+    work = (each + blocks / sms) / 2 * warps
+    issue = work * instructions / (4 * (1 - exp(-FILLED * min(resident, each) * warps / 4)))
+    moved = traffic(spec)[1]
+    # Where channels are contiguous, a block writes so many bytes of each pixel.
+    pieces = [s.planes * each_size for each_size, across in zip(written, spec.across) if across]
+    memory = moved * max(1.0, RUN_BYTES / min(pieces, default=RUN_BYTES)) / (MEMORY_SHARE * target.bytes_per_cycle)
+    return hypot(issue, memory, work * accesses) + START

@@ -1,0 +1,229 @@
+"""Schedules of direct convolution's form whose threads slide down the image, and what a thread keeps meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import exp, hypot, lcm, prod
+
+from codegen.buffers import Edge
+from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.family import Schedule
+from codegen.target import Target
+
+#: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
+MAX_WEIGHTS, MAX_REGISTERS, MAX_PRODUCTS = 128, 190, 1600
+#: Most of the weights' registers for several neighbouring channels: with more, one channel has been faster.
+MAX_TOGETHER = 80
+#: Most columns under a thread's outputs: as many as a mask has bits.
+MAX_UNDER = 64
+THREADS = 128
+#: Taps of a column beyond which rows outside of the image are left out.
+MANY_TAPS = 3
+#: Rows that are loaded before they are needed.
+AHEAD = (1, 2, 3, 4, 6)
+#: Bytes of neighbouring channels that neighbouring threads read of a pixel.
+RUN = 128
+#: Figures of the cost model, fitted to measured times.  Instructions of a load, of an operation of the program on a
+#: result and of a weight; share of the issue slots that a warp of a scheduler fills, and of the bandwidth of memory;
+#: bytes that a multiprocessor gets from the L2 cache in a cycle; cycles until a row arrives, and of a launch.
+LOAD, OPERATION, WEIGHT = 5.4, 2.1, 1.8
+FILLED, MEMORY_SHARE, CACHE_RATE, LATENCY, START = 1.1, 0.85, 60.0, 350.0, 5000.0
+SECTORS = 44  # bytes that a run of channels costs besides its own
+#: Registers for which a multiprocessor must have room, as a share of those estimated: one block fewer costs a wave.
+MARGIN = 1.08
+
+
+@dataclass(frozen=True)
+class SlideSchedule(Schedule):
+    """A thread slides down over ``rows`` rows of ``cols`` neighbouring outputs of ``vector`` neighbouring channels.
+
+    It loads ``ahead`` rows of its input before it needs them.  ``lanes`` threads side by side take neighbouring
+    channels, the next ones neighbouring columns: what both read comes from the L1 cache if they are in one block.
+    """
+
+    rows: int
+    cols: int
+    vector: int
+    ahead: int
+    lanes: int
+    threads: int
+    itype: str
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the code goes down over the input rows under a strip of ``rows`` rows of outputs.
+
+    under    input rows.
+    slots    rows of outputs whose sums are kept at a time.
+    period   input rows that are written out: behind them everything is in the same registers again.
+    trimmed  whether rows outside of the image are left out.
+    """
+
+    under: int
+    slots: int
+    period: int
+
+    trimmed: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are written out."""
+        return self.period == self.under
+
+
+def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> Walk:
+    """Returns how to go down over ``rows`` rows of ``sums`` outputs each, with ``ahead`` rows of input in registers."""
+    under, stride = spec.under(1, rows), spec.stride[1]
+    slots = -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // stride)
+    period = lcm(stride, ahead, spec.input_dilation[1])
+    if period >= under or rows * sums * prod(spec.taps) <= MAX_PRODUCTS:
+        return Walk(under, rows, under, trimmed=False)
+    return Walk(under, slots, period, trimmed=period == 1 and spec.taps[1] > MANY_TAPS)
+
+
+def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
+    """Returns which of the columns under ``cols`` outputs are columns of the input and meet taps."""
+    apart = spec.input_dilation[2]
+    every = {q * spec.stride[2] + ks * spec.dilation[2] for q in range(cols) for ks in range(spec.taps[2])}
+    return sorted(ix for ix in every if ix % apart == spec.before[2] % apart)
+
+
+def widths(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns how many columns of outputs a thread may have."""
+    width = spec.out[2]
+    few = [n for n in range(1, width + 1) if n <= 8 or (width % n == 0 and n <= 16)]
+    return [n for n in few if keeps_phase(spec, 2, n) and spec.under(2, n) <= MAX_UNDER]
+
+
+def keeps_phase(spec: DirectConvolutionSpec, axis: int, size: int) -> bool:
+    """Tells whether strips of ``size`` rows (or columns) of outputs all begin in the same phase of a dilated input."""
+    return size % spec.input_dilation[axis] == 0 or size >= spec.out[axis]
+
+
+def strips(spec: DirectConvolutionSpec) -> list[int]:
+    """Returns into how many rows each the outputs may be cut."""
+    height = spec.out[1]
+    parts = [n for k in range(10) for n in (1 << k, 3 << k)]
+    every = dict.fromkeys(-(-height // n) for n in sorted(parts) if n <= height)
+    return [rows for rows in every if keeps_phase(spec, 1, rows)]
+
+
+def lanes(spec: DirectConvolutionSpec, vector: int) -> int:
+    """Returns how many threads side by side take neighbouring channels: of a cache line, none of them idle if so many
+    are busy otherwise.
+    """
+    most = -(-spec.groups // vector)
+    count = min(most, max(1, RUN // (vector * spec.x.dtype.itemsize)))
+    even = max(n for n in range(1, count + 1) if most % n == 0)
+    return even if 2 * even > count else count
+
+
+def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
+    """Returns how many channels the widest possible access has, of the ``widths`` in bytes; 0 if there is none.
+
+    Accesses of this width can start at every pixel's channels, and their channels divide the ``counts``.
+    """
+    size = spec.x.dtype.itemsize
+    steps = [s for s, many in zip(spec.x.strides, (spec.images, 1, 1, *spec.sizes)) if many > 1]
+    for width in widths:
+        count = width // size
+        if count and spec.x.alignment % width == 0 and all(n % count == 0 for n in (spec.groups, *steps, *counts)):
+            return count
+    return 0
+
+
+def slide_vector(spec: DirectConvolutionSpec) -> int:
+    """Returns how many channels the widest access has: 1 if none has more."""
+    return widest_access(spec, (16, 8, 4)) or 1 if spec.x.strides[1] == 1 else 1
+
+
+def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
+    """Returns the estimated registers of a thread, as fitted to what ptxas takes."""
+    words, count = spec.word // 4, s.vector * spec.filters
+    weights, width, planes = count * prod(spec.taps), len(columns(spec, s.cols)), spec.taps[0]
+    rows = walk(spec, s.rows, s.cols * count, s.ahead)
+    live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1])) * s.cols * count
+    line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4) * min(s.ahead, rows.under)
+    converted = planes * width * s.vector
+    if rows.whole:
+        return round(14 + words * (0.67 * weights + 1.6 * live + 0.5 * converted) + 0.77 * line)
+    return round(36 + words * (weights + 0.8 * live + 0.55 * converted) + 1.2 * line)
+
+
+def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
+    """Yields the schedules that fit registers."""
+    words = spec.word // 4
+    widest = slide_vector(spec) if spec.filters == 1 else 1
+    for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], widths(spec)):
+        count = vector * spec.filters
+        if count * prod(spec.taps) * words > (MAX_TOGETHER if vector > 1 else MAX_WEIGHTS):
+            continue
+        for rows in strips(spec):
+            for ahead in AHEAD:
+                s = SlideSchedule(rows, cols, vector, ahead, lanes(spec, vector), THREADS, itype)
+                if ahead <= spec.under(1, rows) and slide_registers(spec, s) <= MAX_REGISTERS:
+                    yield s
+
+
+def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[SlideSchedule]:
+    """Returns schedules, best first."""
+    every = {s: slide_cycles(spec, s, target) for s in slide_candidates(spec, itype)}
+    return sorted(every, key=lambda s: every[s])
+
+
+def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a kernel: of instructions, device memory, cache and latency, which overlap."""
+    size, sms, stride = spec.x.dtype.itemsize, target.sms, spec.stride[2]
+    tiles = Edge(spec.out[2], s.cols).tiles
+    strips = spec.images * spec.out[0] * Edge(spec.out[1], s.rows).tiles * tiles
+    blocks = Edge(strips * Edge(spec.groups, s.vector * s.lanes).tiles * s.lanes, s.threads).tiles
+    rows = walk(spec, s.rows, s.cols * s.vector * spec.filters, s.ahead)
+    resident = target.arch.blocks_per_sm(s.threads, min(255, round(MARGIN * slide_registers(spec, s))), 0)
+    each, warps = -(-blocks // sms), s.threads / 32
+    # The mean of a multiprocessor's blocks and of those of the busiest one.
+    issue = (each + blocks / sms) / 2 * warps * _instructions(spec, s, rows)
+    issue /= 4 * (1 - exp(-FILLED * min(resident, each) * warps / 4))
+    read, moved = traffic(spec)
+    memory = moved / (MEMORY_SHARE * target.bytes_per_cycle)
+    # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
+    span = min(tiles, max(1, s.threads // s.lanes)) * s.cols * stride
+    again = (span + spec.under(2, s.cols) - s.cols * stride) / span * rows.under / (s.rows * spec.stride[1])
+    again /= prod(spec.input_dilation[1:])
+    cache = (moved + read * (again - 1)) * (1 + SECTORS / (s.lanes * s.vector * size)) / (CACHE_RATE * sms)
+    latency = -(-each // resident) * LATENCY * rows.under / s.ahead
+    return hypot(issue, memory, cache, latency) + START
+
+
+def traffic(spec: DirectConvolutionSpec) -> tuple[int, int]:
+    """Returns the bytes of the input, and those that a kernel moves at least."""
+    program, planes = spec.program, spec.images * spec.groups
+    read = planes * prod(spec.sizes) * spec.x.dtype.itemsize
+    written = sum(store.operand.dtype.itemsize for store in program.stores) or spec.x.dtype.itemsize
+    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
+    return read, read + planes * spec.filters * prod(spec.out) * (written + beside)
+
+
+def products(spec: DirectConvolutionSpec, rows: Walk, height: int, column: int) -> float:
+    """Returns the products of a thread with ``height`` rows of outputs, of which each has ``column`` for a tap row."""
+    stride, apart = spec.stride[1], prod(spec.input_dilation[1:])
+    if rows.whole:
+        taps = height * spec.taps[1]
+    elif rows.trimmed and height >= spec.out[1]:
+        taps = spec.sizes[1] * spec.taps[1] // stride
+    else:
+        taps = rows.under * spec.taps[1] // stride
+    return taps * column * spec.taps[0] * spec.taps[2] / apart * spec.word / 4
+
+
+def _instructions(spec: DirectConvolutionSpec, s: SlideSchedule, rows: Walk) -> float:
+    """Returns how many instructions a thread takes."""
+    count = s.vector * spec.filters
+    loads = rows.under / spec.input_dilation[1] * len(columns(spec, s.cols)) * spec.taps[0]
+    convert = 0 if spec.x.dtype.itemsize >= 4 else s.vector
+    moves = 0 if rows.whole else (rows.slots - 1) * s.cols * count * s.rows
+    stores = s.rows * s.cols * (3 + count * (0.5 + OPERATION * len(spec.program.instructions)))
+    total = products(spec, rows, s.rows, s.cols * count) + loads * (LOAD + convert) + moves + stores
+    return total + WEIGHT * count * prod(spec.taps) + 80

@@ -1,0 +1,1 @@
+"""Schedules: every candidate of a kernel timed, beside what the cost model estimates and what it chose."""

@@ -1,0 +1,200 @@
+"""Fits the constants of cost models to measured schedules: least squares of the logarithms of estimated to measured.
+
+A constant is a figure of a `codegen.target.Target`, or a number of the module in which a form's cost model is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import exp, fsum, log
+from operator import itemgetter
+from typing import Any
+
+from codegen import KernelSpec, Schedule, schedule_from_data
+from codegen.canonical import canonical
+from codegen.families import family_of, form_of
+from codegen.target import Target
+from fusegraph.bench.estimates import predicted_us
+from fusegraph.bench.schedules.kernels import Kernel
+
+#: The figures of a target that only measurements tell.
+FIGURES = ("memory_share", "l2_rate", "sm_rate")
+#: "family form" -> the module of its cost model, and the constants in it that are fits.
+CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "contraction wgmma": (
+        "codegen.contraction.wgmma_schedule",
+        ("SHARE", "LATENCY", "MEMORY_SHARE", "ROUND_TRIP", "OVERLAP", "GATHER", "PANEL_ROW", "PARTIAL_ROW", "EPILOGUE",
+         "EPILOGUE_CHUNK", "EPILOGUE_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE"),
+    ),
+    "contraction mma": (
+        "codegen.contraction.mma_schedule",
+        ("L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
+         "COMPUTED"),
+    ),
+    "contraction simt": (
+        "codegen.contraction.simt_schedule",
+        ("LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK"),
+    ),
+    "direct_convolution slide": (
+        "codegen.direct_convolution.slide_schedule",
+        ("LOAD", "OPERATION", "WEIGHT", "FILLED", "MEMORY_SHARE", "CACHE_RATE", "LATENCY", "START", "SECTORS"),
+    ),
+}  # fmt: skip
+#: A constant stays within this factor of what it is, and a difference counts less from this one on.
+FACTOR, OUTLIER = 4.0, 1.5
+#: An estimate is close that differs by less than this factor.
+CLOSE = 1.2
+
+
+@dataclass(frozen=True)
+class Triple:
+    """A kernel (by its number), a schedule, and the microseconds that were measured."""
+
+    kernel: int
+    spec: KernelSpec
+    schedule: Schedule
+    nbytes: int
+    us: float
+
+    @property
+    def form(self) -> str:
+        """The family and the form."""
+        return f"{family_of(self.spec).name} {form_of(self.schedule).name}"
+
+    def estimate(self, target: Target) -> float:
+        return predicted_us(self.spec, self.schedule, self.nbytes, target)
+
+
+def triples(rows: Sequence[tuple[Kernel, list[dict[str, Any]]]]) -> list[Triple]:
+    """Returns what was measured of kernels (`fusegraph.bench.schedules.run.read`)."""
+    return [
+        Triple(number, canonical(kernel.spec), schedule_from_data(s["schedule"]), kernel.nbytes, s["us"])
+        for number, (kernel, schedules) in enumerate(rows)
+        for s in schedules
+        if s["us"] is not None
+    ]
+
+
+# ---- constants
+
+#: (module, name) -> value; the module of a target's figure is "".
+Values = dict[tuple[str, str], float]
+
+
+def constants(target: Target, forms: Sequence[str], figures: Sequence[str] = FIGURES) -> Values:
+    """Returns the constants of the cost models of forms, and figures of a target, as they are."""
+    found: Values = {("", name): float(getattr(target, name)) for name in figures}
+    for form in forms:
+        module, names = CONSTANTS[form]
+        found |= {(module, name): float(getattr(importlib.import_module(module), name)) for name in names}
+    return found
+
+
+@contextmanager
+def using(values: Values, target: Target) -> Iterator[Target]:
+    """Sets constants within the block, and gives the target with its figures."""
+    before = {(module, name): getattr(importlib.import_module(module), name) for module, name in values if module}
+    try:
+        for (module, name), value in values.items():
+            if module:
+                setattr(importlib.import_module(module), name, value)
+        figures: dict[str, Any] = {name: value for (module, name), value in values.items() if not module}
+        yield replace(target, **figures)
+    finally:
+        for (module, name), value in before.items():
+            setattr(importlib.import_module(module), name, value)
+
+
+def fitted(every: Sequence[Triple], target: Target, values: Values) -> Values:
+    """Returns the values with which the estimates differ least from what was measured.
+
+    Constants that no estimate depends on stay as they are.
+    """
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    names = [name for name, value in values.items() if value > 0]
+    start = np.log([values[name] for name in names])
+    measured = np.log([t.us for t in every])
+
+    def differences(x: Any) -> Any:
+        changed = {**values, **dict(zip(names, map(float, np.exp(x))))}
+        with using(changed, target) as on:
+            return np.log([t.estimate(on) for t in every]) - measured
+
+    at = differences(start)
+    moves = np.array([np.any(differences(start + 0.1 * (np.arange(len(names)) == n)) != at) for n in range(len(names))])
+    names, start = [name for name, move in zip(names, moves) if move], start[moves]
+    if not names:
+        return dict(values)
+    bound = log(FACTOR)
+    # Estimates are maxima of several times, so a small step sees no slope where another time is the longest.
+    found = least_squares(
+        differences, start, bounds=(start - bound, start + bound), loss="soft_l1", f_scale=log(OUTLIER), diff_step=0.02
+    )
+    return {**values, **{name: float(f"{value:.4g}") for name, value in zip(names, np.exp(found.x))}}
+
+
+# ---- how close estimates are
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How estimates compare with what was measured.
+
+    bias    geometric mean of estimated / measured; error: of how many times as large the larger is; worst: the most.
+    close   share of estimates within `CLOSE`.
+    regret  of the schedule that is estimated to be the fastest of a kernel's (the first of several), to that which is:
+            geometric mean.
+    """
+
+    name: str
+    number: int
+    bias: float
+    error: float
+    close: float
+    worst: float
+    regret: float
+
+    @property
+    def cells(self) -> list[str]:
+        numbers = (self.bias, self.error)
+        return [
+            self.name, str(self.number), *(f"{x:.2f}" for x in numbers), f"{self.close:.0%}", f"{self.worst:.1f}",
+            f"{self.regret:.3f}",
+        ]  # fmt: skip
+
+
+#: What the cells of a Closeness are.
+HEADS = ("estimates", "number", "bias", "error", f"within {CLOSE - 1:.0%}", "worst", "regret")
+
+
+def closeness(name: str, pairs: Sequence[tuple[int, float, float]]) -> Closeness:
+    """Returns how close estimates are: (kernel, estimated, measured) microseconds."""
+    logs = [log(estimated / us) for _, estimated, us in pairs]
+    kernels: dict[int, list[tuple[float, float]]] = {}
+    for kernel, estimated, us in pairs:
+        kernels.setdefault(kernel, []).append((estimated, us))
+    regrets = [log(min(of, key=itemgetter(0))[1] / min(us for _, us in of)) for of in kernels.values()]
+    return Closeness(
+        name,
+        len(pairs),
+        exp(fsum(logs) / len(logs)),
+        exp(fsum(map(abs, logs)) / len(logs)),
+        sum(abs(x) <= log(CLOSE) for x in logs) / len(logs),
+        exp(max(map(abs, logs))),
+        exp(fsum(regrets) / len(regrets)),
+    )
+
+
+def by_form(every: Sequence[Triple], target: Target, values: Values | None = None) -> list[Closeness]:
+    """Returns how close the estimates are with constants, of each form and of all that have a cost model."""
+    with using(values or {}, target) as on:
+        pairs = [(t.form, (t.kernel, t.estimate(on), t.us)) for t in every]
+    names = sorted({form for form, _ in pairs})
+    found = [closeness(name, [p for form, p in pairs if form == name]) for name in names]
+    modelled = [p for form, p in pairs if form in CONSTANTS]
+    return [*([closeness("all with a cost model", modelled)] if modelled else []), *found]

@@ -1,0 +1,72 @@
+"""What a sweep says: means and shares of slow cases by kind and dtype, why they are slow, and the slowest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import exp, fsum, log
+
+from fusegraph.bench.sweep.run import SLOW, Row
+
+#: Columns of `table`: of the cases that both run, the geometric mean of the fastest peer's time over ours, the share of
+#: those below 0.9 and 0.7, the worst; how many do not run; how many slow ones are so for which reason; and the
+#: geometric mean of the time that cost models say over that measured.
+HEADS = (
+    "cases", "number", "ratio", f"below {SLOW}", "below 0.7", "worst", "failed", "choice", "form", "partition",
+    "estimate",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns a line for all cases, for each kind and for each dtype: the cells that `HEADS` names."""
+
+    def groups(key: Callable[[Row], str]) -> list[list[str]]:
+        return [_line(name, [r for r in rows if key(r) == name]) for name in sorted({key(row) for row in rows})]
+
+    return [_line("all", rows), *groups(lambda row: row.kind), *groups(lambda row: row.dtype)]
+
+
+def _line(name: str, rows: Sequence[Row]) -> list[str]:
+    ratios = [r for row in rows if (r := row.ratio) is not None]
+    failed = sum("fusegraph" in row.why for row in rows)
+    causes = Counter(row.cause for row in rows)
+    ends = [str(failed), *(str(causes[cause]) for cause in ("choice", "form", "partition"))]
+    estimates = [row.predicted_us / row.us["fusegraph"] for row in rows if row.predicted_us and "fusegraph" in row.us]
+    ends.append(f"{_mean(estimates):.2f}" if estimates else "-")
+    if not ratios:
+        return [name, "0", "-", "-", "-", "-", *ends]
+    below = [f"{sum(r < x for r in ratios) / len(ratios):.1%}" for x in (SLOW, 0.7)]
+    return [name, str(len(ratios)), f"{_mean(ratios):.2f}", *below, f"{min(ratios):.2f}", *ends]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return exp(fsum(map(log, values)) / len(values))
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Returns the table in columns."""
+    lines = [list(HEADS), *table(rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(HEADS))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(line, widths)))
+        for line in lines
+    )
+
+
+def worst(rows: Sequence[Row], count: int = 20) -> str:
+    """Returns the slowest rows: times, floor, reason, what the autotuner finds, the kernels of both sides."""
+    slow = sorted((row for row in rows if row.ratio is not None), key=lambda row: row.ratio or 0.0)[:count]
+    lines = []
+    for row in slow:
+        peer = row.peer or ""
+        tuned = "" if row.tuned_us is None else f", tuned {row.tuned_us:.1f}"
+        estimated = "" if row.predicted_us is None else f", estimated {row.predicted_us:.1f}"
+        lines.append(
+            f"{row.ratio:.2f}  #{row.number} {row.name}: ours {row.us['fusegraph']:.1f}{tuned}{estimated}, "
+            f"{peer} {row.us[peer]:.1f}, floor {row.floor_us:.1f} us"
+            f"{f'; {row.cause}' if row.cause else ''}{f'; left to torch: {row.left}' if row.left else ''}"
+        )
+        for engine, kernels in row.kernels.items():
+            lines += [f"      {engine}: {us:.1f} {name}" for name, us in kernels[:6]]
+    lines += [f"failed  #{row.number} {row.name}: {row.why['fusegraph']}" for row in rows if "fusegraph" in row.why]
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""Jobs in processes of their own: one that fails, crashes or takes too long is told, and the others go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+_Job = TypeVar("_Job")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result."""
+
+    reason: str
+
+
+def told(error: BaseException) -> str:
+    """Returns an error's class and text on one line, shortened."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def each(
+    function: Callable[[_Job], Any], jobs: Sequence[_Job], processes: int, limit_s: float, end: float = float("inf")
+) -> Iterator[tuple[_Job, Any]]:
+    """Yields jobs with their results, or Failures, as they are done; so many processes work at a time.
+
+    A process has one job, and is killed after ``limit_s`` seconds.  After the time ``end`` of `time.perf_counter`
+    none is begun, and those at work are killed and not told of.  ``function`` is one of a module.
+    """
+    context = multiprocessing.get_context("spawn")
+    left, working = list(reversed(jobs)), list[tuple[Any, Connection, _Job, float]]()
+    try:
+        while left or working:
+            while left and len(working) < processes and time.perf_counter() < end:
+                job = left.pop()
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(function, job, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                working.append((process, ours, job, time.perf_counter() + limit_s))
+            if not working:
+                return
+            until = min(end, *(limit for *_, limit in working))
+            ready = wait([pipe for _, pipe, _, _ in working], timeout=max(0.0, until - time.perf_counter()))
+            now = time.perf_counter()
+            if now >= end:
+                return
+            for entry in [entry for entry in working if entry[1] in ready or now >= entry[3]]:
+                working.remove(entry)
+                yield entry[2], _result(entry[0], entry[1], limit_s, answered=entry[1] in ready)
+    finally:
+        for process, pipe, *_ in working:
+            process.kill()
+            pipe.close()
+
+
+def _work(function: Callable[[Any], Any], job: Any, pipe: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        result = function(job)
+    except Exception as error:
+        result = Failure(told(error))
+    pipe.send(result)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that began it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _result(process: Any, pipe: Connection, limit_s: float, *, answered: bool) -> Any:
+    """Returns what a process has sent, or why it has sent nothing."""
+    try:
+        if answered:
+            return pipe.recv()
+        return Failure(f"not done within {limit_s:g} s")
+    except EOFError:
+        process.join(10)
+        return Failure(f"its process ended with status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()

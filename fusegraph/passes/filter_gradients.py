@@ -1,0 +1,56 @@
+"""Gradients of filters of few channels a group become sums over bands of positions (`ops.parts`), which have kernels of
+their own (`lowering.filter_gradient`), where these are faster than a tiled product.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+from codegen.filter_gradient.schedule import cycles
+from codegen.target import Target
+from fusegraph.graph import Graph, Node
+from fusegraph.lowering import filter_gradient
+from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.ops.parts import BANDS
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
+from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
+
+#: Most parts; most pairs of a channel and a filter of a group for which a tiled product would be mostly empty.
+MOST_PARTS, NARROW = 1024, 64
+
+
+def sum_by_bands(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Sums up gradients of filters of few channels a group by bands of positions, where that is faster."""
+    found = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned))}
+    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+
+
+def parts_of(node: Node, graph: Graph, target: Target) -> int:
+    """Returns the parts of bands that a node is to be summed up in; 0 for those that are something else."""
+    if filter_gradient.unsuitable(node) is not None:
+        return 0
+    x, loss = node.inputs
+    groups = node.attributes["groups"]
+    narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
+    limit = inf if narrow else best_cut(node, graph, target)[1] - START * target.launch_cycles
+    if loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit:
+        return 0
+    band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle
+    whole = filter_gradient.spec_of(node, graph, 1, band)
+    estimates: dict[int, float] = {}
+    for count in sorted({min(whole.bands.total, 1 << k) for k in range(MOST_PARTS.bit_length())}):
+        spec = filter_gradient.spec_of(node, graph, count, band)
+        more = target.launch_cycles + 2 * 4 * spec.words * prod(spec.space) / rate if count > 1 else 0.0
+        estimates[count] = cycles(spec, target) + more
+    best = min(estimates, key=estimates.__getitem__)
+    return best if estimates[best] < limit else 0
+
+
+def _write(rewrite: Rewrite, node: Node, parts: int) -> None:
+    how = {"parts": parts, "band": filter_gradient.band_of(node)}
+    if parts > 1:
+        add_in_parts(rewrite, node, BANDS, how)
+    else:
+        rewrite.graph.add_node(
+            Node(BANDS, rewrite.inputs(node), {**node.attributes, **how}, rewrite.result(node.output))
+        )

@@ -1,0 +1,84 @@
+"""Padded channels: a filter's gradient of an odd number of channels is one of more, the rest of them zeros.
+
+Tensor cores take 16 channels of a position together, and asynchronous copies 8.  Where an image has other numbers,
+a copy of it with a few more channels costs less than bringing its elements one by one to every tap.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from codegen.target import Target
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import layout_strides, packed_strides, stride_order
+from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Role
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.split_contractions import STREAMED, best_cut
+
+#: Channels to whose multiples images are padded, and the least bytes of an image whose copy could be worthwhile.
+UNITS, LEAST_BYTES = (16, 32, 64), 1 << 18
+#: How much faster the gradient must be estimated to be, with the kernels around it.
+MARGIN = 1.2
+
+
+def pad_channels(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
+    """Pads the channels of images of which filters' gradients are computed, where that makes them faster."""
+    target = options.target.planned
+    found = {node: count for node in graph.nodes if (count := padded(node, graph, target))}
+    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+
+
+def padded(node: Node, graph: Graph, target: Target) -> int:
+    """Returns how many channels a node's image had better have; 0 if it is best as it is."""
+    if node.op.role is not Role.WGRAD or "parts" in node.attributes or node.attributes["groups"] > 1:
+        return 0
+    image, loss = node.inputs
+    common = node.op.operand_dtypes((image.type, loss.type))[0]
+    channels = image.shape[1]
+    if not common.is_float or common.itemsize != 2 or not (image.dtype == loss.dtype == common):
+        return 0
+    if channels % UNITS[0] == 0 or prod(node.attributes["taps"]) == 1 or image.nbytes < LEAST_BYTES:
+        return 0
+    before = best_cut(node, graph, target)[1]
+    estimates = {}
+    for count in sorted({-(-channels // unit) * unit for unit in UNITS}):
+        moved = image.nbytes + 2 * image.nbytes * count / channels  # written, and read again in place of the image
+        copies = 2 * target.launch_cycles + (moved - image.nbytes) / (STREAMED * target.bytes_per_cycle)
+        estimates[count] = MARGIN * (copies + best_cut(*_alone(node, graph, count), target)[1])
+    best = min(estimates, key=estimates.__getitem__)
+    return best if estimates[best] < before else 0
+
+
+def _alone(node: Node, graph: Graph, channels: int) -> tuple[Node, Graph]:
+    """Returns the gradient alone of an image of so many channels, and its graph."""
+    made = Graph("alone", graph.io_dtype, graph.compute_dtype)
+    image, loss = node.inputs
+    shape = (image.shape[0], channels, *image.shape[2:])
+    x = made._add_tensor("image", shape, layout_strides(shape, "channels_last"), image.dtype)
+    dy = made._add_tensor("loss", loss.shape, loss.strides, loss.dtype)
+    made.inputs = [x, dy]
+    added = made.add_node(Node(node.op, (x, dy), node.attributes, _result(made, node.output, channels)))
+    made.outputs = [added.output]
+    return added, made
+
+
+def _result(graph: Graph, old: Tensor, channels: int) -> Tensor:
+    """Returns a filter of so many channels that lies as another one does."""
+    shape = (old.shape[0], channels, *old.shape[2:])
+    strides = packed_strides(shape, stride_order(old.shape, old.strides))
+    return graph._add_tensor(graph._unique(f"{old.name[:180]} padded"), shape, strides, old.dtype)
+
+
+def _write(rewrite: Rewrite, node: Node, channels: int) -> None:
+    graph, (image, loss) = rewrite.graph, rewrite.inputs(node)
+    none = ((0, 0),) * (image.rank - 2)
+    wide = graph.apply(TABLE["pad"], (image,), {"padding": ((0, 0), (0, channels - image.shape[1]), *none)})
+    wide.strides = layout_strides(wide.shape, "channels_last")
+    named(wide, image.name, "padded")
+    made = graph.add_node(Node(node.op, (wide, loss), node.attributes, _result(graph, node.output, channels))).output
+    graph._automatic.add(made)
+    output, rank = rewrite.result(node.output), node.output.rank
+    bounds = {"starts": (0,) * rank, "stops": output.shape, "steps": (1,) * rank}
+    graph.add_node(Node(TABLE["slice"], (made,), bounds, output))

@@ -1,0 +1,73 @@
+"""The sections of docs on the zoo, sweeps and schedules, and their pictures: of made-up results, and of none."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fusegraph.bench.sweep.run import Row as SweepRow
+from fusegraph.bench.zoo.run import Figures, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+FACTS = {"device": "A GPU", "date": "2026-01-01", "commit": "0123456789abcdef"}
+SECTIONS = ("zoo", "sweep", "schedules")
+
+
+@pytest.fixture(scope="module")
+def tool() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "tools" / "suites.py"))
+
+
+def _write(results: Path, name: str, document: dict[str, Any]) -> None:
+    (results / name).mkdir(parents=True)
+    (results / name / "gpu.json").write_text(json.dumps(document))
+
+
+def test_without_results_nothing_is_said(tool: dict[str, Any], tmp_path: Path) -> None:
+    assert [tool[name](tmp_path, "../") for name in SECTIONS] == [""] * 3
+    assert tool["pictures"](tmp_path) == {}
+
+
+def test_zoo(tool: dict[str, Any], tmp_path: Path) -> None:
+    times = {"eager": 30.0, "inductor": 20.0, "fusegraph": 10.0}
+    engines = {engine: Figures(9.0, 1.0, us, us, 0.01, 3, 50.0) for engine, us in times.items()}
+    rows = [asdict(Row("tv:a", "bf16", 1, engines)), asdict(Row("tv:b", "bf16", 1))]
+    _write(tmp_path, "zoo", {**FACTS, "rows": rows})
+    said = tool["zoo"](tmp_path, "../")
+    assert "A GPU, 2026-01-01, commit 0123456789ab" in said
+    assert "- bf16 by replay: geometric mean 2.00 over 1 models, 0 below 1, worst 2.00 (tv:a bf16 b1)." in said
+    assert "| tv:a bf16 b1 | 30 | 20 | 10 | 2.00 |" in said
+    assert "| tv:b bf16 b1 | - |" in said
+    (picture,) = tool["pictures"](tmp_path).values()
+    ET.fromstring(picture)
+    assert "tv:a" in picture
+    assert "tv:b" not in picture
+
+
+def test_sweep(tool: dict[str, Any], tmp_path: Path) -> None:
+    row = SweepRow(0, "conv 1x2 tf32", "conv", "tf32", {"eager": 4.0, "fusegraph": 8.0}, tuned_us=5.0)
+    _write(tmp_path, "sweep", {**FACTS, "rows": [asdict(row)]})
+    said = tool["sweep"](tmp_path, "../")
+    for name in ("all", "conv", "tf32"):
+        assert f"| {name} | 1 | 0.50 | 100.0% | 100.0% | 0.50 | 0 | 1 | 0 | 0 | - |" in said
+
+
+def test_schedules(tool: dict[str, Any], tmp_path: Path) -> None:
+    def told(us: float | None, estimated: float) -> dict[str, Any]:
+        return {"schedule": {"type": "wgmma"}, "us": us, "predicted_us": estimated, "why": ""}
+
+    row = {"family": "contraction", "schedules": [told(20.0, 10.0), told(None, 1.0), told(10.0, 11.0)]}
+    _write(tmp_path, "schedules", {"environment": FACTS, "rows": [row]})
+    said = tool["schedules"](tmp_path, "../")
+    assert "| contraction wgmma | 1 | 2.000 | 100% | 2.00 |" in said
+    assert "| contraction wgmma | 2 | 0.74 | 1.48 | 50% | 2.0 | 2.000 |" in said
+    (picture,) = tool["pictures"](tmp_path).values()
+    assert len(ET.fromstring(picture).findall("{http://www.w3.org/2000/svg}circle")) == 3  # and one that tells the form

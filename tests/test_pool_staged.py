@@ -1,0 +1,160 @@
+"""Pool kernels whose blocks stage a tile in shared memory: tiles of every kind, on the CPU against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import fusegraph as fg
+from codegen import best_schedule
+from codegen.pool.boxes import StagedSchedule, Tiles
+from codegen.pool.space import index_type, normalize, widest
+from codegen.spec import PoolSpec
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
+from fusegraph.report.check import check_executable, random_inputs
+
+NHWC = {"layout": "NHWC"}
+
+
+def pools(shape: tuple[int, ...], dtype: str = "bfloat16", out: str | None = None, **how: Any) -> fg.Graph:
+    """Builds two or three reductions of windows, each with pointwise ops around it, in one kernel."""
+    layout = NHWC if how.pop("layout", None) else {}
+    g = fg.Graph(f"pools {shape} {dtype} {out} {layout} {how}".translate(str.maketrans("{}'", "() ")))
+    x, b = g.tensor("x", shape, dtype, **layout), g.tensor("b", (1, shape[1], *(1 for _ in shape[2:])), dtype)
+    y = g.max_pool(x, **how)
+    g.output(y, name="max", layout=out)
+    if dtype == "int8":
+        return g
+    if "dilation" not in how:
+        also = g.tensor("also", y.shape, dtype, strides=y.strides)
+        g.output(g.avg_pool(g.relu(x + b), **how, count_include_pad=False) * also, name="mean")
+    else:
+        g.output(g.max_pool_index(x, **how), name="index")
+    return g
+
+
+def gradients(shape: tuple[int, ...], dtype: str, window: int, stride: int, **layout: Any) -> fg.Graph:
+    g = fg.Graph(f"gradients {shape} {dtype} {window} {stride}")
+    x = g.tensor("x", shape, dtype, **layout)
+    y, how = g.max_pool(x, window, stride, 1), (window, stride, 1)
+    loss = g.tensor("loss", y.shape, dtype, strides=y.strides)
+    index = g.tensor("index", y.shape, "int32", strides=y.strides)
+    g.output(g.max_pool_backward_index(loss, index, shape[2:], *how), name="largest")
+    g.output(g.avg_pool_backward(loss, shape[2:], *how), name="mean")
+    return g
+
+
+def run_staged(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, dict[str, int]]]) -> None:
+    """Runs graphs of one pool kernel each with tiles of the given sizes, in vectors if several neighbours suit."""
+    made = []
+    for graph, sizes in cases:
+
+        def chosen(spec: Any, *_: Any, sizes: dict[str, int] = sizes) -> Any:
+            if not isinstance(spec, PoolSpec):
+                return best_schedule(spec)
+            space = normalize(spec)
+            itype = "int64" if sizes.get("wide") else index_type(space)
+            known = {name: size for name, size in sizes.items() if name != "wide"}
+            schedule = StagedSchedule(**{"vector": widest(space), "itype": itype, **known})  # type: ignore[arg-type]
+            assert Tiles(space, schedule).loads
+            return schedule
+
+        monkeypatch.setattr("fusegraph.plan.best_schedule", chosen)
+        executable = CpuExecutable(graph, Options(), lazy=True)
+        assert executable.plan is not None
+        assert any(isinstance(k.choice.schedule, StagedSchedule) for k in executable.plan.kernels)
+        made.append(executable)
+    build_together(made)
+    for executable in made:
+        result = check_executable(executable, random_inputs(executable.graph, special=0.02))
+        assert result.ok, f"{executable.graph.name}: {result}"
+
+
+def test_tiles_of_planes_and_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes begin anywhere between two vectors; the last tile has fewer planes, or fewer rows."""
+    whole = {"window": 3, "stride": 1, "padding": 1}
+    halves = {"window": 3, "stride": 2, "padding": 1, "ceil_mode": True}
+    run_staged(
+        monkeypatch,
+        [
+            (pools((3, 3, 9, 11), **whole), {"planes": 4, "band": 9, "rows": 4, "cols": 5}),
+            (pools((3, 3, 9, 11), "float32", **whole), {"planes": 2, "band": 4, "rows": 2, "cols": 3, "wide": 1}),
+            (pools((2, 3, 9, 12), "int8", **halves), {"planes": 1, "band": 2, "rows": 2}),
+            (pools((2, 3, 9, 11), "float64", **halves), {"planes": 3, "band": 4, "rows": 2, "cols": 3}),
+            (pools((2, 2, 9, 11), "float16", window=3, stride=2, dilation=(2, 1)), {"planes": 1, "band": 2}),
+        ],
+    )
+
+
+def test_tiles_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours in memory are channels: those of what is read, or of what is written alone."""
+    whole = {"window": 3, "stride": 1, "padding": 1}
+    run_staged(
+        monkeypatch,
+        [
+            (pools((2, 24, 7, 9), **NHWC, **whole), {"planes": 16, "band": 4, "rows": 2, "cols": 2}),
+            (pools((2, 24, 7, 9), "float32", **NHWC, window=5, stride=2, padding=2), {"planes": 24, "band": 2}),
+            (pools((2, 37, 7, 9), out="NHWC", **whole), {"planes": 16, "band": 2, "rows": 2, "cols": 3}),
+            (pools((2, 16, 8, 12), "float32", "NHWC", window=2), {"planes": 16, "band": 2}),
+        ],
+    )
+
+
+def test_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks take several tiles, one, or as many as there are."""
+    whole = {"window": 3, "stride": 1, "padding": 1}
+    run_staged(
+        monkeypatch,
+        [
+            (pools((3, 3, 9, 11), **whole), {"planes": 4, "band": 9, "rows": 4, "cols": 5, "blocks": 2}),
+            (pools((2, 37, 7, 9), out="NHWC", **whole), {"planes": 16, "band": 2, "rows": 2, "cols": 3, "blocks": 7}),
+            (pools((2, 24, 7, 9), **NHWC, **whole), {"planes": 8, "band": 2, "rows": 2, "blocks": 1}),
+            (gradients((2, 3, 9, 11), "float32", 3, 2), {"planes": 1, "band": 4, "blocks": 18}),
+        ],
+    )
+
+
+def test_largest_halves_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of 16-bit floats, with NaN, infinities and windows of padding alone; others have one fold an element."""
+
+    def largest(shape: tuple[int, ...], dtype: str, **how: Any) -> fg.Graph:
+        g = fg.Graph(f"largest {shape} {dtype}")
+        g.output(g.max_pool(g.tensor("x", shape, dtype, **NHWC), **how), name="y")
+        return g
+
+    cases = [
+        (largest((2, 16, 7, 9), "bfloat16", window=3, stride=1, padding=1), {"planes": 16, "band": 4, "rows": 4}),
+        (largest((2, 12, 7, 9), "float16", window=2, stride=1, padding=2), {"planes": 12, "band": 4, "cols": 3}),
+        (largest((2, 6, 7, 9), "bfloat16", window=3, stride=2, padding=1), {"planes": 2, "band": 4}),
+    ]
+    for graph, sizes in cases:
+        space = normalize(plan(graph).kernels[0].group.lowered.spec)
+        assert Tiles(space, StagedSchedule(widest(space), "int32", sizes["planes"], sizes["band"])).pairs
+    run_staged(monkeypatch, cases)
+
+
+def test_gradients_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_staged(
+        monkeypatch,
+        [
+            (gradients((2, 3, 9, 11), "bfloat16", 3, 2), {"planes": 2, "band": 4, "rows": 2, "cols": 2}),
+            (gradients((2, 3, 9, 11), "float32", 3, 1), {"planes": 1, "band": 3, "rows": 3, "cols": 3}),
+            (gradients((2, 8, 9, 11), "bfloat16", 3, 2, **NHWC), {"planes": 8, "band": 4, "rows": 2, "cols": 2}),
+        ],
+    )
+
+
+def test_tiles_of_one_and_three_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_staged(
+        monkeypatch,
+        [
+            (pools((2, 3, 45), window=3, stride=1, padding=1), {"planes": 2, "band": 12, "cols": 3}),
+            (pools((2, 3, 45), "float16", window=4, stride=3), {"planes": 4, "band": 14}),
+            (pools((2, 3, 4, 5, 7), window=2, stride=1, padding=1), {"planes": 2, "band": 6, "rows": 2, "cols": 3}),
+            (pools((1, 2, 4, 8, 8), window=3, stride=2, padding=1), {"planes": 2, "band": 2, "rows": 2}),
+        ],
+    )
