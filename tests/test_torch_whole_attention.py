@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import fusegraph.torch  # noqa: E402
 from fusegraph.frontends.torch import whole_attention  # noqa: E402
 
@@ -85,6 +87,27 @@ def test_what_the_operator_does_not_take_goes_torchs_way() -> None:
     compared(sdpa, [q, k[:1], v[:1]], gradients=True)  # batches that broadcast
     compared(lambda *x: sdpa(*x).contiguous().view(-1, ROWS, DEPTH), [q, k, v], gradients=False)
     compared(lambda *x: sdpa(*x).view(BATCH * HEADS, ROWS, DEPTH), [x.contiguous() for x in (q, k, v)], gradients=False)
+
+
+def test_attention_inside_torchs_functions_stays_whole() -> None:
+    """torch's tracer does not look into multi_head_attention_forward."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0, batch_first=True)
+    shown = (torch.arange(6) < 4).expand(6, 6)  # by a mask that none of torch's fused kernels takes
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    given = torch.randn(2, 6, 16, requires_grad=True)
+    result = torch.compile(layer, backend="fusegraph")(given, src_mask=~shown)
+    torch.testing.assert_close(result, layer(given, src_mask=~shown), rtol=1e-4, atol=1e-5)
+    result.sum().backward()
+    assert [r.left for r in fusegraph.torch.report()] == [(), ()]
+
+
+def test_checkpointed_attention_stays_whole() -> None:
+    def call(x: Any) -> Any:
+        return checkpoint(lambda y: sdpa(y, y * 2, y + 1), x, use_reentrant=False)
+
+    (given, *_) = operands("")
+    assert [r.left for r in compared(call, [given], gradients=True)] == [(), ()]
 
 
 def test_autocast_decides_on_the_dtype() -> None:

@@ -191,11 +191,10 @@ def _of_node(node: Node, found: Mapping[Tensor, Known]) -> Known | None:
         return _moved(node, found)
     if node.kind is Kind.POINTWISE:
         return _pointwise(node, found)
-    if node.kind is Kind.SCAN and node.op is TABLE["cumsum"] and (x := found.get(node.inputs[0])) is not None:
-        return _summed(node, x)
-    if node.kind is Kind.REDUCTION and node.op.role is Role.REDUCE:
-        return _reduced(node, found.get(node.inputs[0]))
-    return None
+    x, scanned = found.get(node.inputs[0]), _SCANS.get(node.op)
+    if scanned is not None:
+        return None if x is None else scanned(node, x)
+    return _reduced(node, x) if node.kind is Kind.REDUCTION and node.op.role is Role.REDUCE else None
 
 
 # ---- movement
@@ -266,6 +265,9 @@ def _summed(node: Node, x: Known) -> Known | None:
         return Known(min(x.least, x.least * size), max(x.most, x.most * size))
     start, step = (size * x.value, -x.value) if node.attributes["reverse"] else (x.value, x.value)
     return Known(0, 0, Linear(start, tuple(step if d == axis and n > 1 else 0 for d, n in enumerate(shape))))
+
+
+_SCANS: Mapping[Op, Callable[[Node, Known], Known | None]] = {TABLE["cumsum"]: _summed}
 
 
 def _reduced(node: Node, x: Known | None) -> Known | None:

@@ -7,11 +7,13 @@ enough).  Here the call stays whole, forward and backward, and bool masks stay b
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
 
-_sdpa = torch.nn.functional.scaled_dot_product_attention
+_NAME = "scaled_dot_product_attention"
+_sdpa = getattr(torch.nn.functional, _NAME)
 
 #: torch's own names; attention of which an option leaves one of them to torch is torch's altogether.
 NAMES = ("scaled_dot_product", "fusegraph.attention")
@@ -169,10 +171,26 @@ def keep_whole(module: Any) -> None:
     """Makes the attention in a graph from torch's tracer, and in the graphs inside it, stay whole."""
     for part in module.modules():
         for node in getattr(part, "graph", torch.fx.Graph()).nodes:
-            if node.op == "call_function" and node.target is _sdpa and not any(map(_needs_strides, node.users)):
-                node.target = attended
+            if node.op == "call_function" and not any(map(_needs_strides, node.users)):
+                node.target = _whole(node.target)
         if isinstance(part, torch.fx.GraphModule):
             part.recompile()
+
+
+def _whole(function: Any) -> Any:
+    """Returns what computes a function with whole attention: attention itself, or torch's functions that call it."""
+    if function is _sdpa:
+        return attended
+    if not isinstance(function, FunctionType) or _NAME not in function.__code__.co_names:
+        return function
+    names = function.__globals__
+    if names.get(_NAME) is not _sdpa:
+        return function
+    own = {**names, _NAME: attended}
+    made = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__module__ = __name__  # else a graph's code would name torch's function
+    return made
 
 
 def _needs_strides(node: Any) -> bool:
