@@ -133,7 +133,7 @@ def test_halos_of_warpgroups(stages):
         halo(convolution(x, w, "bfloat16", **NHWC, epilogue=channel_bias, **more), random, "sm_90a", **how)
         for x, w, more in (
             ((2, 80, 7, 7), (80, 16, 3, 3), {"padding": 1}),
-            ((2, 72, 9, 8), (72, 8, 3, 3), {"dilation": (1, 2), "padding": 2}),
+            ((2, 72, 9, 8), (72, 24, 3, 3), {"dilation": (1, 2), "padding": 2}),
             ((3, 96, 6, 9), (192, 12, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
             ((2, 112, 6, 6), (112, 56, 3, 3), {"padding": 1}),
         )

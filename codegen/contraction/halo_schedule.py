@@ -98,7 +98,7 @@ class Windows:
     @property
     def wgmma(self) -> bool:
         """Whether warpgroups can multiply the filters of a group where they lie in shared memory."""
-        return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and self.filters <= MOST_SUMS * 2
+        return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and LEAST <= self.filters <= MOST_SUMS * 2
 
     def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
         """Returns how many elements of the image lie under a tile of positions, in each spatial dimension."""
@@ -192,7 +192,7 @@ class HaloTile:
     @property
     def registers(self) -> int:
         """Registers of a thread, roughly."""
-        return self.sums + 6 * self.own + 60
+        return self.sums + (8 * self.own * self.s.groups if self.s.wgmma else 4 * self.own) + 2 * self.own + 60
 
     @cached_property
     def reads(self) -> tuple[int, float]:
@@ -257,8 +257,9 @@ def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 # ---- schedules
 
-#: Most warps of a block, and fragments below each other of a warp.
-MOST_WARPS, MOST_OWN = 16, 4
+#: Most warps of a block, fragments below each other of a warp, and fragments of a warp that warpgroups multiply in a
+#: step: with more, the compiler makes them wait for each product.  The least filters of theirs.
+MOST_WARPS, MOST_OWN, MOST_TOGETHER, LEAST = 16, 4, 4, 16
 #: Bytes of channels of a block that are worth trying, and its positions.
 WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
 #: How many tiles are tried of about the same number of positions.
@@ -298,7 +299,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
     for candidate in _candidates(windows(spec)):
         x = HaloTile(spec, candidate)
         resident = x.resident(target) if x.sums <= MOST_SUMS else 0
-        if candidate.wgmma and not (target.arch.has_wgmma and x.filter_vector and x.direct):
+        suits = target.arch.has_wgmma and x.filter_vector and x.direct and x.own * x.s.groups <= MOST_TOGETHER
+        if candidate.wgmma and not suits:
             continue
         if resident:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
