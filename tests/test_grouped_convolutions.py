@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import compile_for
 from kernel_cases import Case, check_cases
 from test_contraction import convolution, plain
 from test_contraction_wgmma import channel_bias, hopper
@@ -19,6 +20,8 @@ from codegen.contraction import halo_schedule
 from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.spec import ContractionSpec
 from fusegraph.engines.cpu import CpuExecutable
+from fusegraph.lowering.base import Options
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs
 
 NHWC = {"layout": "channels_last", "filters": "channels_last"}
@@ -133,7 +136,7 @@ def test_halos_of_warpgroups(stages):
         halo(convolution(x, w, "bfloat16", **NHWC, epilogue=channel_bias, **more), random, "sm_90a", **how)
         for x, w, more in (
             ((2, 80, 7, 7), (80, 16, 3, 3), {"padding": 1}),
-            ((2, 72, 9, 8), (72, 8, 3, 3), {"dilation": (1, 2), "padding": 2}),
+            ((2, 72, 9, 8), (72, 24, 3, 3), {"dilation": (1, 2), "padding": 2}),
             ((3, 96, 6, 9), (192, 12, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
             ((2, 112, 6, 6), (112, 56, 3, 3), {"padding": 1}),
         )
@@ -190,3 +193,20 @@ def random_case(random: Random) -> Case:
 def test_random_halos(seed):
     random = Random(seed)
     check_cases([random_case(random) for _ in range(25)], guard=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_halos_compile_without_spills(arch):
+    graphs = []
+    for channels, groups, side in ((128, 32, 56), (256, 32, 28), (512, 32, 14), (896, 16, 14), (168, 7, 28)):
+        graph = fg.Graph(f"w{channels // groups}", io_dtype="bfloat16")
+        x = graph.tensor("x", (64, channels, side, side), layout="channels_last")
+        w = graph.tensor("w", (channels, channels // groups, 3, 3), layout="channels_last")
+        graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y", layout="channels_last")
+        graphs.append(graph)
+    made = [plan(g, Options(target=target(arch)), choose=by_cost_model(target(arch))) for g in graphs]
+    assert sum(type(p.kernels[0].choice.schedule) is HaloSchedule for p in made) >= 3
+    for compiled in compile_for(arch, graphs, choose=by_cost_model(target(arch)), target=target(arch)):
+        assert compiled.spill_bytes == 0, compiled.name
+        assert "C75" not in compiled.log, compiled.name  # products that wait for each other

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import gcd, prod
+from math import gcd, hypot, prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -98,7 +98,7 @@ class Windows:
     @property
     def wgmma(self) -> bool:
         """Whether warpgroups can multiply the filters of a group where they lie in shared memory."""
-        return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and self.filters <= MOST_SUMS * 2
+        return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and LEAST <= self.filters <= MOST_SUMS * 2
 
     def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
         """Returns how many elements of the image lie under a tile of positions, in each spatial dimension."""
@@ -192,7 +192,7 @@ class HaloTile:
     @property
     def registers(self) -> int:
         """Registers of a thread, roughly."""
-        return self.sums + 6 * self.own + 60
+        return self.sums + (8 * self.own * self.s.groups if self.s.wgmma else 4 * self.own) + 2 * self.own + 60
 
     @cached_property
     def reads(self) -> tuple[int, float]:
@@ -257,23 +257,25 @@ def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
 
 # ---- schedules
 
-#: Most warps of a block, and fragments below each other of a warp.
-MOST_WARPS, MOST_OWN = 16, 4
+#: Most warps of a block, fragments below each other of a warp, and fragments of a warp that warpgroups multiply in a
+#: step: with more, the compiler makes them wait for each product.  The least filters of theirs.
+MOST_WARPS, MOST_OWN, MOST_TOGETHER, LEAST = 16, 4, 4, 16
 #: Bytes of channels of a block that are worth trying, and its positions.
 WIDTHS, POSITIONS = (64, 128, 256), (32, 512)
 #: How many tiles are tried of about the same number of positions.
 TILES = 4
 #: Most schedules worth trying, and registers of a thread for sums.
 MOST, MOST_SUMS = 48, 128
-#: Cycles of a multiprocessor between two products; bytes that it gets from the L2 cache in a cycle; threads'
-#: instructions in a cycle; instructions of a thread for a copy, for an element that it loads, and for each result.
-PRODUCT, L2_RATE, ISSUE = 1.6, 48.0, 128.0
-COPY, ELEMENT, RESULT = 20.0, 8.0, 6.0
-#: Cycles until a block's operands have come, and of the launch; those of a warp for a tile, for a step of it, and for
-#: each instruction.
-LATENCY, LAUNCH, TILE, WAIT, BETWEEN = 2600.0, 1500.0, 800.0, 40.0, 2.0
+#: Cycles of a multiprocessor for a product of a warp; of a warpgroup's, for 8 columns, and for how many more columns;
+#: bytes that it gets from the L2 cache in a cycle, and instructions of threads in a cycle.
+PRODUCT, TOGETHER, MORE, L2_RATE, ISSUE = 2.7, 1.2, 16, 25.6, 128.0
+#: Instructions of a thread for a copy, for an element that it loads, for a result, and for one that is staged.
+COPY, ELEMENT, RESULT, STAGED = 20.0, 27.0, 6.0, 10.7
+#: Cycles of the launch, until the first operands have come; of a warp for a tile, more if its part of the image is not
+#: brought ahead, for a step of it, and for each instruction.
+LAUNCH, TILE, BROUGHT, WAIT, BETWEEN = 3000.0, 1455.0, 1455.0, 28.0, 2.7
 #: The share of all other work that is not hidden behind the longest.
-EXPOSED = 0.35
+EXPOSED = 0.36
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[HaloSchedule, ...]:
@@ -297,7 +299,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
     for candidate in _candidates(windows(spec)):
         x = HaloTile(spec, candidate)
         resident = x.resident(target) if x.sums <= MOST_SUMS else 0
-        if candidate.wgmma and not (target.arch.has_wgmma and x.filter_vector and x.direct):
+        suits = target.arch.has_wgmma and x.filter_vector and x.direct and x.own * x.s.groups <= MOST_TOGETHER
+        if candidate.wgmma and not suits:
             continue
         if resident:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
@@ -345,24 +348,28 @@ def _shares(size: int) -> list[int]:
 
 
 def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
-    """Returns the estimated cycles if a block has so many tiles: of each what takes longest, or its latency."""
+    """Returns the estimated cycles if a block has so many tiles.  The constants are fits to measurements."""
     s, at, spec = x.s, x.at, x.spec
     fragments = s.warps * x.own * s.groups * x.steps
-    products = fragments * at.fragments * PRODUCT
     image, filters, results = x.pixels * x.width, x.cols * at.chunks * CHUNK, x.positions * x.cols
-    shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + (image + 8 * results) / BANKS
+    products, matrices = fragments * at.fragments * PRODUCT, at.fragments * (1 + 1 / x.own)
+    shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + image / BANKS
     if s.wgmma:
-        products, shared = fragments * (at.filters + 16) / 8, fragments * 4 * x.reads[1] + image / BANKS
-    instructions = results * RESULT + _copies(image, x.image_vector, at.itemsize)
-    instructions += 32 * fragments * (2 + at.fragments + (at.fragments + 6) / x.own)
+        products, matrices = fragments * (at.filters + MORE) / FRAGMENT_COLS * TOGETHER, 0.5
+        shared = fragments * 4 * x.reads[1] + image / BANKS
+    shared += 0 if x.direct else 8 * results / BANKS
+    instructions = results * (RESULT if x.direct else STAGED) + _copies(image, x.image_vector, at.itemsize)
+    instructions += 32 * fragments * (2 + matrices + 6 / x.own / s.groups)
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     moved = (image + results * size * len(spec.program.operands)) / L2_RATE
     work = [products, shared, instructions / ISSUE, moved]
-    busy = max(work) + EXPOSED * (sum(work) - max(work)) / resident
+    busy = max(work) + EXPOSED * (sum(work) - max(work))
+    # A warp that takes part in a product waits for its fragments, and for those of the others.
+    waits = TILE + (BROUGHT if s.stages == 1 else 0.0) + x.steps * WAIT * (1 + s.wgmma)
+    waits += BETWEEN * instructions / s.threads
     blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
-    once = LAUNCH + LATENCY + blocks * (filters / L2_RATE + _copies(filters, x.filter_vector, at.itemsize) / ISSUE)
-    waits = TILE + x.steps * WAIT + BETWEEN * instructions / s.threads
-    return once + -(-blocks // resident) * tiles * max(busy * min(blocks, resident), waits)
+    once = LAUNCH + blocks * (filters / L2_RATE + _copies(filters, x.filter_vector, at.itemsize) / ISSUE)
+    return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
 
 
 def _copies(size: int, vector: int, itemsize: int) -> float:
