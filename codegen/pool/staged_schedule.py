@@ -53,8 +53,10 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
         raise Declined("no tile's elements are neighbours in memory, or fit shared memory")
     for number, (_, _, s) in enumerate(found[:MOST_TRIED]):
         yield s
-        blocks = target.sms * _resident(_Work(space, replace(s, blocks=1)), target)
-        if number < IN_TURN and Tiles(space, s).count > blocks:
+        turns = _Work(space, replace(s, blocks=1))
+        blocks = target.sms * _resident(turns, target)
+        fits = turns.tiles.bytes <= target.arch.shared_bytes_per_block
+        if number < IN_TURN and fits and turns.blocks > blocks:
             yield replace(s, blocks=blocks)
 
 
