@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fusegraph as fg
-from codegen import best_schedule
+from codegen import best_schedule, render, schedules, target
 from codegen.pool.boxes import StagedSchedule, Tiles
 from codegen.pool.space import index_type, normalize, widest
 from codegen.spec import PoolSpec
@@ -158,3 +158,36 @@ def test_tiles_of_one_and_three_dimensions(monkeypatch: pytest.MonkeyPatch) -> N
             (pools((1, 2, 4, 8, 8), window=3, stride=2, padding=1), {"planes": 2, "band": 2, "rows": 2}),
         ],
     )
+
+
+def test_where_tiles_are_staged() -> None:
+    """Where rows begin anywhere, windows share much, or results lie otherwise; not where threads read vectors alone."""
+
+    def staged(size: int, window: int, stride: int, out: str | None = None, arch: str = "h200", **layout: Any) -> bool:
+        g = fg.Graph("g", io_dtype="bfloat16")
+        g.output(g.avg_pool(g.tensor("x", (64, 64, size, size), **layout), window, stride), name="y", layout=out)
+        (kernel,) = plan(g).kernels
+        return isinstance(best_schedule(kernel.group.lowered.spec, target(arch)), StagedSchedule)
+
+    assert staged(35, 3, 1)
+    assert staged(35, 3, 2)
+    assert not staged(56, 2, 2)
+    assert staged(56, 2, 2, "NHWC")
+    assert staged(35, 3, 1, **NHWC)
+    assert not staged(35, 3, 2, **NHWC)
+    assert not staged(35, 3, 1, arch="sm_75")
+
+
+def test_tiles_fit_shared_memory() -> None:
+    """Every schedule that is proposed fits the architecture, and has a block for every tile, or fewer blocks."""
+    graphs = [pools((64, 64, 112, 113), window=3, stride=2), pools((64, 64, 56, 56), out="NHWC", window=2)]
+    graphs += [gradients((8, 128, 57, 57), "float32", 3, 2), pools((8, 24, 17, 17), "float64", window=5, stride=1)]
+    for graph in graphs:
+        for kernel in plan(graph).kernels:
+            spec = kernel.group.lowered.spec
+            for name in ("sm_80", "h200", "sm_120") if isinstance(spec, PoolSpec) else ():
+                for schedule in schedules(spec, target(name)):
+                    source = render(spec, schedule)
+                    assert source.dynamic_shared_bytes <= target(name).arch.shared_bytes_per_block
+                    if isinstance(schedule, StagedSchedule) and schedule.blocks:
+                        assert source.grid[0] == schedule.blocks < Tiles(normalize(spec), schedule).count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import hypot, lcm, prod
 
 from codegen.buffers import Edge
@@ -16,8 +17,8 @@ from codegen.spec import PoolSpec
 from codegen.target import Target
 from codegen.windows import Adaptive, Covering, Sliding
 
-#: Bytes that a tile should bring to shared memory, and the most that its boxes may take there.
-TILE_BYTES, MOST_BYTES = (5 << 10, 10 << 10, 20 << 10, 40 << 10), 72 << 10
+#: Bytes that a tile should bring to shared memory, and the most that its boxes may take there: four blocks fit.
+TILE_BYTES, MOST_BYTES = (5 << 10, 10 << 10, 20 << 10, 40 << 10), 52 << 10
 #: Neighbours that a block takes where no window is along them, in bytes of the widest operand along them.
 SIDE_BYTES = (32, 64, 128, 256)
 #: Most sums and maxima that a thread keeps, and the registers that it needs besides.
@@ -32,6 +33,8 @@ BEGIN, LATENCY, ENDS = 3800, 2000, 2.1
 SHARED_WINDOWS = 5
 #: How many schedules are worth trying.
 MOST_TRIED = 6
+#: How many of them also with blocks that take tiles in turn.
+IN_TURN = 2
 
 
 def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
@@ -48,7 +51,13 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
     found = sorted((cycles(space, s, target), k, s) for k, s in enumerate(every(space)))
     if not found:
         raise Declined("no tile's elements are neighbours in memory, or fit shared memory")
-    yield from (s for _, _, s in found[:MOST_TRIED])
+    for number, (_, _, s) in enumerate(found[:MOST_TRIED]):
+        yield s
+        turns = _Work(space, replace(s, blocks=1))
+        blocks = target.sms * _resident(turns, target)
+        fits = turns.tiles.bytes <= target.arch.shared_bytes_per_block
+        if number < IN_TURN and fits and turns.blocks > blocks:
+            yield replace(s, blocks=blocks)
 
 
 def _alone(space: Space) -> bool:
@@ -129,13 +138,12 @@ class _Work:
         self.chunk = [along.get(d, s.vector if d == space.rank - 1 else 1) for d in range(space.rank)]
         self.counts = [-(-size // each) for size, each in zip(self.tiles.size, self.chunk)]
         self.blocks = prod(edge.tiles for edge in self.tiles.edges)
-        stores = [x.operand for x in program.stores]
-        written = sum(op.dtype.itemsize * prod(n for n, t in zip(space.outer, op.strides) if t) for op in stores)
-        runs = [(box.buffer("").bytes, box.length * box.operand.dtype.itemsize) for box in self.tiles.loads.values()]
-        # Short runs use only a part of each access to memory.
-        self.brought = sum(nbytes for nbytes, _ in runs)
-        self.bytes = written / self.blocks
-        self.bytes += sum(nbytes * (1 + SHORT_RUN * max(0.0, RUN_BYTES / run - 1)) for nbytes, run in runs)
+        self.brought = sum(box.buffer("").bytes for box in self.tiles.loads.values())
+        self.bytes = sum(box.buffer("").bytes * _short(box) for box in self.tiles.loads.values())
+        for n, store in enumerate(program.stores):
+            operand, box = store.operand, self.tiles.stores.get(n)
+            written = operand.dtype.itemsize * prod(n for n, t in zip(space.outer, operand.strides) if t)
+            self.bytes += written / self.blocks * (_short(box) if box is not None else 1.0)
         self.kept = prod(self.patch) * s.vector * len(program.reductions) // (2 if self.tiles.pairs else 1)
         warps = -(-prod(self.counts) // 32)
         under = prod(width(window, many) for (_, window), many in zip(space.windows, self.patch))
@@ -190,13 +198,23 @@ class _Work:
         return offset
 
 
+def _short(box: Box) -> float:
+    """Returns how much longer a box takes because of its runs: short ones use only a part of each access to memory."""
+    return 1 + SHORT_RUN * max(0.0, RUN_BYTES / (box.length * box.operand.dtype.itemsize) - 1)
+
+
 def cycles(space: Space, s: StagedSchedule, target: Target) -> float:
     """Estimates the cycles that a kernel takes, fitted to measurements."""
     work = _Work(space, s)
-    registers = -(-(work.kept + OTHER_REGISTERS) // 8) * 8
-    shared = target.arch.shared_bytes_per_sm // (work.tiles.bytes + 1024)
-    resident = max(1, min(shared, target.arch.blocks_per_sm(THREADS, registers)))
+    resident = _resident(work, target)
     blocks = max(1.0, work.blocks / target.sms)
     memory = work.bytes / (MEMORY * target.bytes_per_cycle / target.sms)
     alone = LATENCY + work.busy + work.brought / 64
     return BEGIN + blocks * max(hypot(memory, work.busy), alone / min(resident, blocks)) + ENDS * alone
+
+
+def _resident(work: _Work, target: Target) -> int:
+    """Returns how many blocks a multiprocessor has room for, by an estimate of a thread's registers."""
+    registers = -(-(work.kept + OTHER_REGISTERS) // 8) * 8
+    shared = target.arch.shared_bytes_per_sm // (work.tiles.bytes + 1024)
+    return max(1, min(shared, target.arch.blocks_per_sm(THREADS, registers)))
