@@ -54,7 +54,7 @@ def executable(case: Case) -> CpuExecutable:
         kernels = []
         for kernel in made.plan.kernels:
             spec = kernel.group.lowered.spec
-            if kernel.group.family in ("contraction", "direct_convolution", "winograd"):
+            if kernel.group.family in ("contraction", "direct_convolution", "filter_gradient", "winograd"):
                 spec = replace(spec, name=kernel.name)
                 kernel = replace(kernel, source=rendered(spec, case.schedule(spec)))
             kernels.append(kernel)

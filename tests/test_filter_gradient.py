@@ -142,6 +142,16 @@ def test_parts(in_bands: Any) -> None:
     )
 
 
+def test_wide_offsets(in_bands: Any) -> None:
+    """Offsets of 64 bits, as large images need them."""
+    for n in (0, 1, 7, 8):
+        in_bands(1 + n % 2 * 2)
+        spec = plan(problem(n)).kernels[0].group.lowered.spec
+        best = schedules(spec, target("h200"))[0]
+        assert isinstance(best, FilterGradientSchedule)
+        check_cases([Case(problem(n), schedule=given(replace(best, itype="int64")))], guard=True)
+
+
 def test_reference_of_parts() -> None:
     rng = np.random.default_rng(1)
     for graph in (gradient((2, 4, 21, 5), 4, 3, 4, padding=1), gradient((1, 4, 30), 4, 3, 4), problem(7)):

@@ -96,7 +96,9 @@ class _Renderer:
             w.line(f"const int lane = threadIdx.x % 32{f' / {s.walkers}' if s.walkers > 1 else ''};")
         lane = linear([(self.at["lane0"], 1), ("lane" if s.lanes > 1 else "0", 1)])
         # Those of lanes that do not exist sum up others' once more.
-        group, channel, filter = self._channels(self.lanes.held(lane) if lane != "0" else lane, "")
+        if self.lanes.ragged:
+            lane = f"min({self.t}({lane}), {self.t}({self.lanes.total - 1}))"
+        group, channel, filter = self._channels(lane, "")
         for name, operand, base, at in (
             ("images", self.spec.x, self.x, channel),
             ("losses", self.spec.loss, self.loss, filter),
@@ -135,7 +137,7 @@ class _Renderer:
         end = str(every_patch)
         if spec.parts > 1:
             end = f"({self.at['part']} + 1) * {each}"
-            end = f"min({end}, {every_patch})" if spec.parts * each > every_patch else end
+            end = f"min({end}, {self.t}({every_patch}))" if spec.parts * each > every_patch else end
             w.line(f"const {self.t} end = {end};")
             end = "end"
         w.line("#pragma unroll 1")
