@@ -91,14 +91,14 @@ class Ring(NamedTuple):
 
 
 RINGS: tuple[Ring, ...] = (
-    Ring((256, 128, 8, 16, 8), 4, 1, 0.85),
-    Ring((128, 128, 16, 8, 8), 3, 2, 0.83),
-    Ring((128, 64, 16, 8, 8), 3, 4, 0.81),
-    Ring((64, 128, 16, 8, 8), 3, 4, 0.81),
-    Ring((64, 64, 16, 8, 4), 4, 4, 0.76),
-    Ring((64, 32, 16, 4, 4), 4, 4, 0.65),
-    Ring((32, 64, 16, 4, 4), 4, 4, 0.65),
-    Ring((32, 32, 16, 4, 4), 4, 8, 0.6),
+    Ring((256, 128, 8, 16, 8), 4, 1, 0.89),
+    Ring((128, 128, 16, 8, 8), 3, 2, 0.88),
+    Ring((128, 64, 16, 8, 8), 3, 4, 0.87),
+    Ring((64, 128, 16, 8, 8), 3, 4, 0.87),
+    Ring((64, 64, 16, 8, 4), 4, 4, 0.81),
+    Ring((64, 32, 16, 4, 4), 4, 4, 0.68),
+    Ring((32, 64, 16, 4, 4), 4, 4, 0.68),
+    Ring((32, 32, 16, 4, 4), 4, 8, 0.62),
 )
 #: Cycles until the first stage is there and after the last; instructions for a copy, and for one whose place in the
 #: reduction has several coordinates; warps that keep a multiprocessor's schedulers busy, and the share without.
