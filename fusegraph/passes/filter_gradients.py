@@ -15,6 +15,8 @@ from fusegraph.ops.parts import BANDS
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
 
+#: How much faster than a tiled product they must be estimated to be.
+MARGIN = 1.15
 #: Most parts; most pairs of a channel and a filter of a group for which a tiled product would be mostly empty.
 MOST_PARTS, NARROW = 1024, 64
 
@@ -32,7 +34,7 @@ def parts_of(node: Node, graph: Graph, target: Target) -> int:
     x, loss = node.inputs
     groups = node.attributes["groups"]
     narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
-    limit = inf if narrow else best_cut(node, graph, target)[1] - START * target.launch_cycles
+    limit = inf if narrow else (best_cut(node, graph, target)[1] - START * target.launch_cycles) / MARGIN
     if loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit:
         return 0
     band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle
