@@ -20,8 +20,10 @@ def takes_rows(view: GroupView) -> bool:
     known = len(moved) + len(view.of(Kind.REDUCTION)) + len(view.of(Kind.POINTWISE))
     if not view.of(Kind.REDUCTION) or known < len(view.nodes):
         return False
-    readers = (n for m in moved if m.op.role is not Role.GATHER for n in view.graph.consumers(m.output))
-    return all(n.kind is Kind.MOVEMENT and n in view.members for n in readers)
+    views = [m.output for m in moved if m.op.role is not Role.GATHER]
+    readers = (n for t in views for n in view.graph.consumers(t))
+    inside = all(n.kind is Kind.MOVEMENT and n in view.members for n in readers)
+    return inside and not any(t in view.writes for t in views)
 
 
 def operands(view: GroupView, node: Node) -> tuple[Tensor, Tensor]:
