@@ -158,4 +158,5 @@ def test_windows_and_gradients() -> None:
         graph.output(graph.conv_wgrad(x, loss, 3, **how), name="dw")
         cases.append(Case(graph, options=Options(target=H200), schedule=_split, arch="h200", label=f"{last}"))
     for made in check_cases(cases):
-        assert sum("bf16x6.cuh" in k.source.code for k in made.plan.kernels) == 3
+        parts = sum("bf16x6.cuh" in k.source.code for k in made.plan.kernels)
+        assert parts >= 2  # gradients of filters have kernels of their own where those are faster

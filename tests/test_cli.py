@@ -123,7 +123,7 @@ def test_the_folder_is_all_a_compiler_needs(write, out, tell, tmp_path):
     for kernel in told["graphs"][0]["kernels"]:
         code = (folder / kernel["source"]).read_bytes()
         status, program = nvrtc.nvrtcCreateProgram(code, kernel["source"].encode(), 0, [], [])
-        options = [b"-I" + str(folder / "include").encode(), b"--gpu-architecture=sm_90", b"--std=c++17"]
+        options = [b"-I" + str(folder / "include").encode(), b"--gpu-architecture=sm_90a", b"--std=c++17"]
         status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), options)
         assert int(status) == 0
 

@@ -33,8 +33,8 @@ EXPORTED: dict[str, tuple[Callable[[], Any], tuple[int, ...], int, int]] = {
     "ResNet, 13": (lambda: models.ResNet((1, 1), 8, 10), (2, 3, 32, 32), 13, 12),
     "MobileNetV3, 13": (lambda: models.MobileNetV3(_BLOCKS, 32, 10), (2, 3, 32, 32), 13, 13),
     "others, 13": (_others, (2, 3, 7, 9), 13, 6),
-    "GPT-2 block, 14": (lambda: models.gpt2_block(48, 3), (2, 17, 48), 14, 8),
-    "ViT block, 18": (lambda: models.vit_block(48, 3), (2, 17, 48), 18, 8),
+    "GPT-2 block, 14": (lambda: models.gpt2_block(48, 3), (2, 17, 48), 14, 7),
+    "ViT block, 18": (lambda: models.vit_block(48, 3), (2, 17, 48), 18, 7),
     "ResNet, 20": (lambda: models.ResNet((1, 1), 8, 10), (2, 3, 32, 32), 20, 12),
 }
 

@@ -142,9 +142,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSche
     fitting = [t for t in TILES if t[3] * t[4] * products <= most and _divides(spec, t)]
     fitting = [t for t in fitting if buffers(t, c, products).bytes + combined(spec, t).bytes <= STATIC_BYTES]
     scattered, share = _scattered(spec), busy_share(spec)
-    found = [
-        (_cycles(target, t, sizes, products, c, scattered, share), SimtSchedule(*t, itype)) for t in fitting
-    ]
+    found = [(_cycles(target, t, sizes, products, c, scattered, share), SimtSchedule(*t, itype)) for t in fitting]
     # A CPU, for which the portable target is, takes twice as long over copies of single elements.
     if target.arch.has_cp_async and target != PORTABLE and _copyable(spec):
         plain = _plain(spec) and itype == "int32"

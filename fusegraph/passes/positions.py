@@ -16,6 +16,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.pointwise import broadcast
 from fusegraph.passes.ranges import Known, Linear, limits, ranges
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 
@@ -89,7 +90,7 @@ def _numbers(node: Node, known: Mapping[Tensor, Known]) -> dict[Tensor, Any]:
     found = {t: known[t].value for t in node.inputs if t in known and t.shape}
     numbers = {t: value for t, value in found.items() if value is not None}
     shapes = [() if t in numbers else t.shape for t in node.inputs]
-    return numbers if np.broadcast_shapes(*shapes) == node.output.shape else {}
+    return numbers if numbers and broadcast(shapes) == node.output.shape else {}
 
 
 def _taken(node: Node, known: Mapping[Tensor, Known]) -> tuple[int, int, int, int] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.combiners import ADD
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.views import strides_over, view
@@ -21,6 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, Role, TensorType
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
+from fusegraph.ops.modes import MODES, Combined
 
 #: The most conditions of one bool that are followed, and the largest constant that is looked at.
 MOST_CONDITIONS, MOST_ELEMENTS = 6, 1 << 16
@@ -271,19 +273,19 @@ _SCANS: Mapping[Op, Callable[[Node, Known], Known | None]] = {TABLE["cumsum"]: _
 
 
 def _reduced(node: Node, x: Known | None) -> Known | None:
-    mode = node.attributes["mode"]
+    mode = MODES[node.attributes["mode"]]
     count = node.inputs[0].size // node.output.size
-    if mode in ("argmin", "argmax"):
+    if mode.position:
         return Known(0, max(0, count - 1))
     if x is None or not count:
         return None
-    if mode in ("min", "max"):
-        return Known(x.least, x.most)
-    if mode in ("any", "all"):
+    if mode.truth:
         return EITHER if x.truth is None else TRUE if x.truth else FALSE
-    if mode == "add":
-        return Known(x.least * count, x.most * count)
-    return None
+    if not isinstance(mode, Combined) or mode.before is not None or mode.after is not None:
+        return None
+    if mode.selects:
+        return Known(x.least, x.most)
+    return Known(x.least * count, x.most * count) if mode.combiner is ADD else None
 
 
 # ---- pointwise

@@ -22,6 +22,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
+from fusegraph.ops.pointwise import broadcast
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
 from fusegraph.pattern import Found, Is, Made, constant, op
 
@@ -194,7 +195,7 @@ def _unrepeated(graph: Graph, node: Node, inputs: Sequence[Tensor]) -> Sequence[
         return inputs
     less = {t: x for t in dict.fromkeys(inputs) if (x := _repeats(graph, t)) is not None}
     found = tuple(less.get(t, t) for t in inputs)
-    return found if less and np.broadcast_shapes(*(t.shape for t in found)) == node.output.shape else inputs
+    return found if less and broadcast([t.shape for t in found]) == node.output.shape else inputs
 
 
 def _repeats(graph: Graph, tensor: Tensor) -> Tensor | None:

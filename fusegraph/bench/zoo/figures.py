@@ -28,7 +28,7 @@ def cells(row: Row) -> list[str]:
     for figure in ("kernels", "peak_mb"):
         found += [_number(getattr(of, figure), 0) for of in (ours, inductor)]
     failed = [f"{engine} failed: {why}"[:90] for engine, of in every.items() for why in of.why.values()]
-    return [*found, "; ".join([*(op.removeprefix("aten.") for op in row.left), *failed]) or "-"]
+    return [*found, "; ".join([*(left.removeprefix("aten.") for left in row.left), *failed]) or "-"]
 
 
 def _number(value: float | None, digits: int) -> str:
