@@ -282,6 +282,7 @@ def test_values_that_an_option_cannot_have(option: str) -> None:
 
 def test_numbers_in_tensors_of_the_program() -> None:
     """A model that writes ``mask[a:b] = 3`` has tensors of rank 0 on the CPU: they are numbers, on whatever device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from fusegraph.frontends.torch.backend import compile_program
@@ -296,7 +297,8 @@ def test_numbers_in_tensors_of_the_program() -> None:
 
     x = torch.randn(4, 5)
     graph = make_fx(program, tracing_mode="fake")(x).graph
-    forms = forms_of(graph, {})
+    with FakeTensorMode():  # as while torch traces
+        forms = forms_of(graph, {})
     assert {str(n.target) for n in forms.numbers} == {"aten.lift_fresh_copy.default"}
     assert set(forms.numbers.values()) == {3, 0.5}
     results = compile_program(graph, forms, "inference", {}, {})([x])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegraph.dtypes import ALL, DType
 from fusegraph.frontends.torch.table import Form
@@ -90,7 +91,10 @@ def _number_in(graph: Any, node: Any, numbers: Mapping[Any, Any]) -> Any:
         return numbers.get(node.args[0])
     value = operator.attrgetter(node.args[0].target)(graph.owning_module)
     plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0
-    return value.item() if plain and not value.is_complex() else None
+    if not plain or value.is_complex():
+        return None
+    with _disable_current_modes():  # while torch traces, its modes take real tensors for mistakes
+        return value.item()
 
 
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
