@@ -99,8 +99,11 @@ class Family(Generic[SpecT]):
 class EstimatedFamily(Family[SpecT]):
     """A family that estimates how long its forms take: a clearly faster one is preferred to those in front of it.
 
-    The last form takes every spec, and is used for those that no other form takes.
+    The last form takes every spec, and is used for those that no other form takes; ``last_competes`` tells for which
+    others it is estimated beside them.
     """
+
+    last_competes: Callable[[SpecT], bool] = lambda spec: False
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
         """Yields the schedules worth trying, best guess first; the first 12 have some of every form that fits."""
@@ -156,9 +159,10 @@ def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
 
 @lru_cache(1024)
 def _estimates(family: Family[SpecT], spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
-    """Returns the estimated cycles of every form but the last that takes a canonical spec: equal layers share them."""
+    """Returns the estimated cycles of the forms that take a canonical spec and compete: equal layers share them."""
     found = {}
-    for form in family.forms[:-1]:
+    competes = isinstance(family, EstimatedFamily) and family.last_competes(spec)
+    for form in family.forms if competes else family.forms[:-1]:
         try:
             found[form] = _cycles(form, spec, target)
         except Declined:

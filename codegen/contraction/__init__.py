@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from codegen.bf16x6 import BF16X6
 from codegen.contraction import halo, halo_schedule, mma, mma_schedule, simt, simt_schedule, wgmma, wgmma_schedule
 from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
+from codegen.declined import Declined
 from codegen.family import EstimatedFamily, Form
 from codegen.operands import ROW_BYTES
 from codegen.spec import ContractionSpec
@@ -33,6 +35,14 @@ def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:
     return 0 if product_types(spec, schedule.widen)[0].startswith("float8") else None
 
 
+def _in_parts(spec: ContractionSpec) -> bool:
+    """Tells whether tensor cores would multiply float32 in parts, which multiply-adds can be faster than."""
+    try:
+        return product_types(spec, widen=False)[0] == BF16X6
+    except Declined:
+        return False
+
+
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
@@ -48,6 +58,7 @@ FAMILY = EstimatedFamily(
         Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
         Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
     ),
+    last_competes=_in_parts,
 )  # fmt: skip
 
 

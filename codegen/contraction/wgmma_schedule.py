@@ -240,8 +240,9 @@ PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
 #: Instructions that splitting an element takes; cycles of the L1 cache for a thread's read of a line of its own, and
-#: such reads for a piece whose elements are read one by one.
-SPLIT_ELEMENT, LINE, FAR = 20.0, 0.25, 8
+#: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
+#: several taps of windows.
+SPLIT_ELEMENT, LINE, FAR, WINDOW_ELEMENTS = 20.0, 0.25, 8, 3.0
 #: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
 #: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
 #: a multiprocessor issues in a cycle.
@@ -270,6 +271,7 @@ def _filling(layout: Layout) -> float:
             piece += copies * 4 * len(gather.operands)
             if way.parts > 1:
                 piece += SPLIT_ELEMENT * way.piece
+                piece *= WINDOW_ELEMENTS if gather.limits and way.vector == 1 else 1.0
                 lines += size * parts.reduction.panel / way.piece * (FAR if _far(way) else 2) * LINE
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
