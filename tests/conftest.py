@@ -104,3 +104,11 @@ def torch() -> Any:
     if not module.cuda.is_available():
         pytest.skip("torch without CUDA")
     return module
+
+
+@pytest.fixture
+def tiled_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves gradients of filters to tiled products, whatever would be faster."""
+    from fusegraph.passes import filter_gradients
+
+    monkeypatch.setattr(filter_gradients, "parts_of", lambda *_: 0)

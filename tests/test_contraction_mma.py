@@ -311,6 +311,7 @@ def test_convolutions(dtype):
     assert takes_mma(check_cases(cases, guard=dtype != "bfloat16"))
 
 
+@pytest.mark.usefixtures("tiled_gradients")
 def test_gradients_of_convolutions():
     cases = []
     for number, (layout, stride, groups) in enumerate(

@@ -132,9 +132,10 @@ def test_random_products_and_schedules(kind):
     }[kind]
     made = check_cases([random_case(r, dtypes[number % len(dtypes)], kind) for number in range(5)], guard=True)
     specs = [exe.plan.kernels[0].group.lowered.spec for exe in made]
-    assert sum(bool(getattr(spec, "partials", ())) for spec in specs) > 2
+    assert sum(bool(getattr(spec, "partials", ())) for spec in specs) >= 2
 
 
+@pytest.mark.usefixtures("tiled_gradients")
 @pytest.mark.slow
 def test_convolutions():
     def channels(graph: fg.Graph, y: fg.Tensor) -> None:
@@ -159,7 +160,7 @@ def test_convolutions():
     gather = {"case": {"check": makes_parts(3), **form("wgmma", lambda s: s.gather)}, **lasts}
     cases.append(convolution((2, 8, 14, 14), (64, 8, 5, 5), "bfloat16", epilogue=channels, **gather))
     plain = {"case": {"check": makes_parts(3)}}
-    cases.append(convolution((2, 12, 9, 8), (20, 12, 3, 3), padding=1, epilogue=channels, **plain))
+    cases.append(convolution((2, 6, 9, 8), (20, 6, 3, 3), padding=1, epilogue=channels, **plain))
     cases.append(
         convolution((2, 12, 9, 8), (20, 6, 3, 3), padding=1, groups=2, epilogue=grouped, case={"check": makes_parts(1)})
     )
@@ -173,7 +174,7 @@ def grouped(graph: fg.Graph, y: fg.Tensor) -> None:
 
 def gradient(which: str) -> fg.Graph:
     graph = fg.Graph(which)
-    image, loss, w = (2, 12, 9, 8), (2, 20, 9, 8), (20, 12, 3, 3)
+    image, loss, w = (2, 12, 5, 6), (2, 6, 5, 6), (6, 12, 3, 3)
     if which == "dgrad":
         y = graph.conv_dgrad(graph.tensor("loss", loss), graph.tensor("w", w), size=image[2:], padding=1)
         graph.output(graph.reduction(y, "add", (0, 2, 3)), name="sums")

@@ -257,6 +257,7 @@ def gradients() -> list[Case]:
     return cases
 
 
+@pytest.mark.usefixtures("tiled_gradients")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_gradients(name):
