@@ -23,9 +23,9 @@ OUTSIDE = {
     "codegen/HOPPER.md": "hopper.md",
     "benchmarks/README.md": "measuring.md",
     **{
-        path.relative_to(ROOT).as_posix(): f"results/{path.name}"
-        for folder in ("benchmarks", "benchmarks/results")
-        for path in (ROOT / folder).iterdir()
+        path.relative_to(ROOT).as_posix(): f"results/{path.relative_to(folder).as_posix()}"
+        for folder in (ROOT / "benchmarks" / "results", ROOT / "benchmarks")
+        for path in (folder.rglob("*") if folder.name == "results" else folder.iterdir())
         if path.suffix in (".svg", ".json")
     },
 }
