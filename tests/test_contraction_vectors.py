@@ -111,7 +111,7 @@ def test_what_is_fetched_four_at_a_time():
     assert fetched(matmul((64, 32), (32, 64), "float64")) == [False, False]
     assert fetched(matmul((64, 32), (32, 64), "float16")) == [False, False], "they are converted one by one"
     assert fetched(replace(matmul((64, 32), (32, 64)), options=Options(alignment=4))) == [False, False]
-    assert fetched(convolution((4, 32, 64, 64), (40, 32, 3, 3), padding=1))[0] is False, "padding between neighbours"
+    assert fetched(convolution((4, 2, 64, 64), (40, 2, 5, 5), padding=2))[0] is False, "padding between neighbours"
 
 
 def test_what_is_copied():
