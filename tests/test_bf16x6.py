@@ -79,6 +79,7 @@ extern "C" __global__ void NAME(const float* x, float* y) {
     assert (parts[~finite, 1] == 0).all()
 
 
+@pytest.mark.slow
 def test_products_of_every_layout() -> None:
     cases = [
         _case(_product(m, n, k, rows=rows, cols=cols, batch=batch), f"{m} {n} {k} {rows} {cols}", special=special)

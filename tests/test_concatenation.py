@@ -67,6 +67,7 @@ def joined(draw: Callable[[Any], Any], number: int) -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 @given(st.data())
 @FUZZ
 def test_parts_of_any_kind(data: Any) -> None:
@@ -129,6 +130,7 @@ def grown(draw: Callable[[Any], Any], number: int) -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 @given(st.data())
 @FUZZ
 def test_parts_in_their_places(data: Any) -> None:

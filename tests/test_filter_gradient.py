@@ -170,6 +170,7 @@ def test_what_is_not_finite(in_bands: Any) -> None:
     check_cases([Case(problem(n), special=0.02) for n in (0, 2, 5, 7)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_no_spills(arch: str) -> None:
     large = (

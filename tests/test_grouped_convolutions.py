@@ -115,6 +115,7 @@ HALOS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
 def test_halos(dtype):
     random = Random(dtype)

@@ -61,6 +61,7 @@ def test_a_transpose_that_is_a_result_stays_one():
     assert move_transposes(graph).graph is graph
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_random_chains(data):
