@@ -270,27 +270,38 @@ class _Renderer:
                 terms += [(f"({coordinate('tap', at.taps, d)})", step)] if size > 1 else []
             w.line(f"return {linear(terms)};")
 
+    def _step(self) -> None:
+        """Writes where a lane's chunk of a step of the reduction lies in the image."""
+        w, at = self.w, self.at
+        chunk = "kk * 4"
+        if at.width % STEP:
+            chunk = "chunk"
+            w.line("const int chunk = kk * 4 + lane % 4;")
+        reached = f"reach({f'min({chunk}, {at.chunks - 1})' if at.chunks % 4 else chunk})"
+        w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+
+    def _load_fragment(self, name: str) -> None:
+        """Writes how a fragment of the image is loaded, with zeros for chunks that do not exist."""
+        w, at = self.w, self.at
+        rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
+        w.line(f"load_chunks({name}, {', '.join(rows)});")
+        if at.chunks % 4:
+            w.line(f"if (chunk >= {at.chunks}) {name}[0] = {name}[1] = {name}[2] = {name}[3] = 0;")
+
     def _multiply(self) -> None:
         """Writes the products of all steps of the reduction."""
         w, x, at, groups = self.w, self.x, self.at, self.s.groups
-        whole, last = at.width % STEP == 0, at.chunks % 4
+        whole = at.width % STEP == 0
         self._reach()
         w.line(f"{self.fragments.total} sum[{groups}][{x.own}][{at.fragments}][4] = {{}};")
         short = x.steps * groups * x.own * at.fragments <= UNROLLED and (whole or x.steps <= KEPT)
         w.line("#pragma unroll" if short else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
-            chunk = "kk * 4" if whole else "chunk"
-            if not whole:
-                w.line("const int chunk = kk * 4 + lane % 4;")
-            reached = f"reach({f'min({chunk}, {at.chunks - 1})' if last else chunk})"
-            w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+            self._step()
             with w.unrolled(f"for (int g = 0; g < {groups}; ++g)"):
                 w.line(f"uint32 a[{x.own}][4];")
                 with w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
-                    rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
-                    w.line(f"load_chunks(a[i], {', '.join(rows)});")
-                    if last:
-                        w.line(f"if (chunk >= {at.chunks}) a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;")
+                    self._load_fragment("a[i]")
                     if at.types[0] == "tf32":
                         w.line("round_to_tf32(a[i]);")
                 with w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
@@ -301,7 +312,7 @@ class _Renderer:
     def _multiply_together(self) -> None:
         """Writes the same for warpgroups: the fragments of a step are read while those before are multiplied."""
         w, x, at = self.w, self.x, self.at
-        whole, last, columns = at.width % STEP == 0, at.chunks % 4, at.filters
+        whole, columns = at.width % STEP == 0, at.filters
         w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
         self._reach()
         groups = self.s.groups
@@ -310,17 +321,10 @@ class _Renderer:
         each = f"for (int g = 0; g < {groups}; ++g)", f"for (int i = 0; i < {x.own}; ++i)"
         w.line("#pragma unroll" if whole and x.steps * groups * x.own <= 64 else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
-            chunk = "kk * 4" if whole else "chunk"
-            if not whole:
-                w.line("const int chunk = kk * 4 + lane % 4;")
-            reached = f"reach({f'min({chunk}, {at.chunks - 1})' if last else chunk})"
-            w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+            self._step()
             with w.unrolled(*each):
                 w.line("uint32 (&part)[4] = a[kk % 2][g][i];")
-                rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
-                w.line(f"load_chunks(part, {', '.join(rows)});")
-                if last:
-                    w.line(f"if (chunk >= {at.chunks}) part[0] = part[1] = part[2] = part[3] = 0;")
+                self._load_fragment("part")
             w.line("wgmma_fence();")
             with w.unrolled(*each):
                 w.line(f"wgmma<{at.types[0]}, {at.types[1]}, {columns}>(sum[g][i], a[kk % 2][g][i],")
