@@ -136,7 +136,7 @@ def conv(draw: Draw, *, transposed: bool = False) -> Case:
 
     def run(*operands: Any) -> Any:
         x = operands[0] if len(parts) == 1 else torch.cat(operands[: len(parts)], 1)
-        w, *rest = operands[len(parts) :]
+        w, rest = operands[len(parts)], list(operands[len(parts) + 1 :])
         return back.function(function(front.function(x, rest), w, None, c.stride, c.padding, *more), rest)
 
     images = [Operand((c.batch, part, *c.image), c.order) for part in parts]
