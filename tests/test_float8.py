@@ -69,23 +69,26 @@ def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
 @pytest.mark.parametrize("dtype", EIGHT, ids=str)
 def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
     """Stored at once, after a movement, and taken on by the kernel that made it."""
-    for x in (*map(every, (*HALVES, *EIGHT)), wide(dtype), np.arange(-(2**17), 2**17, 113, np.int32).reshape(-1, 1)):
-        if x.dtype == dtype.numpy:
-            continue
+    given = [*(every(d) for d in (*HALVES, *EIGHT) if d != dtype), wide(dtype)]
+    given.append(np.arange(-(2**17), 2**17, 113, np.int32).reshape(-1, 1))
 
-        def body(g: Any, x: Any) -> list[Any]:
+    def body(g: Any, *inputs: Any) -> list[Any]:
+        made = []
+        for x in inputs:
             y = g.cast(x, dtype, saturate=saturate)
-            return [y, g.transpose(g.cast(x, dtype, saturate=saturate)), g.cast(y, "float32")]
+            made += [y, g.transpose(g.cast(x, dtype, saturate=saturate)), g.cast(y, "float32")]
+        return made
 
+    found = iter(run(body, *given))
+    for x in given:
         with np.errstate(all="ignore"):
             exact = x.astype(np.float32)
             if saturate:
                 exact = np.clip(exact, dtype.min, dtype.max)
             expected = exact.astype(dtype.numpy)
-        found = run(body, x)
-        assert_same(found[0], expected)
-        assert_same(found[1], np.ascontiguousarray(expected.T))
-        assert_same(found[2], expected.astype(np.float32))
+        assert_same(next(found), expected)
+        assert_same(next(found), np.ascontiguousarray(expected.T))
+        assert_same(next(found), expected.astype(np.float32))
 
 
 def test_casts_to_other_types_are_one() -> None:
@@ -128,26 +131,27 @@ def test_casts_are_torchs(dtype: dt.DType) -> None:
     import fusegraph.torch
 
     target = getattr(torch, dtype.numpy.name)
-    for source, values in (
-        (torch.float16, every(dt.float16).view(np.int16)),
-        (torch.bfloat16, every(dt.bfloat16).view(np.int16)),
-        (torch.float32, wide(dtype).view(np.int32)),
-    ):
-        x = torch.from_numpy(values).view(source)
+    given = [
+        torch.from_numpy(values).view(source)
+        for source, values in (
+            (torch.float16, every(dt.float16).view(np.int16)),
+            (torch.bfloat16, every(dt.bfloat16).view(np.int16)),
+            (torch.float32, wide(dtype).view(np.int32)),
+        )
+    ]
 
-        def cast(x: Any) -> Any:
-            y = x.to(target)
-            return y, y.t().contiguous(), y.to(torch.float32)
+    def cast(*inputs: Any) -> Any:
+        return [z for y in (x.to(target) for x in inputs) for z in (y, y.t().contiguous(), y.to(torch.float32))]
 
-        torch._dynamo.reset()
-        fusegraph.torch.report(clear=True)
-        found, expected = torch.compile(cast, backend="fusegraph")(x), cast(x)
-        assert "identity" in str(fusegraph.torch.report())
-        for result, wanted in zip(found, expected, strict=True):
-            assert result.dtype == wanted.dtype
-            kind = np.float32 if wanted.dtype == torch.float32 else dtype.numpy
-            bits = [t.contiguous().view(torch.uint8).numpy().view(kind) for t in (result, wanted)]
-            assert_same(*bits)
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    found, expected = torch.compile(cast, backend="fusegraph")(*given), cast(*given)
+    assert "identity" in str(fusegraph.torch.report())
+    for result, wanted in zip(found, expected, strict=True):
+        assert result.dtype == wanted.dtype
+        kind = np.float32 if wanted.dtype == torch.float32 else dtype.numpy
+        bits = [t.contiguous().view(torch.uint8).numpy().view(kind) for t in (result, wanted)]
+        assert_same(*bits)
 
 
 @pytest.mark.parametrize("saturate", [1, 0])

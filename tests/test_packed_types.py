@@ -109,6 +109,7 @@ def test_casts_to_every_type(dtype: dt.DType) -> None:
 @pytest.mark.parametrize("target", TYPES, ids=str)
 def test_casts_from_every_type(target: dt.DType) -> None:
     rng = np.random.default_rng(0)
+    g, given = fg.Graph("to"), []
     for source in dt.ALL:
         if source.is_bool:
             x = np.array([True, False, True])
@@ -121,9 +122,9 @@ def test_casts_from_every_type(target: dt.DType) -> None:
             if source.bits >= 32:
                 kind = source.numpy.type
                 x = np.concatenate([x, np.nextafter(x, kind(np.inf)), np.nextafter(x, kind(-np.inf)), [kind(np.inf)]])
-        g = fg.Graph("to")
-        g.output(g.cast(g.tensor("x", x.shape, source), target))
-        found = g.compile("cpu")(x)
+        given.append(x)
+        g.output(g.cast(g.tensor(f"of {source}", x.shape, source), target))
+    for source, x, found in zip(dt.ALL, given, g.compile("cpu")(*given), strict=True):
         assert found.dtype == target.numpy
         if target.is_float:
             expected = np.array([_nearest_e2m1(float(v)) for v in x])
@@ -169,24 +170,20 @@ def test_movement(dtype: dt.DType) -> None:
         np.testing.assert_array_equal(result.astype(np.float32), decoded(dtype, wanted))
 
 
-@pytest.mark.parametrize(
-    "strides", [(1, 6), (8, 1), (0, 1), (1, 0), (40, 2), (5, 30), (1, 12)], ids=lambda s: "x".join(map(str, s))
-)
-def test_strides_count_elements_not_bytes(strides: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_strides_count_elements_not_bytes(dtype: dt.DType) -> None:
     """Views that begin inside of bytes, with gaps, transposed and repeated."""
-    for dtype in TYPES:
-        shape = (6, 5)
-        count = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
-        memory = codes(dtype, (count,))
-        g = fg.Graph("strided")
-        x = g.tensor("x", shape, dtype, strides=strides)
-        g.output(g.cast(x, "float32"))
-        expected = np.lib.stride_tricks.as_strided(memory, shape, strides)
-        for engine in ("cpu", "reference"):
-            found = g.compile(engine)(packed(dtype, memory))
-            np.testing.assert_array_equal(found, decoded(dtype, expected))
-            repeated = array(dtype, np.ascontiguousarray(expected))
-            np.testing.assert_array_equal(g.compile(engine)(repeated), found)
+    shape, g = (6, 5), fg.Graph("strided")
+    memory, expected = [], []
+    for strides in ((1, 6), (8, 1), (0, 1), (1, 0), (40, 2), (5, 30), (1, 12)):
+        memory.append(codes(dtype, (1 + sum((n - 1) * s for n, s in zip(shape, strides)),)))
+        expected.append(np.lib.stride_tricks.as_strided(memory[-1], shape, strides))
+        g.output(g.cast(g.tensor(f"x{len(memory)}", shape, dtype, strides=strides), "float32"))
+    for engine in ("cpu", "reference"):
+        executable = g.compile(engine)
+        for given in ([packed(dtype, m) for m in memory], [array(dtype, np.ascontiguousarray(e)) for e in expected]):
+            for found, wanted in zip(executable(*given), expected, strict=True):
+                np.testing.assert_array_equal(found, decoded(dtype, wanted))
 
 
 def test_outputs_in_any_packed_order() -> None:

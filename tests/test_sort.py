@@ -291,8 +291,9 @@ def searched(sequence: Array, values: Array, right: bool) -> Array:
 @pytest.mark.parametrize("dtype", dt.ALL, ids=str)
 def test_searchsorted_is_numpys(dtype: dt.DType) -> None:
     """Equal elements, values below, between and above all, NaN among both; rows of any length."""
-    lengths = [1, 2, 3, 4, 5, 7, 8, 31, 100] if dtype.name == "float32" else [3, 100]
-    graphs = [search_of(n, s, r, dtype.name) for n in lengths for s in (True, False) for r in (True, False)]
+    lengths = [1, 2, 3, 4, 7, 8, 31] if dtype.name == "float32" else []
+    ways = [(100, True, False), (3, False, True), *((n, n % 2 == 0, n % 3 > 0) for n in lengths)]
+    graphs = [search_of(*way, dtype.name) for way in ways]
     for graph, made in zip(graphs, executables(graphs)):
         assert len(made.plan.kernels) == 1, graph.name
         inputs = special(graph)
