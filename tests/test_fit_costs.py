@@ -116,6 +116,7 @@ def test_closeness() -> None:
     assert closeness("equal", [(0, 5.0, 10.0), (0, 5.0, 8.0)]).regret == pytest.approx(1.25)  # the first is taken
 
 
+@pytest.mark.slow
 def test_tool(tmp_path: Path, capsys: Any) -> None:
     made = Measurements(H200, 12, tmp_path / "schedules.json")
     for kernel, rows in _measured(TRUE):

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import quick_dtypes
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
 from fusegraph.report.check import check
 
 EIGHT = tuple(d for d in dt.ALL if d.is_float and d.bits == 8)
+EACH = quick_dtypes(EIGHT, "float8_e4m3", "float8_e5m2")
 HALVES = (dt.float16, dt.bfloat16)
 
 
@@ -49,7 +51,7 @@ def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
     x = every(dtype)
     found = run(
@@ -66,7 +68,7 @@ def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
 
 
 @pytest.mark.parametrize("saturate", [True, False])
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
     """Stored at once, after a movement, and taken on by the kernel that made it."""
     given = [*(every(d) for d in (*HALVES, *EIGHT) if d != dtype), wide(dtype)]
@@ -125,7 +127,7 @@ def test_infinities_of_arithmetic_stay() -> None:
 # ---- front doors
 
 
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_torchs(dtype: dt.DType) -> None:
     torch = pytest.importorskip("torch")
     import fusegraph.torch
@@ -155,7 +157,7 @@ def test_casts_are_torchs(dtype: dt.DType) -> None:
 
 
 @pytest.mark.parametrize("saturate", [1, 0])
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_onnxs(dtype: dt.DType, saturate: int) -> None:
     pytest.importorskip("onnx")
     from onnx import helper

@@ -185,6 +185,7 @@ def test_regions() -> None:
     agree(cases)
 
 
+@pytest.mark.slow
 def test_deformed_windows() -> None:
     cases = []
     for groups, shares, stride, dilation, masked in ((1, 1, 1, 1, True), (2, 2, 2, 1, False), (1, 2, 1, 2, True)):
@@ -245,6 +246,7 @@ def test_images_are_enlarged(opset: int) -> None:
 # ---- matrices
 
 
+@pytest.mark.slow
 def test_determinants() -> None:
     cases = [case("Det", [x], np.asarray(np.linalg.det(x.astype(np.float64))), opset=22)
              for x in (normal(4, 2, n, n) for n in (0, 1, 3, 6))]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, quick
+from graphs import ARCHS, check_all, check_on_gpu, compile_for, quick, quick_dtypes
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -15,6 +15,7 @@ from fusegraph.errors import ArgumentError, DTypeError, LayoutError
 from fusegraph.report.check import random_inputs, run
 
 TYPES = dt.PACKED
+EACH = quick_dtypes(TYPES, "int4", "float4_e2m1")
 SHAPES = ((16,), (1,), (7,), (3, 5), (2, 3, 4), (0, 3), ())
 
 
@@ -45,7 +46,7 @@ def array(dtype: dt.DType, code: Any) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_bytes_and_arrays_come_and_go(dtype: dt.DType, engine: str) -> None:
     every = [codes(dtype, shape) for shape in SHAPES]
     g = fg.Graph("ways")
@@ -71,7 +72,7 @@ def test_bytes_and_arrays_come_and_go(dtype: dt.DType, engine: str) -> None:
             np.testing.assert_array_equal(buffer.view(np.uint8), x.view(np.uint8))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_torch_has_the_bytes(dtype: dt.DType) -> None:
     torch = pytest.importorskip("torch")
     code = codes(dtype, (6, 8))
@@ -82,7 +83,7 @@ def test_torch_has_the_bytes(dtype: dt.DType) -> None:
     np.testing.assert_array_equal(found.numpy(), packed(dtype, code.T.copy()))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_to_every_type(dtype: dt.DType) -> None:
     code = np.arange(1 << dtype.bits, dtype=np.uint8)
     g = fg.Graph("from")
@@ -106,7 +107,7 @@ def test_casts_to_every_type(dtype: dt.DType) -> None:
         assert found.dtype == target.numpy
 
 
-@pytest.mark.parametrize("target", TYPES, ids=str)
+@pytest.mark.parametrize("target", EACH)
 def test_casts_from_every_type(target: dt.DType) -> None:
     rng = np.random.default_rng(0)
     g, given = fg.Graph("to"), []
@@ -147,7 +148,7 @@ def _nearest_e2m1(x: float) -> float:
     return float(np.copysign(table[code], x))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_movement(dtype: dt.DType) -> None:
     a, b = codes(dtype, (3, 5, 4)), codes(dtype, (3, 5, 4), 1)
     mask = np.random.default_rng(2).random((3, 5, 4)) < 0.5
@@ -170,7 +171,7 @@ def test_movement(dtype: dt.DType) -> None:
         np.testing.assert_array_equal(result.astype(np.float32), decoded(dtype, wanted))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_strides_count_elements_not_bytes(dtype: dt.DType) -> None:
     """Views that begin inside of bytes, with gaps, transposed and repeated."""
     shape, g = (6, 5), fg.Graph("strided")
@@ -228,7 +229,8 @@ def test_check_knows_them(how: dict[str, Any]) -> None:
     check_all([_graph(d) for d in TYPES], **how)
 
 
-@pytest.mark.parametrize("arch", QUICK_ARCHS)
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile(arch: str) -> None:
     assert [k.name for k in compile_for(arch, [_graph(d) for d in TYPES]) if k.spill_bytes] == []
 
