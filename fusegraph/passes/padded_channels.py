@@ -14,7 +14,7 @@ from fusegraph.layout import layout_strides, packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.passes.split_contractions import STREAMED, best_cut
 
 #: Channels to whose multiples images are padded, and the least bytes of an image whose copy could be worthwhile.
@@ -25,9 +25,7 @@ MARGIN = 1.2
 
 def pad_channels(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Pads the channels of images of which filters' gradients are computed, where that makes them faster."""
-    target = options.target.planned
-    found = {node: count for node in graph.nodes if (count := padded(node, graph, target))}
-    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+    return replaced(graph, lambda node: padded(node, graph, options.target.planned), _write)
 
 
 def padded(node: Node, graph: Graph, target: Target) -> int:
