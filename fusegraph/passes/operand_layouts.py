@@ -124,7 +124,9 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
+    laid_out = cycles(
+        alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
+    )
     return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []
 
 
