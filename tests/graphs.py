@@ -27,7 +27,7 @@ from fusegraph.runtime.host_compiler import Order
 __all__ = [
     "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "check_all", "check_on_gpu",
     "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "leave_out_pass", "quick",
-    "quick_dtypes", "recipes", "seeded", "share", "show", "smaller", "undecided_share",
+    "quick_dtypes", "recipes", "results_of", "seeded", "share", "show", "smaller", "undecided_share",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -78,6 +78,15 @@ def check_all(
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
     assert not wrong, "\n\n".join(wrong)
     return results
+
+
+def results_of(body: Callable[..., Iterable[fg.Tensor]], *inputs: Any) -> tuple[Any, ...]:
+    """Runs a graph on the cpu engine: ``body`` makes its outputs, given the graph and a tensor for each input."""
+    g = fg.Graph("made")
+    for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
+        g.output(made)
+    found = g.compile("cpu")(*inputs)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def check_on_gpu(

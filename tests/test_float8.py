@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import quick_dtypes
+from graphs import quick_dtypes, results_of
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -42,19 +42,10 @@ def assert_same(found: Any, expected: Any) -> None:
     assert same.all(), (found[~same][:5], expected[~same][:5])
 
 
-def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Runs a graph on the cpu engine; returns the results, checked against the reference."""
-    g = fg.Graph("eight")
-    for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
-        g.output(made)
-    found = g.compile("cpu")(*inputs)
-    return found if isinstance(found, tuple) else (found,)
-
-
 @pytest.mark.parametrize("dtype", EACH)
 def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
     x = every(dtype)
-    found = run(
+    found = results_of(
         lambda g, x: [
             g.transpose(x), g.concatenate(x, x, axis=1), g.slice(x, (1, 0), None), g.identity(x),
             g.binary_select(x, x, True), g.max(x, x),
@@ -81,7 +72,7 @@ def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
             made += [y, g.transpose(g.cast(x, dtype, saturate=saturate)), g.cast(y, "float32")]
         return made
 
-    found = iter(run(body, *given))
+    found = iter(results_of(body, *given))
     for x in given:
         with np.errstate(all="ignore"):
             exact = x.astype(np.float32)
@@ -118,7 +109,7 @@ def test_check_knows_both_casts(strict: bool) -> None:
 
 def test_infinities_of_arithmetic_stay() -> None:
     x = np.array([[np.inf, -np.inf, 1e30, 2.0]], np.float32)
-    (found,) = run(lambda g, x: [g.add(g.cast(x, "float8_e5m2", saturate=False), 1)], x)
+    (found,) = results_of(lambda g, x: [g.add(g.cast(x, "float8_e5m2", saturate=False), 1)], x)
     np.testing.assert_array_equal(found.astype(np.float32), [[np.inf, -np.inf, np.inf, 3.0]])
     g = fg.Graph("constant")
     assert np.isinf(g.constant(-np.inf, dtype="float8_e5m2").value)  # type: ignore[call-overload]
