@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from graphs import quick
 
 import fusegraph as fg
 from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
@@ -70,7 +69,8 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", quick("h200", "a100"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a100", "h200"])
 def test_bytes_are_those_of_the_struct(name: str) -> None:
     machine, checked = target(name), []
     for graph in GRAPHS.values():

@@ -378,6 +378,7 @@ class TestMemory:
             module.launch("trap", [])
 
 
+@pytest.mark.parametrize("_host_threads", ["3 host threads"], indirect=True)
 def test_faults_outside_launches_are_not_caught(cache: DiskCache) -> None:
     """The handlers are gone after a launch: a fault of Python's own still ends the process."""
     program = (

@@ -77,6 +77,7 @@ TRUE = {
 }
 
 
+@pytest.mark.slow
 def test_known_constants_are_found_again() -> None:
     every = triples(_measured(TRUE))
     before = {name: constants(H200, [WGMMA])[name] for name in TRUE}
