@@ -158,7 +158,7 @@ def test_axes_and_layouts() -> None:
     check_all(graphs, inputs=special)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_graph(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)))
