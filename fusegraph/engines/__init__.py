@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.target import PORTABLE
+from fusegraph.dims import varies
 from fusegraph.engines.base import Executable
 from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
@@ -14,6 +15,9 @@ from fusegraph.lowering.base import Options
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
+
+if TYPE_CHECKING:
+    from fusegraph.engines.sized import SizedExecutable
 
 ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
@@ -39,7 +43,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
-) -> Executable:
+) -> Executable | SizedExecutable:
     """Compiles a graph.
 
     engine           "cuda" (compiled by NVRTC, needs a GPU to run), "cpu" (the same kernels through the host's C++
@@ -78,6 +82,19 @@ def compile(
     check_environment()
     options = Options(strict=strict, target=PORTABLE if target is None else named(target))
     engine = default_engine() if engine is None else engine
+    if engine not in ENGINES:
+        raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    measured: dict[str, Any] = {"device": device, "jobs": jobs, "progress": progress, "autotune": autotune}
+    if varies(graph):
+        from fusegraph.engines import sized
+
+        if engine == "cuda":
+            return sized.on_cuda(graph, options, **kernels, **measured)
+        if engine == "cpu":
+            return sized.on_cpu(graph, options, **kernels)
+        others = {"engine": engine, "strict": strict, "partition": partition, "autotune": autotune, "device": device}
+        return sized.by_size(graph, options, lambda known: compile(known, workspace_limit=workspace_limit, **others))
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
 
@@ -85,7 +102,7 @@ def compile(
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+        return CpuExecutable(graph, options, **kernels)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
@@ -97,21 +114,9 @@ def compile(
             workspace_limit=workspace_limit,
             device=device,
         )
-    if engine == "cuda":
-        from fusegraph.engines.cuda import CudaExecutable
+    from fusegraph.engines.cuda import CudaExecutable
 
-        return CudaExecutable(
-            graph,
-            options,
-            fusion=fusion,
-            workspace_limit=workspace_limit,
-            cache=cache,
-            device=device,
-            jobs=jobs,
-            progress=progress,
-            autotune=autotune,
-        )
-    raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    return CudaExecutable(graph, options, **kernels, **measured)
 
 
 def _option(name: str, kind: Kind, value: Any) -> Any:
