@@ -297,22 +297,35 @@ def at(part: Any, sizes: Mapping[str, int], *, vary: bool = False, fixed: Collec
     return _changed(part, moved)
 
 
+def in_units(part: Any, units: Mapping[str, int]) -> Any:
+    """Returns the same with symbols replaced by multiples of others, which count in units: n by 8 * n_by_8."""
+
+    def counted(size: Size) -> int:
+        if size.dims.keys().isdisjoint(units):
+            return size
+        known = {n: (f"{n}_by_{k}", k) for n, k in units.items() if n in size.dims}
+        expression = _with(size.expression, tuple((n, k * _symbol(new)) for n, (new, k) in known.items()))
+        dims = {
+            known[n][0] if n in known else n: Bounds(-(-b.min // units[n]), b.max // units[n]) if n in known else b
+            for n, b in size.dims.items()
+        }
+        return Size(int(size), expression, dims)
+
+    return _changed(part, counted)
+
+
 def values(part: Any) -> Any:
     """Returns tuples, lists, dicts and data classes with plain integers in place of the Sizes in them."""
     return _changed(part, int)
 
 
 @cache
-def _with(expression: Any, known: tuple[tuple[str, int], ...]) -> Any:
-    """Returns an expression in which some symbols are numbers."""
+def _with(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
+    """Returns an expression in which some symbols are numbers or other expressions."""
     import sympy
 
     if expression.is_Symbol:
-        return (
-            sympy.Integer(dict(known).get(expression.name, expression))
-            if expression.name in dict(known)
-            else expression
-        )
+        return sympy.sympify(dict(known).get(expression.name, expression))
     if expression.is_Integer:
         return expression
     parts = [_with(part, known) for part in expression.args]

@@ -9,7 +9,7 @@ Python made of a size's value shows as a difference between two ends, never as a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isqrt
@@ -20,7 +20,7 @@ from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.l2_policy import without_evict_last
 from codegen.naming import Identifiers
-from codegen.sizes import Bounds, at, values
+from codegen.sizes import Bounds, at, in_units, values
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import bounds_of, corner
 from fusegraph.errors import GraphError
@@ -38,6 +38,8 @@ Sizes: TypeAlias = Mapping[str, int]
 #: Where the ends of a range are at most so many times apart it need not have the schedule that is best at both; and it
 #: is not cut again: what is not the same there is planned by size.
 NEAR, NARROW = 2.0, 1.05
+#: Multiples of so many elements are rows of whole vectors in the dtypes of tensor cores.
+UNIT = 8
 #: Ranges of a graph or a kernel at most; what is left is planned by size.
 MOST = 48
 
@@ -117,6 +119,7 @@ class SizedPlan:
     """Plans of a graph for all of its sizes.
 
     by_size  ranges without kernels of their own, which are planned for each size when it comes, and why.
+    aligned  faster plans where sizes are multiples of units: these by symbol, and the plan of sizes counted in them.
     """
 
     graph: Graph
@@ -125,19 +128,32 @@ class SizedPlan:
     choose: Chooser
     plans: list[RangePlan] = field(default_factory=list)
     by_size: list[tuple[Range, str]] = field(default_factory=list)
+    aligned: list[tuple[Mapping[str, int], SizedPlan]] = field(default_factory=list)
 
     @property
     def sources(self) -> list[KernelSource]:
         """All kernels, each once."""
-        every = (v.source for p in self.plans for _, variants in p.kernels for v in variants)
+        own = [v.source for p in self.plans for _, variants in p.kernels for v in variants]
+        every = [*own, *(source for _, other in self.aligned for source in other.sources)]
         return list({source.code: source for source in every}.values())
 
     def at(self, sizes: Sizes) -> Plan:
         """Returns the plan for sizes by symbol."""
-        found = next((p for p in self.plans if sizes in p.range), None)
-        if any(sizes in range_ for range_, _ in self.by_size) or found is None:
-            return plan(graph_at(self.graph, sizes)[0], self.options, fusion=self.fusion, choose=self.choose)
-        return _instance(self.graph, found, sizes)
+        return self.known(sizes) or plan(
+            graph_at(self.graph, sizes)[0], self.options, fusion=self.fusion, choose=self.choose
+        )
+
+    def known(self, sizes: Sizes) -> Plan | None:
+        """Returns the plan for sizes by symbol; None for those that are planned by size."""
+        for units, other in self.aligned:
+            if all(sizes[name] % unit == 0 for name, unit in units.items()):
+                counted = {f"{n}_by_{units[n]}" if n in units else n: s // units.get(n, 1) for n, s in sizes.items()}
+                if (found := other.known(counted)) is not None:
+                    return found
+        mine = next((p for p in self.plans if sizes in p.range), None)
+        if mine is None or any(sizes in range_ for range_, _ in self.by_size):
+            return None
+        return _instance(self.graph, mine, sizes)
 
 
 def plan_ranges(
@@ -145,19 +161,44 @@ def plan_ranges(
 ) -> SizedPlan:
     """Returns plans of a graph for all sizes that its Dims allow.  Raises what `fusegraph.plan.plan` does."""
     options = options or Options()
-    return _Planner(graph, options, fusion, choose or by_cost_model(options.target)).made
+    planner = _Planner(graph, options, fusion, choose or by_cost_model(options.target))
+    planner.plan(_first_ranges(planner.bounds))
+    for units in planner.units():
+        counted = _Planner(_mapped(graph, lambda part: in_units(part, units))[0], options, fusion, planner.choose)
+        counted.named = planner.named
+        counted.plan([Range(counted.bounds)])
+        planner.made.aligned.append((units, counted.made))
+    return planner.made
 
 
 class _Planner:
     def __init__(self, graph: Graph, options: Options, fusion: bool, choose: Chooser) -> None:
-        self._graph, self._options, self._fusion, self._choose = graph, options, fusion, choose
+        self._graph, self._options, self._fusion, self.choose = graph, options, fusion, choose
         self.made = SizedPlan(graph, options, fusion, choose)
-        self._named = _Names()
-        bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self.named = _Names()
+        self.bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
         for which in ("min", "max"):
-            check_shapes(graph, corner(bounds, which))
-        for whole in _first_ranges(bounds):
-            self._plan(whole)
+            check_shapes(graph, corner(self.bounds, which))
+
+    def plan(self, ranges: Iterable[Range]) -> None:
+        for each in ranges:
+            self._plan(each)
+
+    def units(self) -> list[dict[str, int]]:
+        """Returns in which units sizes are counted where others kernels are best for them: all that matter, and each."""
+        whole = corner(self.bounds, "max")
+        plain = self._schedules(whole)
+        matter = {}
+        for name, (low, high) in self.bounds.items():
+            rounded = whole[name] // UNIT * UNIT
+            if max(low, 2 * UNIT) <= rounded <= high and self._schedules({**whole, name: rounded}) != plain:
+                matter[name] = UNIT
+        each = [{name: UNIT} for name in matter] if len(matter) > 1 else []
+        return [matter, *each] if matter else []
+
+    def _schedules(self, sizes: Sizes) -> list[Schedule]:
+        found = partitioned(graph_at(self._graph, sizes)[0], self._options, fusion=self._fusion, choose=self.choose)
+        return [choice.schedule for _, _, choice in found[2]]
 
     def _plan(self, range_: Range) -> None:
         if not range_.varying:
@@ -181,8 +222,8 @@ class _Planner:
     def _single(self, range_: Range) -> RangePlan:
         """Returns the plan of a range of one size."""
         sizes = {name: low for name, (low, _) in range_.bounds.items()}
-        found = plan(graph_at(self._graph, sizes)[0], self._options, fusion=self._fusion, choose=self._choose)
-        kernels = tuple((k.group, (Variant(range_, k.choice, self._named(k.source)),)) for k in found.kernels)
+        found = plan(graph_at(self._graph, sizes)[0], self._options, fusion=self._fusion, choose=self.choose)
+        kernels = tuple((k.group, (Variant(range_, k.choice, self.named(k.source)),)) for k in found.kernels)
         return RangePlan(range_, found.steps, found.partition, kernels)
 
     def _partitioned(self, sizes: Sizes, range_: Range) -> tuple[Steps, Partition, Sequence[Chosen]]:
@@ -192,7 +233,7 @@ class _Planner:
 
     def _chosen(self, spec: KernelSpec, group: Group) -> Choice:
         """Returns the choice for a specification at the sizes that it has."""
-        return self._choose(values(spec), group)
+        return self.choose(values(spec), group)
 
     def _kernels(
         self, range_: Range, partition: Partition, chosen: Sequence[Chosen]
@@ -205,7 +246,7 @@ class _Planner:
             early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
             place = Place(group in turned, number == 0, early, group in cached)
             if (alike, place) not in made:
-                variants = _Variants(group, self._chosen, place, self._named)
+                variants = _Variants(group, self._chosen, place, self.named)
                 made[alike, place] = variants.of(range_)
                 self.made.by_size += variants.without
             found.append((group, made[alike, place]))
@@ -327,9 +368,11 @@ def graph_at(
     With ``vary`` sizes are still Sizes, but for those of the symbols in ``fixed``.
     """
 
-    def changed(part: Any) -> Any:
-        return at(part, sizes, vary=vary, fixed=fixed)
+    return _mapped(graph, lambda part: at(part, sizes, vary=vary, fixed=fixed))
 
+
+def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, dict[Tensor, Tensor]]:
+    """Returns a graph with other sizes, and its tensor for each of the old one."""
     made = Graph(graph.name, graph.io_dtype, graph.compute_dtype)
     new: dict[Tensor, Tensor] = {}
     for old in graph.tensors.values():
@@ -369,7 +412,10 @@ def _instance(graph: Graph, planned: RangePlan, sizes: Sizes) -> Plan:
     def moved(tensor: Tensor) -> Tensor:
         if tensor not in new:  # of a view that was taken by a lowering
             other = Tensor(simplified, tensor.name, at(tensor.shape, sizes), at(tensor.strides, sizes), tensor.dtype)
-            other.base, other.start = moved(tensor.base) if tensor.base is not tensor else other, at(tensor.start, sizes)
+            other.base, other.start = (
+                moved(tensor.base) if tensor.base is not tensor else other,
+                at(tensor.start, sizes),
+            )
             new[tensor] = other
         return new[tensor]
 
