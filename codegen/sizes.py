@@ -278,10 +278,35 @@ def value(expression: Any, sizes: Mapping[str, int]) -> int:
     return _function(expression)(sizes)
 
 
-def at(part: Any, sizes: Mapping[str, int], *, vary: bool = False, fixed: Collection[str] = ()) -> Any:
+def most(size: int) -> int:
+    """Returns the most that a size is within the bounds of its symbols, if it grows with each of them or falls.
+
+    What a kernel has room for, in registers or shared memory, is counted so.
+    """
+    return max(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+
+
+def least(size: int) -> int:
+    """Returns the least that a size is within the bounds of its symbols, if it grows with each of them or falls."""
+    return min(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+
+
+def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
+    return [value(expression, {name: getattr(b, end) for name, b in dims.items()}) for end in ("min", "max")]
+
+
+def at(
+    part: Any,
+    sizes: Mapping[str, int],
+    *,
+    vary: bool = False,
+    fixed: Collection[str] = (),
+    within: Mapping[str, Bounds] | None = None,
+) -> Any:
     """Returns tuples, lists, dicts and data classes with other values of the Sizes in them, at these sizes by symbol.
 
-    They are plain integers; with ``vary`` Sizes still, but for those that depend on no symbol but the ``fixed`` ones.
+    They are plain integers; with ``vary`` Sizes still, but for those that depend on no symbol but the ``fixed`` ones,
+    and with bounds ``within`` others, if given.
     """
 
     def moved(size: Size) -> int:
@@ -289,6 +314,8 @@ def at(part: Any, sizes: Mapping[str, int], *, vary: bool = False, fixed: Collec
         if not vary:
             return found
         expression, dims = size.expression, size.dims
+        if within is not None:
+            dims = {name: within[name] for name in dims}
         if not dims.keys().isdisjoint(fixed):
             expression = _with(expression, tuple((name, sizes[name]) for name in dims if name in fixed))
             dims = {name: bounds for name, bounds in dims.items() if name not in fixed}
@@ -361,5 +388,4 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
 
 def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
     """Returns the C type that holds an expression at all sizes, if it grows with each dimension or falls."""
-    ends = [value(expression, {name: getattr(b, end) for name, b in dims.items()}) for end in ("min", "max")]
-    return "int32" if max(map(abs, ends)) < 2**31 else "int64"
+    return "int32" if max(map(abs, _ends(expression, dims))) < 2**31 else "int64"

@@ -288,7 +288,7 @@ class _Variants:
 
     def of(self, range_: Range) -> tuple[Variant, ...]:
         """Returns variants for a range; sizes that none is for are in ``without``."""
-        ends = [at(self._spec, range_.end(which), vary=True) for which in ("min", "max")]
+        ends = [at(self._spec, range_.end(which), vary=True, within=range_.bounds) for which in ("min", "max")]
         try:
             best = [self._choose(spec, self._group) for spec in ends]
         except Declined as reason:
