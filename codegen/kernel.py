@@ -154,7 +154,7 @@ class Kernel(Writer):
         head.line()
         bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
-        passed = (self.passed or None) if arguments is None else arguments
+        passed: Sequence[int | TensorMap | Scalar] | None = (self.passed or None) if arguments is None else arguments
         varying = self._varying()
         if varying:
             passed = [*(range(len(self.parameters)) if passed is None else passed), *varying]

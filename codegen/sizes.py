@@ -1,9 +1,10 @@
 """Sizes that vary: integers that know how they follow from dimensions whose sizes are given when a kernel runs.
 
-A `Size` is an int, its value at one choice of sizes, and an expression of these sizes.  Arithmetic keeps the expression,
-so shapes, strides, grids and tensor maps follow from the dimensions by themselves; a kernel that prints a Size takes it
-as a parameter.  What Python makes of its value alone (a loop that is written out, a logarithm) is a plain number: it is
-the same in the kernels of two choices of sizes only if it does not depend on them, which `fusegraph.ranges` checks.
+A `Size` is an int, its value at one choice of sizes, and an expression of these sizes.  Arithmetic keeps the
+expression, so shapes, strides, grids and tensor maps follow from the dimensions by themselves; a kernel that prints a
+Size takes it as a parameter.  What Python makes of its value alone (a loop that is written out, a logarithm) is a plain
+number: it is the same in the kernels of two choices of sizes only if it does not depend on them, which
+`fusegraph.ranges` checks.
 
 Two Sizes are equal if their expressions are; a Size equals no number.  So a size that varies is no multiple of 8 unless
 it always is one.  Order is that of the values.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -98,13 +99,16 @@ class Size(int):
         return other // self, other % self
 
     def __lshift__(self, other: int) -> int:
-        return self * 2**other
+        return self * (1 << other)
 
     def __rshift__(self, other: int) -> int:
-        return self // 2**other
+        return self // (1 << other)
 
     def __pow__(self, other: int, modulo: None = None) -> int:  # type: ignore[override]
-        return reduce(int.__mul__, [self] * (other - 1), self) if 0 < other < 8 else int(self) ** other
+        made: int = 1
+        for _ in range(other):
+            made *= self
+        return made
 
     def __neg__(self) -> int:
         return 0 - self

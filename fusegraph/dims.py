@@ -9,7 +9,6 @@ from typing import Any
 
 from codegen.sizes import Bounds, Size, dimension
 from fusegraph.errors import ShapeError, shown
-from fusegraph.operations import Operations
 from fusegraph.values import Unfit, integer
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
@@ -98,8 +97,3 @@ def bounds_of(sizes: Iterable[int]) -> dict[str, Bounds]:
             if found.setdefault(name, bounds) != bounds:
                 raise ShapeError(f"two Dims are named {name!r}, of bounds {tuple(found[name])} and {tuple(bounds)}")
     return found
-
-
-def varies(graph: Operations) -> bool:
-    """Tells whether a graph's sizes vary."""
-    return any(isinstance(size, Size) for tensor in graph.inputs for size in tensor.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import isqrt
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +21,7 @@ from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.l2_policy import without_evict_last
 from codegen.naming import Identifiers
-from codegen.sizes import Bounds, at, in_units, values
+from codegen.sizes import Bounds, Size, at, in_units, values
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import bounds_of, corner
 from fusegraph.errors import GraphError
@@ -70,14 +71,15 @@ class Range:
 
     def halves(self) -> tuple[Range, Range] | None:
         """Returns it cut in two at the middle of its longest dimension; None if it is narrow."""
-        name = max(self.varying, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1), default=None)
-        if name is None:
+        if not self.varying:
             return None
+        name = max(self.varying, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1))
         low, high = self.bounds[name]
         if high <= NARROW * max(low, 1):
             return None
         middle = max(isqrt(max(low, 1) * high), low)
-        return tuple(Range({**self.bounds, name: Bounds(*part)}) for part in ((low, middle), (middle + 1, high)))  # type: ignore[return-value]
+        first, second = (Range({**self.bounds, name: Bounds(*part)}) for part in ((low, middle), (middle + 1, high)))
+        return first, second
 
     def joined(self, other: Range) -> Range | None:
         """Returns the range of both where this one ends as the other begins, and nothing else is different."""
@@ -164,7 +166,7 @@ def plan_ranges(
     planner = _Planner(graph, options, fusion, choose or by_cost_model(options.target))
     planner.plan(_first_ranges(planner.bounds))
     for units in planner.units():
-        counted = _Planner(_mapped(graph, lambda part: in_units(part, units))[0], options, fusion, planner.choose)
+        counted = _Planner(_mapped(graph, partial(in_units, units=units))[0], options, fusion, planner.choose)
         counted.named = planner.named
         counted.plan([Range(counted.bounds)])
         planner.made.aligned.append((units, counted.made))
@@ -185,7 +187,7 @@ class _Planner:
             self._plan(each)
 
     def units(self) -> list[dict[str, int]]:
-        """Returns in which units sizes are counted where others kernels are best for them: all that matter, and each."""
+        """Returns in which units sizes are counted where other kernels are best then: all that matter, and each."""
         whole = corner(self.bounds, "max")
         plain = self._schedules(whole)
         matter = {}
@@ -348,7 +350,7 @@ def _difference(low: Sequence[Chosen], high: Sequence[Chosen]) -> str:
 
 
 def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:
-    """Yields ranges that are all of some bounds together: sizes of 0 and 1, for which much is different, by themselves."""
+    """Yields ranges that are some bounds together: sizes of 0 and 1, for which much is different, by themselves."""
     parts = []
     for low, high in bounds.values():
         alone = [Bounds(n, n) for n in (0, 1) if low <= n <= high]
@@ -388,6 +390,11 @@ def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, dict[Te
         made.add_node(Node(node.op, tuple(new[t] for t in node.inputs), attributes, *(new[t] for t in node.outputs)))
     made.outputs = [new[t] for t in graph.outputs]
     return made, new
+
+
+def varies(graph: Graph) -> bool:
+    """Tells whether a graph's sizes vary."""
+    return any(isinstance(size, Size) for tensor in graph.inputs for size in tensor.shape)
 
 
 def check_shapes(graph: Graph, sizes: Sizes) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from codegen.target import PORTABLE
-from fusegraph.dims import varies
 from fusegraph.engines.base import Executable
 from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.ranges import varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
-
-if TYPE_CHECKING:
-    from fusegraph.engines.sized import SizedExecutable
 
 ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
@@ -43,7 +40,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
-) -> Executable | SizedExecutable:
+) -> Executable:
     """Compiles a graph.
 
     engine           "cuda" (compiled by NVRTC, needs a GPU to run), "cpu" (the same kernels through the host's C++
@@ -84,39 +81,59 @@ def compile(
     engine = default_engine() if engine is None else engine
     if engine not in ENGINES:
         raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
-    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
-    measured: dict[str, Any] = {"device": device, "jobs": jobs, "progress": progress, "autotune": autotune}
-    if varies(graph):
-        from fusegraph.engines import sized
+    settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune)
+    if not varies(graph):
+        return _known(graph, engine, settings)
+    from fusegraph.engines import sized
 
-        if engine == "cuda":
-            return sized.on_cuda(graph, options, **kernels, **measured)
-        if engine == "cpu":
-            return sized.on_cpu(graph, options, **kernels)
-        others = {"engine": engine, "strict": strict, "partition": partition, "autotune": autotune, "device": device}
-        return sized.by_size(graph, options, lambda known: compile(known, workspace_limit=workspace_limit, **others))
+    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    if engine == "cuda":
+        return sized.on_cuda(graph, options, **kernels, device=device, jobs=jobs, progress=progress)
+    if engine == "cpu":
+        return sized.on_cpu(graph, options, **kernels)
+    return sized.by_size(graph, options, engine, lambda known: _known(known, engine, settings))
+
+
+class _Settings(NamedTuple):
+    """The options of `compile`, checked."""
+
+    options: Options
+    fusion: bool
+    workspace_limit: int | None
+    cache: DiskCache | None
+    device: int
+    jobs: int | None
+    progress: Callable[..., Any] | None
+    partition: bool
+    autotune: bool | None
+
+
+def _known(graph: Graph, engine: str, s: _Settings) -> Executable:
+    """Compiles a graph of known sizes."""
+    kernels: dict[str, Any] = {"fusion": s.fusion, "workspace_limit": s.workspace_limit, "cache": s.cache}
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
 
-        return ReferenceExecutable(graph, strict=strict)
+        return ReferenceExecutable(graph, strict=s.options.strict)
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, **kernels)
+        return CpuExecutable(graph, s.options, **kernels)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
         return CudnnExecutable(
             graph,
-            options,
-            partition=partition,
-            autotune=bool(autotune),
-            workspace_limit=workspace_limit,
-            device=device,
+            s.options,
+            partition=s.partition,
+            autotune=bool(s.autotune),
+            workspace_limit=s.workspace_limit,
+            device=s.device,
         )
     from fusegraph.engines.cuda import CudaExecutable
 
-    return CudaExecutable(graph, options, **kernels, **measured)
+    measured: dict[str, Any] = {"jobs": s.jobs, "progress": s.progress, "autotune": s.autotune}
+    return CudaExecutable(graph, s.options, **kernels, device=s.device, **measured)
 
 
 def _option(name: str, kind: Kind, value: Any) -> Any:

@@ -12,13 +12,14 @@ from codegen.sizes import Bounds, Size, value
 from fusegraph.dims import bounds_of
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.plans import Planner
 from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
 from fusegraph.ranges import SizedPlan, graph_at, plan_ranges
-from fusegraph.runtime.arrays import view
+from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
 
 #: Sizes of which Executables are kept.
@@ -28,32 +29,39 @@ MOST_KEPT = 256
 Maker = Callable[[Graph, Planner | None], Executable]
 
 
-class SizedExecutable:
-    """A compiled graph with Dims: call it with arrays of any sizes that they allow, as an `Executable`.
+class SizedExecutable(Executable):
+    """A compiled graph with Dims: call it with arrays of any sizes that they allow.
 
-    ``make`` makes Executables of known sizes, ``plan`` plans of all sizes (None: each size has a plan of its own),
-    ``prepare`` compiles the kernels of such a plan.  Sizes follow from the shapes of the arrays.
+    make     makes Executables of known sizes.
+    plan     plans all sizes; None: each size has a plan of its own.
+    prepare  compiles the kernels of such a plan.
 
-    Raises ArgumentError for sizes that the Dims do not allow and for what an `Executable` does not take, GraphError for
-    a graph with a Dim that is in no input's shape.
+    Sizes follow from the shapes of the arrays.  Beside what other Executables raise, a call raises ArgumentError for
+    sizes that the Dims do not allow.  Raises GraphError for a graph with a Dim that is in no input's shape.
     """
 
     def __init__(
         self,
         graph: Graph,
-        make: Maker,
         options: Options,
-        plan: Callable[[Graph, Options], SizedPlan] | None,
+        engine: str,
+        device: Device,
+        make: Maker,
+        plan: Callable[[Graph, Options], SizedPlan] | None = None,
         prepare: Callable[[SizedPlan], None] = lambda _: None,
     ) -> None:
         check_outputs(graph)
-        self.graph, self._make, self._plan, self._prepare = graph, make, plan, prepare
+        self.graph, self.engine, self.device, self.plan = graph, engine, device, None
+        self._make, self._plan, self._build = make, plan, prepare
         self._bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
         self._sources = _sources(graph, self._bounds)
         self._plans: dict[Options, SizedPlan] = {}
         self._made: OrderedDict[tuple[int, ...], Executable] = OrderedDict()
         self._lock = Lock()
         self._planned(options)
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        raise NotImplementedError("the Executable of its sizes runs")
 
     @property
     def plans(self) -> Sequence[SizedPlan]:
@@ -82,8 +90,9 @@ class SizedExecutable:
         if self._plan is None:
             return None
         if options not in self._plans:
-            self._plans[options] = self._plan(self.graph, options)
-            self._prepare(self._plans[options])
+            made = self._plan(self.graph, options)
+            self._build(made)
+            self._plans[options] = made
         return self._plans[options]
 
     def _planner(self, sizes: Mapping[str, int]) -> Planner:
@@ -159,9 +168,10 @@ def on_cuda(
             known, options, fusion=fusion, cache=kept, device=device, planner=planner, loaded=loaded, **more
         )
 
-    return SizedExecutable(
-        graph, make, options, lambda g, o: plan_ranges(g, o, fusion=fusion, choose=how.first), prepare
-    )
+    def planned(known: Graph, options: Options) -> SizedPlan:
+        return plan_ranges(known, options, fusion=fusion, choose=how.first)
+
+    return SizedExecutable(graph, options, "cuda", cuda_device(device), make, planned, prepare)
 
 
 def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | None, **more: Any) -> SizedExecutable:
@@ -185,9 +195,13 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
             return modules[code[0]]
         return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
 
-    return SizedExecutable(graph, make, options, lambda g, o: plan_ranges(g, o, fusion=fusion), prepare)
+    def planned(known: Graph, options: Options) -> SizedPlan:
+        return plan_ranges(known, options, fusion=fusion)
+
+    return SizedExecutable(graph, options, "cpu", CPU, make, planned, prepare)
 
 
-def by_size(graph: Graph, options: Options, compile: Callable[[Graph], Executable]) -> SizedExecutable:
+def by_size(graph: Graph, options: Options, engine: str, compile: Callable[[Graph], Executable]) -> SizedExecutable:
     """Returns a graph that is compiled for every size when it comes."""
-    return SizedExecutable(graph, lambda known, _: compile(known), options, None)
+    device = cuda_device(0) if engine == "cudnn" else CPU
+    return SizedExecutable(graph, options, engine, device, lambda known, _: compile(known))
