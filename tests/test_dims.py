@@ -60,11 +60,17 @@ def test_quotients_and_remainders_hold_at_all_sizes(a: int, c: int, d: int, here
 
 def test_what_is_known_of_a_size_is_a_number() -> None:
     n = dimension("n", 7, Bounds(1, 300))
-    assert n - n == 0 and type(n - n) is int
-    assert 24 * n % 8 == 0 and 24 * n // 8 == 3 * n and (8 * n + 5) % 8 == 5
-    assert n != 7 and n == dimension("n", 9, Bounds(1, 300)) and hash(n) != hash(7)
+    assert n - n == 0
+    assert type(n - n) is int
+    assert 24 * n % 8 == 0
+    assert 24 * n // 8 == 3 * n
+    assert (8 * n + 5) % 8 == 5
+    assert n != 7
+    assert n == dimension("n", 9, Bounds(1, 300))
+    assert hash(n) != hash(7)
     assert -(-n // 128) == (n + 127) // 128
-    assert n % 8 != 0 and n * n // n == n
+    assert n % 8 != 0
+    assert n * n // n == n
     assert (most(3 * n - 1), least(3 * n - 1), most(5)) == (899, 2, 5)
     assert in_units(n, {"n": 8}) % 8 == 0
     assert str(768 * n) == "size_768_n"
