@@ -10,6 +10,7 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
 from fusegraph.dtypes import float32
+from fusegraph.lowering import rows
 from fusegraph.ops.modes import COMBINED, PARTS
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes import split_reductions
@@ -77,6 +78,7 @@ def test_what_the_user_sees() -> None:
 def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits short reductions, too."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
+    monkeypatch.setattr(rows, "COLUMN_RATE", 1e-3)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
     monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)

@@ -79,17 +79,24 @@ class RowsSchedule(Schedule):
 
 
 def reads_across(space: Space) -> bool:
-    """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows."""
+    """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows.
+
+    Where as many have either, what is read decides: stores of part of a sector meet in the L2 cache.
+    """
     if space.program.begins:
         return False
-    dim = len(space.outer) - 1
-    along = beside = 0
-    for operand in space.program.operands:
+    dim, loads = len(space.outer) - 1, len(space.program.loads)
+    along, beside = [0, 0], [0, 0]  # bytes in all, and of them those that are read
+    for n, operand in enumerate(space.program.operands):
         if space.varies(operand):
             sizes = zip((*space.outer, *space.row), operand.strides)
             nbytes = operand.dtype.itemsize * prod(size for size, stride in sizes if stride)
-            along += nbytes * (operand.strides[-1] == 1 and space.row[-1] > 1)
-            beside += nbytes * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
+            for found, meets in (
+                (along, operand.strides[-1] == 1 and space.row[-1] > 1),
+                (beside, operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE),
+            ):
+                found[0] += nbytes * meets
+                found[1] += nbytes * meets * (n < loads)
     return beside > along
 
 
