@@ -16,6 +16,7 @@ from codegen.rows.schedule import (
     OTHER_REGISTERS,
     SECTOR_BYTES,
     SEGMENT_BYTES,
+    SLACK_REGISTERS,
     RowsSchedule,
     clusters_of,
     power,
@@ -80,7 +81,13 @@ class _Across:
         unroll = -(-self.space.length // (schedule.lanes * schedule.cluster))
         needed = 2 * OTHER_REGISTERS + unroll * self.words
         fits = needed <= min(MOST_REGISTERS, self.target.arch.registers_per_sm // schedule.threads)
-        return replace(schedule, form="registers") if unroll and self.words and fits else None
+        if not unroll or not self.words or not fits:
+            return None
+        schedule = replace(schedule, form="registers")
+        if schedule.cluster > 1:  # ptxas would spill a few words to fit one more block
+            resident = self.target.arch.blocks_per_sm(schedule.threads, needed + SLACK_REGISTERS)
+            schedule = replace(schedule, resident=max(1, resident))
+        return schedule
 
     def cycles(self, schedule: RowsSchedule) -> float:
         """Returns the cycles that a schedule is estimated to take: a block's serial walk, and all of memory's work."""
