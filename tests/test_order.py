@@ -85,7 +85,7 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (split_reductions, "LEAST_PART_BYTES", 256),
         (split_reductions, "BUSY", 1 << 20),
         (rows, "LONG_BYTES", 512),
-        (rows, "COLUMN_RATE", 1e-3),
+        (rows, "BLOCK_RATE", 1e-3),
     ):
         monkeypatch.setattr(module, name, value)
     g = fg.Graph("columns")

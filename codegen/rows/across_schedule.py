@@ -18,6 +18,7 @@ from codegen.rows.schedule import (
     SEGMENT_BYTES,
     SLACK_REGISTERS,
     RowsSchedule,
+    clusters_at_once,
     clusters_of,
     power,
 )
@@ -96,8 +97,7 @@ class _Across:
         stores = sum(x.operand.dtype.itemsize for x in space.program.stores if space.varies(x.operand))
         blocks, loops = -(-prod(space.outer) // s.rows) * s.cluster, self.stages.loops
         again = loads * (loops - 1 if s.form == "memory" else 0)
-        apart = target.clusters_of(min(s.cluster, 8)) * min(s.cluster, 8) // s.cluster * s.cluster
-        turns = -(-blocks // max(1, apart))
+        turns = -(-blocks // (s.cluster * clusters_at_once(target, s.cluster)))
         elements = -(-space.length // s.cluster) * s.rows
         depth = IN_FLIGHT if s.form == "memory" else -(-space.length // (s.lanes * s.cluster))
         flight = s.threads * s.vector * loads * depth * min(turns, 2)
@@ -109,7 +109,7 @@ class _Across:
         memory = every * (loads + stores + missed) / (target.bytes_per_cycle * target.memory_share)
         together = COMBINE + (COMBINE_BLOCKS if s.cluster > 1 else 0)
         waits = loops * LATENCY + len(space.program.reductions) * together + (BEGIN if s.cluster > 1 else 0)
-        return max(walk, memory) + waits
+        return max(walk, memory) + (waits * turns if s.cluster > 1 else waits)
 
 
 def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:

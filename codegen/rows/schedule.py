@@ -26,6 +26,8 @@ LEAST_CLUSTER_BYTES = 8 * 1024
 PROMISING, MOST_TRIED = 1.4, 8
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
+#: Threads that keep a multiprocessor busy.
+BUSY_THREADS = 1024
 #: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
 PORTABLE_BLOCKS = 8
 #: Shared memory that is left for what the threads exchange.
@@ -170,6 +172,11 @@ def _in_registers(
             # Lanes of a warp that read few bytes side by side use only a part of each memory access.
             width = min(op.dtype.itemsize for op in read) if read else 4
             bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
+            # Where all blocks run at once, more threads hide the latency of memory and of what they compute.
+            blocks = -(-count // schedule.rows) * cluster
+            if lanes > 32 and blocks <= resident * target.sms:
+                busy = schedule.threads * -(-blocks // target.sms)
+                bad *= 1 + 0.1 * max(0.0, log2(BUSY_THREADS / busy))
             yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
 
 
@@ -256,6 +263,12 @@ def clusters_of(target: Target) -> list[int]:
     if not target.arch.has_clusters:
         return [1]
     return [1, 2, 4, 8, 16] if target.arch.major in (9, 10) else [1, 2, 4, 8]
+
+
+def clusters_at_once(target: Target, blocks: int) -> int:
+    """Returns how many clusters of so many blocks run at a time, if each multiprocessor has one block."""
+    known = min(blocks, PORTABLE_BLOCKS)
+    return max(1, target.clusters_of(known) * known // blocks)
 
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:

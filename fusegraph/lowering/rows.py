@@ -9,7 +9,7 @@ from math import prod
 from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
-from codegen.rows.schedule import clusters_of
+from codegen.rows.schedule import clusters_at_once, clusters_of
 from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
@@ -26,10 +26,14 @@ from fusegraph.ops.modes import accumulator
 #: With fewer blocks than this, of which each reads more than LONG_BYTES, most of a GPU is idle: what else is computed
 #: for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
 FEW_ROWS, LONG_BYTES = 16, 512 << 10
-#: Bytes that neighbouring rows have side by side in one block, and how many a multiprocessor reads of such in a cycle.
-COLUMN_BYTES, COLUMN_RATE = 64, 33.0
+#: Bytes that neighbouring rows have side by side in one block.
+COLUMN_BYTES = 64
 #: Bytes that a block keeps of what it reads, and how often a kernel reads what it does not keep.
 KEPT_BYTES, LOOKS = 64 << 10, 3
+#: Bytes of such rows that a block reads in a cycle, and a multiprocessor with many blocks, of which it has at most so
+#: many; cycles for which each of them waits, alone or in a cluster.  Fits to the times of norms of channels.
+BLOCK_RATE, COLUMN_RATE, MOST_RESIDENT = 8.0, 33.0, 8
+ALONE, TOGETHER = 2000.0, 4000.0
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
 #: The fewest elements of a part of a row that a warp reduces, and the most such parts of a row.
@@ -51,12 +55,20 @@ class Parallelism:
 
     def cycles(self, target: Target, looks: int) -> float:
         """Returns the cycles that a kernel across rows takes which needs each element so often, clusters included."""
-        every, cluster = self.blocks * self.bytes_each, clusters_of(target)[-1]
-        each = self.bytes_each / cluster
-        looks = 1 if each <= KEPT_BYTES else looks
-        missed = looks if every > target.l2_share(0.5) else 1
-        turns = -(-self.blocks * cluster // target.sms)
-        return max(looks * turns * each / COLUMN_RATE, missed * every / target.bytes_per_cycle)
+        every = self.blocks * self.bytes_each
+        memory = every / target.bytes_per_cycle
+        found = []
+        for cluster in clusters_of(target):
+            each = self.bytes_each / cluster
+            turns = -(-self.blocks // clusters_at_once(target, cluster))
+            kept = each <= KEPT_BYTES
+            room = int(2 * KEPT_BYTES / max(each, 1)) if kept else turns
+            resident = max(1, min(MOST_RESIDENT, turns, room)) if cluster == 1 else 1
+            waits = -(-turns // resident) * (ALONE if cluster == 1 else TOGETHER)
+            walk = turns * each * (1 if kept else looks) / min(COLUMN_RATE, BLOCK_RATE * resident)
+            again = not kept and looks > 1 and every > target.l2_share(0.5)  # from memory, once at least
+            found.append(max(waits + walk, memory * (2 if again else 1)))
+        return min(found)
 
     def cycles_apart(self, target: Target, looks: int) -> float:
         """Returns the cycles that kernels of parts take instead, which are ``looks`` more than one."""

@@ -27,10 +27,11 @@ from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors.  Along rows, also if no
-#: block reads more bytes; across rows, if that is estimated to take at most this share of the time of parts.
+#: block reads more bytes; across rows, if that is estimated to take at most so many times as long as parts: estimates
+#: are those of kernels that write as much as they read.
 BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
-CLEARLY = 0.5
+AS_LONG = 2.0
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
@@ -98,7 +99,7 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
     elif _returns(graph, node, x):
         short = keeps_whole(whole, target)
     else:
-        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= CLEARLY * whole.cycles_apart(target, 1)
+        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
     if short or returns(graph, node, target):
         return None
     return chunk_of(x, axes, whole, target)
