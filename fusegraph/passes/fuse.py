@@ -343,16 +343,17 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
-    Tier 0 is what follows a contraction; 1 other producers and consumers, and casts to wider types after a contraction;
-    2 what comes before a contraction, which is computed repeatedly, and movement, which may cost nothing by itself; 3
-    groups side by side.
+    Tier 0 is what follows a contraction; 1 other producers and consumers; 2 casts to wider types after a contraction,
+    which had better be with their readers, what comes before a contraction, which is computed repeatedly, and movement,
+    which may cost nothing by itself; 3 groups side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
     kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
-        tier = 2 if tier == 2 or quotient.is_prologue(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
+        later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
+        tier = 2 if later else 0
     return tier, quotient.saved(a, b)
 
 

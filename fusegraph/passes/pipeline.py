@@ -25,6 +25,7 @@ from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
@@ -87,6 +88,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),
+    Pass("joined reductions", divide_reductions),
     Pass("reshapes", move_reshapes),
     Pass("image layouts", lay_out_images),
     Pass("transposes", move_transposes),
