@@ -26,6 +26,7 @@ from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
+from fusegraph.phases import phase
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,12 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     choose = choose or by_cost_model(options.target)
 
     def accepted(steps: Steps) -> tuple[Steps, Partition, list[_Chosen]]:
-        partition = fuse(steps.graph, steps.options, enabled=fusion)
-        steps.check(partition)
-        if fusion:
-            again, partition = recompute(partition, steps.options)
-            steps = steps.then("recomputation", recompute, again)
+        with phase("fusion"):
+            partition = fuse(steps.graph, steps.options, enabled=fusion)
+            steps.check(partition)
+            if fusion:
+                again, partition = recompute(partition, steps.options)
+                steps = steps.then("recomputation", recompute, again)
         return steps, partition, _chosen(partition, choose)
 
     try:
@@ -149,6 +151,7 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
 _Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
+@phase("schedules")
 def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     choices: dict[str, Choice] = {}
@@ -169,6 +172,7 @@ def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
     return found
 
 
+@phase("rendering")
 def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
     """Returns the kernels of groups.
 

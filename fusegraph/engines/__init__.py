@@ -39,6 +39,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
+    wait: bool = True,
 ) -> Executable:
     """Compiles a graph.
 
@@ -59,6 +60,7 @@ def compile(
     autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
                      uses what was remembered; False leaves it to the cost model.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
+    wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
     target), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver), NotSupportedError (cuDNN refuses the
@@ -68,9 +70,8 @@ def compile(
         raise ArgumentError(f"compile takes a Graph, got {shown(graph)}")
     if cache is not None and not isinstance(cache, DiskCache):
         raise ArgumentError(f"cache is {shown(cache)}; it may be None or a DiskCache")
-    strict, fusion, partition = (
-        _option(name, flag, value) for name, value in (("strict", strict), ("fusion", fusion), ("partition", partition))
-    )
+    given = (("strict", strict), ("fusion", fusion), ("partition", partition), ("wait", wait))
+    strict, fusion, partition, wait = (_option(name, flag, value) for name, value in given)
     engine, target = _option("engine", optional(word), engine), _option("target", optional(word), target)
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
@@ -110,6 +111,7 @@ def compile(
             jobs=jobs,
             progress=progress,
             autotune=autotune,
+            wait=wait,
         )
     raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
 

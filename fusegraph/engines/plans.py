@@ -22,6 +22,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import EVERY, Op
 from fusegraph.passes.pipeline import Steps
+from fusegraph.phases import phase
 from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.cache import DiskCache, digest
 
@@ -42,13 +43,14 @@ def planner(fusion: bool, choose: Chooser | None, cache: DiskCache | None = None
         return lambda graph, options: plan(graph, options, fusion=fusion, choose=choose)
 
     def planned(graph: Graph, options: Options) -> Plan:
-        key = _key(graph, options, fusion, chosen)
-        found = _loaded(cache.get(key), graph) if key is not None else None
-        if found is None:
-            found = plan(graph, options, fusion=fusion, choose=choose)
-            if key is not None and (entry := _dumped(found, graph)) is not None:
-                cache.put(key, entry)
-        return found
+        with phase("cache of plans"):
+            key = _key(graph, options, fusion, chosen)
+            found = _loaded(cache.get(key), graph) if key is not None else None
+            if found is None:
+                found = plan(graph, options, fusion=fusion, choose=choose)
+                if key is not None and (entry := _dumped(found, graph)) is not None:
+                    cache.put(key, entry)
+            return found
 
     return planned
 
