@@ -15,6 +15,7 @@ from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
+from fusegraph.phases import phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
@@ -58,6 +59,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         if not lazy:
             self._variant(())
 
+    @phase("C++ compiler")
     def _build(self, plan: Plan) -> _Module:
         module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
         return _Module(plan, Slots(plan), module, 0)
