@@ -88,22 +88,19 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5)
         self._graph = graph
 
-    def persistent_id(self, found: Any) -> Any:
-        graph = self._graph
-        if graph is None:
-            return None
-        if found is graph:
-            return "graph", ""
-        if isinstance(found, Tensor) and graph.tensors.get(found.name) is found:
-            return "tensor", found.name
-        if isinstance(found, Node) and graph.producer(found.output) is found:
-            return "node", found.output.name
-        return None
-
     def reducer_override(self, found: Any) -> Any:
-        if isinstance(found, MappingProxyType):
+        graph, kind = self._graph, type(found)
+        if kind is Tensor:
+            if graph is not None and graph.tensors.get(found.name) is found:
+                return _tensor, (found.name,)
+        elif kind is Node:
+            if graph is not None and graph.producer(found.output) is found:
+                return _node, (found.output.name,)
+        elif found is graph:
+            return _graph, ()
+        elif kind is MappingProxyType:
             return _mapping, (dict(found),)
-        if isinstance(found, Op) and EVERY.get(found.name) is found:
+        elif isinstance(found, Op) and EVERY.get(found.name) is found:
             return _op, (found.name,)
         return NotImplemented
 
@@ -111,14 +108,29 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, graph: Graph) -> None:
         super().__init__(file)
-        self._graph = graph
+        self._of_graph = {
+            _graph.__name__: lambda: graph,
+            _tensor.__name__: graph.tensors.__getitem__,
+            _node.__name__: lambda name: graph.producer(graph.tensors[name]),
+        }
 
-    def persistent_load(self, pid: Any) -> Any:
-        kind, name = pid
-        if kind == "graph":
-            return self._graph
-        tensor = self._graph.tensors[name]
-        return tensor if kind == "tensor" else self._graph.producer(tensor)
+    def find_class(self, module: str, name: str) -> Any:
+        return (
+            self._of_graph[name] if module == __name__ and name in self._of_graph else super().find_class(module, name)
+        )
+
+
+def _graph() -> Graph:
+    """Stands in an entry for the graph that it is read for, as the next two do for its tensors and nodes."""
+    raise NotImplementedError
+
+
+def _tensor(name: str) -> Tensor:
+    raise NotImplementedError
+
+
+def _node(name: str) -> Node:
+    raise NotImplementedError
 
 
 def _mapping(items: dict[str, Any]) -> MappingProxyType[str, Any]:
