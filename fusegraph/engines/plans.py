@@ -89,18 +89,17 @@ class _Pickler(pickle.Pickler):
         self._graph = graph
 
     def reducer_override(self, found: Any) -> Any:
-        graph, kind = self._graph, type(found)
-        if kind is Tensor:
-            if graph is not None and graph.tensors.get(found.name) is found:
-                return _tensor, (found.name,)
-        elif kind is Node:
-            if graph is not None and graph.producer(found.output) is found:
-                return _node, (found.output.name,)
-        elif found is graph:
-            return _graph, ()
-        elif kind is MappingProxyType:
+        graph = self._graph
+        if graph is not None:
+            if found is graph:
+                return _graph, ()
+            if type(found) is Tensor and graph.tensors.get(name := found.name) is found:
+                return _tensor, (name,)
+            if type(found) is Node and graph.producer(made := found.output) is found:
+                return _node, (made.name,)
+        if isinstance(found, MappingProxyType):
             return _mapping, (dict(found),)
-        elif isinstance(found, Op) and EVERY.get(found.name) is found:
+        if isinstance(found, Op) and EVERY.get(found.name) is found:
             return _op, (found.name,)
         return NotImplemented
 
