@@ -70,6 +70,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     ) -> None:
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
+        self._phases = current()
+        self._compiled: Plan | None = None
         if options.target == PORTABLE:  # its kernels run on the CPU alone
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
@@ -79,14 +81,16 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             graph,
             options,
             cuda_device(device),
-            planner=planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
+            planner=planner(
+                fusion, how.first, self._cache if how.state is not None else None, how.state or "", self._compile
+            ),
             later=planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
         self._workspaces = _Workspaces(device)
-        self._phases = current()
-        self._compilation = self._started(self.plan)
+        if self._compiled is not self.plan:
+            self._compile(self.plan)
         if wait:
             self.kernels  # noqa: B018 - waits
 
@@ -95,6 +99,10 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         """The compiled kernels, in the order in which they run; waits for those that are still being compiled."""
         with self._phases.phase("NVRTC"):
             return self._compilation.kernels(self._progress)
+
+    def _compile(self, plan: Plan) -> None:
+        """Starts to compile the kernels of the first variant."""
+        self._compiled, self._compilation = plan, self._started(plan)
 
     @phase("NVRTC")
     def _started(self, plan: Plan) -> nvrtc.Compilation:

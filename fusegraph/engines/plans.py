@@ -34,10 +34,17 @@ FORMAT = "1"
 Planner = Callable[[Graph, Options], Plan]
 
 
-def planner(fusion: bool, choose: Chooser | None, cache: DiskCache | None = None, chosen: str = "") -> Planner:
+def planner(
+    fusion: bool,
+    choose: Chooser | None,
+    cache: DiskCache | None = None,
+    chosen: str = "",
+    then: Callable[[Plan], None] = lambda _: None,
+) -> Planner:
     """Returns what plans a graph, or takes its plan from a cache.
 
-    ``chosen`` says how ``choose`` chooses schedules, and what its choices depend on beside the kernels.
+    ``chosen`` says how ``choose`` chooses schedules, and what its choices depend on beside the kernels.  ``then`` gets
+    a plan before it is written to the cache.
     """
     if cache is None:
         return lambda graph, options: plan(graph, options, fusion=fusion, choose=choose)
@@ -46,10 +53,12 @@ def planner(fusion: bool, choose: Chooser | None, cache: DiskCache | None = None
         with phase("cache of plans"):
             key = _key(graph, options, fusion, chosen)
             found = _loaded(cache.get(key), graph) if key is not None else None
-            if found is None:
-                found = plan(graph, options, fusion=fusion, choose=choose)
-                if key is not None and (entry := _dumped(found, graph)) is not None:
-                    cache.put(key, entry)
+            if found is not None:
+                return found
+            found = plan(graph, options, fusion=fusion, choose=choose)
+            then(found)
+            if key is not None and (entry := _dumped(found, graph)) is not None:
+                cache.put(key, entry)
             return found
 
     return planned
