@@ -14,7 +14,8 @@ from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
-from fusegraph.engines.plans import planner
+from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
@@ -67,7 +68,13 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         progress: nvrtc.Progress | None = None,
         autotune: bool | None = None,
         wait: bool = True,
+        planner: Planner | None = None,
+        loaded: dict[str, Function] | None = None,
     ) -> None:
+        """``planner`` makes plans otherwise than from the graph; ``loaded`` are functions on the device by their code,
+        which executables share.
+        """
+        self._loaded = {} if loaded is None else loaded
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
         self._phases = current()
@@ -81,10 +88,11 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             graph,
             options,
             cuda_device(device),
-            planner=planner(
+            planner=planner
+            or cached_planner(
                 fusion, how.first, self._cache if how.state is not None else None, how.state or "", self._compile
             ),
-            later=planner(fusion, how.later),
+            later=planner or cached_planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
@@ -115,23 +123,23 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _build(self, plan: Plan) -> _Loaded:
         compiled = self.kernels if plan is self.plan else self._started(plan).kernels(self._progress)
         with self._phases.phase("loading"):
-            return self._loaded(plan, compiled)
+            return self._on_device(plan, compiled)
 
-    def _loaded(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Loaded:
+    def _on_device(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Loaded:
         """Loads a plan's kernels and constants on the device."""
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
-        functions: dict[str, Function] = {}
+        functions = self._loaded
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
                 continue
-            if source.name not in functions:
-                functions[source.name] = Module(cubin.cubin, index).function(source.name)
+            if source.code not in functions:
+                functions[source.code] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
             launch = Launch(
-                functions[source.name],
+                functions[source.code],
                 source.grid,
                 source.block,
                 source.dynamic_shared_bytes,

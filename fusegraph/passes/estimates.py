@@ -44,7 +44,8 @@ def cycles(graph: Graph, options: Options) -> float:
 def _key(graph: Graph, options: Options) -> object:
     """Returns what an estimate follows from: a graph without its names, and options."""
     numbers = {t: n for n, t in enumerate(graph.tensors.values())}
-    tensors = tuple([(t.shape, t.strides, t.dtype) for t in numbers])
+    # Sizes that vary are equal whatever their values are here.
+    tensors = tuple([(t.shape, t.strides, (*map(int, t.shape), *map(int, t.strides)), t.dtype) for t in numbers])
     nodes = tuple(
         [
             (n.op, tuple(numbers[t] for t in n.inputs), repr(n.attributes), tuple(numbers[t] for t in n.outputs))

@@ -13,10 +13,10 @@ import numpy as np
 
 from fusegraph.dtypes import DType, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import broadcast
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.ops.pointwise import broadcast
 from fusegraph.passes.ranges import Known, Linear, limits, ranges
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 

@@ -15,14 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import packed_strides
+from fusegraph.layout import broadcast, packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.ops.pointwise import broadcast
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
 from fusegraph.pattern import Found, Is, Made, constant, op
 
