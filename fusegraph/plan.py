@@ -26,6 +26,7 @@ from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
+from fusegraph.phases import phase
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ def partitioned(
     check_outputs(graph)
 
     def accepted(steps: Steps) -> tuple[Steps, Partition, list[Chosen]]:
-        partition = fuse(steps.graph, steps.options, enabled=fusion)
-        steps.check(partition)
-        if fusion:
-            again, partition = recompute(partition, steps.options)
-            steps = steps.then("recomputation", recompute, again)
+        with phase("fusion"):
+            partition = fuse(steps.graph, steps.options, enabled=fusion)
+            steps.check(partition)
+            if fusion:
+                again, partition = recompute(partition, steps.options)
+                steps = steps.then("recomputation", recompute, again)
         return steps, partition, _chosen(partition, choose)
 
     try:
@@ -165,6 +167,7 @@ def in_order(partition: Partition, options: Options, *, fusion: bool) -> tuple[S
 Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
+@phase("schedules")
 def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     choices: dict[str, Choice] = {}
@@ -185,6 +188,7 @@ def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     return found
 
 
+@phase("rendering")
 def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
     """Returns the kernels of groups.
 

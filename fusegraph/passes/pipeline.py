@@ -46,6 +46,7 @@ from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.views import foresee_views
+from fusegraph.phases import phase
 
 
 class When(Enum):
@@ -181,6 +182,7 @@ class Pipeline:
         self._passes = [p for p in PIPELINE if fusion or p.when is When.ALWAYS]
         self._steps: list[Step] = []
 
+    @phase("passes")
     def __call__(self, left_out: LeftOut) -> Steps:
         fresh = {name for name, _ in left_out.keys() - self._options.left_out.keys()}
         self._options = replace(self._options, left_out=left_out)
