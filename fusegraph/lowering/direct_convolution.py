@@ -51,6 +51,8 @@ def suits(node: Node, graph: Graph) -> str | None:
 
 def _on_tensor_cores(node: Node, graph: Graph) -> bool:
     """Tells whether there is a form of contractions for groups of so few channels."""
+    if node.attributes["groups"] == 1:
+        return False
     found = contraction.product(node)
     real = compute_type(graph.compute_dtype)
     spec = ContractionSpec(

@@ -1,0 +1,312 @@
+"""Schedules of convolutions of few channels, whose terms are words of a part of the image, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import hypot, prod
+from typing import NamedTuple
+
+from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, TERMS
+from codegen.buffers import VECTORS, Buffer
+from codegen.contraction.halo_schedule import (
+    BANKS,
+    EXPOSED,
+    FRAGMENT_COLS,
+    FRAGMENT_ROWS,
+    ISSUE,
+    L2_RATE,
+    LAUNCH,
+    MORE,
+    MOST,
+    MOST_OWN,
+    MOST_SUMS,
+    MOST_TOGETHER,
+    MOST_WARPS,
+    PRODUCT,
+    RESULT,
+    STAGED,
+    STEP,
+    TILE,
+    TOGETHER,
+    WAIT,
+    HaloSchedule,
+    HaloTile,
+    Windows,
+    convolution,
+    first_positions,
+    likely_tiles,
+)
+from codegen.declined import Declined
+from codegen.filled_tiles import as_it_lies
+from codegen.operands import round_up
+from codegen.ranking import in_order
+from codegen.spec import ContractionSpec
+from codegen.target import Target
+from codegen.tile_path import ELEMENTS
+
+#: Bytes of a word, and words of a step of the reduction.
+WORD, WORDS = 4, 8
+#: Most bytes of a position's channels, and the longest reduction.
+MOST_BYTES, MOST_TERMS = 16, 1024
+
+
+@dataclass(frozen=True)
+class StemSchedule(HaloSchedule):
+    """As `HaloSchedule`, of one group and one stage."""
+
+
+class Word(NamedTuple):
+    """Four neighbouring bytes of the image that are terms of the reduction.
+
+    row    rows of the part of the image from a window's first one to the word's.
+    place  bytes from the window's begin to the word's, within a row.
+    terms  the coordinates (channel, *taps) of each element; None for one that is none of the window.
+    clean  whether elements that are none of the window are zeros.
+    """
+
+    row: int
+    place: int
+    terms: tuple[tuple[int, ...] | None, ...]
+    clean: bool
+
+    @property
+    def mask(self) -> int:
+        """The bits that are terms, or zeros."""
+        size = WORD // len(self.terms)
+        kept = (e for e, term in enumerate(self.terms) if self.clean or term is not None)
+        return sum(((1 << 8 * size) - 1) << 8 * size * e for e in kept)
+
+
+def stem(spec: ContractionSpec) -> Windows:
+    """Returns the convolution that a spec is.  Raises Declined, with the reason, if it has no kernel of this form."""
+    at = convolution(spec)
+    if at.groups > 1:
+        raise Declined("channels are in groups")
+    if at.channels * ELEMENTS[at.types[0]][1] > MOST_BYTES or prod(spec.k) > MOST_TERMS:
+        raise Declined(f"{at.channels} channels and {prod(at.taps)} taps are not few")
+    if at.filters % 2:
+        raise Declined(f"{at.filters} filters are no pairs")
+    for gather, kind in zip((spec.a, spec.b), at.types):
+        lies = as_it_lies(gather, kind) or (kind == BF16X6 and gather.program is None)
+        if not lies or gather.operand.dtype.name.startswith("float8"):
+            raise Declined("an operand is computed or converted")
+    return at
+
+
+class StemTile(HaloTile):
+    """What a block has in shared memory: rows of the image, channel by channel, and filters in the order of words."""
+
+    convolution = staticmethod(stem)
+
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+        super().__init__(spec, schedule)
+        at = self.at
+        self.parts = PARTS if at.types[0] == BF16X6 else 1
+        self.element, self.itemsize = ELEMENTS[at.types[0]]
+        per = WORD // self.itemsize
+        #: whether the taps of a row lie next to each other, a window of them beginning with a word
+        self.whole = at.stride[2] * at.channels % per == 0
+        #: channels of a column in shared memory
+        self.channels = at.channels if self.whole else round_up(at.channels, per)
+        self.each, self.vector = self._columns()
+        #: columns in front of the first window, so that what a thread brings is aligned
+        self.lead = -at.before[2] % self.each if self.vector else 0
+        #: what threads bring of a row, and the rows
+        self.pieces, self.rows = -(-(self.lead + self.under[3]) // self.each), prod(self.under[:3])
+
+    def _columns(self) -> tuple[int, bool]:
+        """Returns how many columns a thread brings at a time, and whether they are whole vectors of memory."""
+        at, gather = self.at, self.spec.a
+        size, channel, column = at.itemsize, gather.inner[0], at.steps[2]
+        most = VECTORS // self.itemsize
+        planes = column == 1 or at.channels == 1
+        if not (column == at.channels and channel == 1 if at.channels > 1 and not planes else column == 1):
+            return most, False
+        steps = [gather.outer[0], *at.steps[:2], channel if planes and at.channels > 1 else 0]
+        for each in (most, most // 2, most // 4):
+            bytes_ = min(VECTORS, each * size)
+            aligned = gather.operand.alignment % bytes_ == 0 and not any(step * size % bytes_ for step in steps)
+            begins = self.edges[3].tiles == 1 or self.s.cols * at.stride[2] % each == 0
+            if each > 1 and aligned and begins and at.sizes[2] % each == 0:
+                return each, True
+        return most, False
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether vectors of memory have all channels of a column, one column behind the other."""
+        return self.vector and self.at.channels > 1 and self.at.steps[2] != 1
+
+    @cached_property
+    def words(self) -> tuple[Word, ...]:
+        """The words of a window, those first all of whose elements are terms or zeros."""
+        at, per, found = self.at, WORD // self.itemsize, []
+        joined = self.channels == at.channels and at.dilation[2] == 1
+        for depth in range(at.taps[0]):
+            for row in range(at.taps[1]):
+                place = depth * at.dilation[0] * self.under[2] + row * at.dilation[1]
+                for tap in (0,) if joined else range(at.taps[2]):
+                    begin = (self.lead + tap * at.dilation[2]) * self.channels
+                    count = at.channels * (at.taps[2] if joined else 1)
+                    for first in range(begin // per * per, begin + count, per):
+                        every = [first + e - begin for e in range(per)]
+                        terms = tuple(
+                            (n % at.channels, depth, row, tap + n // at.channels) if 0 <= n < count else None
+                            for n in every
+                        )
+                        clean = None not in terms or self.channels > at.channels
+                        found.append(Word(place, first * self.itemsize, terms, clean))
+        return tuple(sorted(found, key=lambda word: not word.clean))
+
+    @property
+    def clean(self) -> int:
+        """Steps of the reduction all of whose words are clean."""
+        return sum(word.clean for word in self.words) // WORDS
+
+    @cached_property
+    def steps(self) -> int:
+        count = -(-len(self.words) // WORDS)
+        return round_up(count, TERMS * self.itemsize // STEP) if self.parts > 1 else count
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the image that threads bring."""
+        return self.pieces * self.each * self.channels * self.itemsize
+
+    @cached_property
+    def reads(self) -> tuple[int, float]:
+        """Returns the bytes from a row to the next, and how often shared memory is read for a quarter of a fragment."""
+        width = round_up(self.row_bytes, VECTORS)
+        every = ((pitch, self._conflicts(pitch)) for pitch in range(width, width + BANKS, VECTORS))
+        return min(every, key=lambda found: found[1] + found[0] / 4096)
+
+    def _conflicts(self, pitch: int) -> float:
+        rows = [self._begin(place, pitch) for place in first_positions(self.s.tile, FRAGMENT_ROWS)]
+        steps = range(0, self.steps, -(-self.steps // 4))
+        found, count = 0, 0
+        for step in steps:
+            for half in (0, 1):
+                own = self.words[step * WORDS + half : (step + 1) * WORDS : 2]
+                for first in (0, FRAGMENT_ROWS // 2):
+                    places = {row + word.row * pitch + word.place for row in rows[first : first + 8] for word in own}
+                    banks = [place // WORD % (BANKS // WORD) for place in places]
+                    found += max(map(banks.count, banks), default=0)
+                    count += 1
+        return found / count
+
+    def _begin(self, place: tuple[int, ...], pitch: int) -> int:
+        """Returns the byte at which the window of a position of the tile begins."""
+        return sum(c * step for c, step in zip(place, self.strides(pitch)))
+
+    def strides(self, pitch: int) -> tuple[int, ...]:
+        """Returns the bytes from the window of a position to that of the next, in each dimension of a tile."""
+        at, (_, depth, height, _) = self.at, self.under
+        rows = (depth * height, at.stride[0] * height, at.stride[1])
+        return (*(n * pitch for n in rows), at.stride[2] * self.channels * self.itemsize)
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a part of the elements of the image."""
+        return self.rows * self.reads[0]
+
+    @property
+    def image(self) -> Buffer:
+        shape = (self.parts * self.rows, self.reads[0])
+        return Buffer("image", "unsigned char", shape, 1, align=VECTORS, note="rows of the image under the tile")
+
+    @property
+    def tables(self) -> tuple[Buffer, ...]:
+        reach = Buffer("reach", "int", (self.steps * WORDS,), align=VECTORS, note="from a window's begin to its words")
+        kept = Buffer(
+            "kept", "uint32", ((self.steps - self.clean) * WORDS,), align=VECTORS, note="bits of the last ones"
+        )
+        return (reach, kept) if self.clean < self.steps else (reach,)
+
+    @property
+    def registers(self) -> int:
+        own, parts = self.own, self.parts
+        products = (2 * 4 * own * parts + 4 * own + 12) if parts > 1 else 4 * own
+        return self.sums + (8 * own if self.s.wgmma else products) + 2 * own + 64
+
+
+# ---- schedules
+
+#: Instructions of a thread for what it brings at a time, more for each element, and for one that comes by itself.
+PIECE, ELEMENT, ALONE = 40.0, 1.5, 8.0
+
+
+def schedules(spec: ContractionSpec, target: Target) -> tuple[StemSchedule, ...]:
+    """Returns schedules worth trying, the one with the least estimated time first, then the best of every other kind.
+
+    Raises Declined with a reason.
+    """
+    return in_order(_ranked(spec, target), lambda s: (s.wgmma, s.warps, s.cols))[:MOST]
+
+
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    return _ranked(spec, target)[0][0]
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSchedule]]:
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch} multiplies no bfloat16 and no tf32")
+    found = []
+    for candidate in _candidates(stem(spec)):
+        x = StemTile(spec, candidate)
+        resident = x.resident(target) if x.sums <= MOST_SUMS else 0
+        if candidate.wgmma and not (target.arch.has_wgmma and x.direct and x.own <= MOST_TOGETHER):
+            continue
+        if resident:
+            most = -(-x.tiles // max(1, resident * target.sms))  # tiles of a block
+            chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
+            found.append((_cost(x, most, resident, target), chosen))
+    if not found:
+        raise Declined("no part of the image, with the filters, fits the shared memory and the registers of a block")
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _candidates(at: Windows) -> Iterator[StemSchedule]:
+    for images, depth, rows, cols in likely_tiles(at):
+        fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
+        every = dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1))
+        for warps in every:
+            if warps <= MOST_WARPS:
+                yield StemSchedule(images, depth, rows, cols, 1, warps)
+        together = dict.fromkeys(round_up(warps, 4) for warps in every)
+        for warps in together if at.wgmma and at.types[0] != BF16X6 else ():
+            if warps <= MOST_WARPS:
+                yield StemSchedule(images, depth, rows, cols, 1, warps, wgmma=True)
+
+
+def cost(spec: ContractionSpec, schedule: StemSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    x = StemTile(spec, schedule)
+    return _cost(x, -(-x.tiles // schedule.workers), schedule.resident, target)
+
+
+def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
+    """Returns the estimated cycles if a block has so many tiles."""
+    s, at, spec = x.s, x.at, x.spec
+    fragments, times = s.warps * x.own * x.steps, PRODUCTS if x.parts > 1 else 1
+    image, results = x.rows * x.pieces * x.each * at.channels, x.positions * x.cols
+    products = fragments * at.fragments * PRODUCT * times
+    shared = fragments * x.parts * (4 * x.reads[1] + (1 + 2 * at.fragments) / x.own) + image * x.itemsize / BANKS
+    instructions = 32 * fragments * (8 * x.parts + at.fragments * times + at.fragments * x.parts / x.own)
+    if s.wgmma:
+        products = fragments * (at.filters + MORE) / FRAGMENT_COLS * TOGETHER
+        shared = fragments * (4 * x.reads[1] + 1 / x.own) + image * x.itemsize / BANKS
+        instructions = 32 * fragments * 8.5
+    shared += 0 if x.direct else 8 * results / BANKS
+    instructions += results * (RESULT if x.direct else STAGED)
+    instructions += x.rows * x.pieces * PIECE + image * (ELEMENT if x.vector else ALONE)
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    moved = (image * at.itemsize + results * size * len(spec.program.stores)) / L2_RATE
+    work = [products, shared, instructions / ISSUE, moved]
+    busy = max(work) + EXPOSED * (sum(work) - max(work))
+    waits = 2 * TILE + x.steps * WAIT * (1 + s.wgmma)
+    blocks = -(-x.tiles // (tiles * target.sms))  # of a multiprocessor
+    once = LAUNCH + blocks * x.cols * x.steps * WORDS * ALONE * x.parts / ISSUE
+    return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
