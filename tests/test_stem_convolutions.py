@@ -10,7 +10,7 @@ import pytest
 from graphs import compile_for
 from kernel_cases import Case, check_cases
 from test_contraction import convolution, plain
-from test_contraction_wgmma import channel_bias
+from test_contraction_wgmma import channel_bias, hopper
 
 import fusegraph as fg
 from codegen import target
@@ -103,6 +103,21 @@ def test_few_words_are_no_terms():
     tile = StemTile(spec, stem_schedule.schedules(spec, target("h200"))[0])
     assert (tile.vector, tile.each) == (True, 8)
     assert 2 * len(tile.words) == 154
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_patches_of_planes_are_gathered(dtype):
+    """A row of a patch is 16 bytes or more: warpgroups multiply what threads copy."""
+    how: dict[str, Any] = {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = [
+        hopper(convolution(x, w, dtype, epilogue=channels_last, **how, **more), lambda s: s.gather)
+        for x, w, more in (
+            ((3, 3, 48, 64), (40, 3, 16, 16), {"stride": 16}),
+            ((2, 2, 30, 48), (64, 2, 5, 8), {"stride": (3, 8), "padding": ((2, 1), (0, 0))}),
+            ((1, 2, 4, 9, 24), (32, 2, 2, 3, 8), {"stride": (2, 3, 8)}),
+        )
+    ]
+    check_cases([*cases, *(replace(case, special=0.01) for case in cases)], guard=True)
 
 
 def random_case(random: Random) -> Case:
