@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, hypot, prod
+from typing import Any
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -175,11 +176,10 @@ def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
 class HaloTile:
     """What a block has in shared memory, and how its warps share the results of a tile."""
 
-    convolution = staticmethod(windows)
     parts = 1  #: of an element of the operands
 
     def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
-        self.spec, self.s, self.at = spec, schedule, self.convolution(spec)
+        self.spec, self.s, self.at = spec, schedule, self.convolution(spec, schedule)
         s, at = schedule, self.at
         #: elements of the image under the tile: images, and in each spatial dimension
         self.under = (s.images, *at.under(s.tile[1:]))
@@ -195,6 +195,11 @@ class HaloTile:
         self.direct = at.filters >= FRAGMENT_COLS and all(x.operand.strides[-1] == 1 for x in spec.program.stores)
         #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
         self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
+
+    @staticmethod
+    def convolution(spec: ContractionSpec, _: Any) -> Windows:
+        """Returns the convolution of a spec."""
+        return windows(spec)
 
     @cached_property
     def steps(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from math import hypot, prod
+from operator import mul
 from typing import NamedTuple
 
 from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, TERMS
@@ -50,11 +53,15 @@ from codegen.tile_path import ELEMENTS
 WORD, WORDS = 4, 8
 #: Most bytes of a position's channels, and the longest reduction.
 MOST_BYTES, MOST_TERMS = 16, 1024
+#: Most filters of a block, and terms for which all blocks have as many of them as possible.
+MOST_FILTERS, FEW_TERMS = 128, 256
 
 
 @dataclass(frozen=True)
 class StemSchedule(HaloSchedule):
-    """As `HaloSchedule`, of one group and one stage."""
+    """As `HaloSchedule`, of one stage; a block has so many of the ``filters``, all of which see the same channels."""
+
+    filters: int = 0
 
 
 class Word(NamedTuple):
@@ -86,21 +93,27 @@ def stem(spec: ContractionSpec) -> Windows:
         raise Declined("channels are in groups")
     if at.channels * ELEMENTS[at.types[0]][1] > MOST_BYTES or prod(spec.k) > MOST_TERMS:
         raise Declined(f"{at.channels} channels and {prod(at.taps)} taps are not few")
-    if at.filters % 2:
-        raise Declined(f"{at.filters} filters are no pairs")
     for gather, kind in zip((spec.a, spec.b), at.types):
         lies = as_it_lies(gather, kind) or (kind == BF16X6 and gather.program is None)
         if not lies or gather.operand.dtype.name.startswith("float8"):
             raise Declined("an operand is computed or converted")
+    if not _shares(at):
+        raise Declined(f"{at.filters} filters are no parts of pairs for blocks")
     return at
+
+
+def _shares(at: Windows) -> list[int]:
+    """Returns how many of the filters a block could have: parts of all, in pairs."""
+    parts = [n for n in range(2, MOST_FILTERS + 1, 2) if at.filters % n == 0]
+    even = [n for n in parts if n % (2 * FRAGMENT_COLS) == 0] or [n for n in parts if n >= FRAGMENT_COLS] or parts
+    few = prod(at.taps) * at.channels <= FEW_TERMS
+    return even[: -2 if few else -4 : -1] if even and even[-1] >= min(at.filters, FRAGMENT_COLS) else []
 
 
 class StemTile(HaloTile):
     """What a block has in shared memory: rows of the image, channel by channel, and filters in the order of words."""
 
-    convolution = staticmethod(stem)
-
-    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+    def __init__(self, spec: ContractionSpec, schedule: StemSchedule) -> None:
         super().__init__(spec, schedule)
         at = self.at
         self.parts = PARTS if at.types[0] == BF16X6 else 1
@@ -115,6 +128,11 @@ class StemTile(HaloTile):
         self.lead = -at.before[2] % self.each if self.vector else 0
         #: what threads bring of a row, and the rows
         self.pieces, self.rows = -(-(self.lead + self.under[3]) // self.each), prod(self.under[:3])
+
+    @staticmethod
+    def convolution(spec: ContractionSpec, schedule: StemSchedule) -> Windows:
+        at = stem(spec)
+        return replace(at, groups=at.filters // schedule.filters, filters=schedule.filters)
 
     def _columns(self) -> tuple[int, bool]:
         """Returns how many columns a thread brings at a time, and whether they are whole vectors of memory."""
@@ -141,23 +159,9 @@ class StemTile(HaloTile):
     @cached_property
     def words(self) -> tuple[Word, ...]:
         """The words of a window, those first all of whose elements are terms or zeros."""
-        at, per, found = self.at, WORD // self.itemsize, []
-        joined = self.channels == at.channels and at.dilation[2] == 1
-        for depth in range(at.taps[0]):
-            for row in range(at.taps[1]):
-                place = depth * at.dilation[0] * self.under[2] + row * at.dilation[1]
-                for tap in (0,) if joined else range(at.taps[2]):
-                    begin = (self.lead + tap * at.dilation[2]) * self.channels
-                    count = at.channels * (at.taps[2] if joined else 1)
-                    for first in range(begin // per * per, begin + count, per):
-                        every = [first + e - begin for e in range(per)]
-                        terms = tuple(
-                            (n % at.channels, depth, row, tap + n // at.channels) if 0 <= n < count else None
-                            for n in every
-                        )
-                        clean = None not in terms or self.channels > at.channels
-                        found.append(Word(place, first * self.itemsize, terms, clean))
-        return tuple(sorted(found, key=lambda word: not word.clean))
+        at = self.at
+        under = self.under[2] if at.taps[0] > 1 else 1
+        return _words(at.taps, at.dilation, at.channels, self.channels, self.lead, under, self.itemsize)
 
     @property
     def clean(self) -> int:
@@ -177,27 +181,11 @@ class StemTile(HaloTile):
     @cached_property
     def reads(self) -> tuple[int, float]:
         """Returns the bytes from a row to the next, and how often shared memory is read for a quarter of a fragment."""
-        width = round_up(self.row_bytes, VECTORS)
-        every = ((pitch, self._conflicts(pitch)) for pitch in range(width, width + BANKS, VECTORS))
-        return min(every, key=lambda found: found[1] + found[0] / 4096)
-
-    def _conflicts(self, pitch: int) -> float:
-        rows = [self._begin(place, pitch) for place in first_positions(self.s.tile, FRAGMENT_ROWS)]
-        steps = range(0, self.steps, -(-self.steps // 4))
-        found, count = 0, 0
-        for step in steps:
-            for half in (0, 1):
-                own = self.words[step * WORDS + half : (step + 1) * WORDS : 2]
-                for first in (0, FRAGMENT_ROWS // 2):
-                    places = {row + word.row * pitch + word.place for row in rows[first : first + 8] for word in own}
-                    banks = [place // WORD % (BANKS // WORD) for place in places]
-                    found += max(map(banks.count, banks), default=0)
-                    count += 1
-        return found / count
-
-    def _begin(self, place: tuple[int, ...], pitch: int) -> int:
-        """Returns the byte at which the window of a position of the tile begins."""
-        return sum(c * step for c, step in zip(place, self.strides(pitch)))
+        every = range(round_up(self.row_bytes, VECTORS), self.row_bytes + BANKS, 2 * VECTORS)
+        first = first_positions(self.s.tile, FRAGMENT_ROWS)
+        zero, one = self.strides(0), self.strides(1)
+        rows = tuple((sum(map(mul, p, one)) - sum(map(mul, p, zero)), sum(map(mul, p, zero))) for p in first)
+        return min(((pitch, _reads(self.words, rows, pitch)) for pitch in every), key=lambda x: x[1] + x[0] / 4096)
 
     def strides(self, pitch: int) -> tuple[int, ...]:
         """Returns the bytes from the window of a position to that of the next, in each dimension of a tile."""
@@ -230,6 +218,41 @@ class StemTile(HaloTile):
         return self.sums + (8 * own if self.s.wgmma else products) + 2 * own + 64
 
 
+@lru_cache(256)
+def _words(
+    taps: tuple[int, ...], dilation: tuple[int, ...], channels: int, stored: int, lead: int, under: int, itemsize: int
+) -> tuple[Word, ...]:
+    """Returns the words of a window; ``stored`` are the channels of a column, ``under`` the rows of a plane."""
+    per, found = WORD // itemsize, []
+    joined = stored == channels and dilation[2] == 1
+    count = channels * (taps[2] if joined else 1)
+    for depth, row, tap in product(range(taps[0]), range(taps[1]), (0,) if joined else range(taps[2])):
+        begin = (lead + tap * dilation[2]) * stored
+        for first in range(begin // per * per, begin + count, per):
+            every = [first + e - begin for e in range(per)]
+            terms = tuple((n % channels, depth, row, tap + n // channels) if 0 <= n < count else None for n in every)
+            clean = None not in terms or stored > channels
+            found.append(Word(depth * dilation[0] * under + row * dilation[1], first * itemsize, terms, clean))
+    return tuple(sorted(found, key=lambda word: not word.clean))
+
+
+@lru_cache(4096)
+def _reads(words: tuple[Word, ...], positions: tuple[tuple[int, int], ...], pitch: int) -> float:
+    """Returns how often shared memory is read, on average, for a quarter of a fragment.
+
+    Positions have the rows, and the bytes within a row, at which their windows begin.
+    """
+    begins = [row * pitch + place for row, place in positions]
+    steps = -(-len(words) // WORDS)
+    found = []
+    for step, half in product(range(0, steps, -(-steps // 3)), (0, 1)):
+        own = [word.row * pitch + word.place for word in words[step * WORDS + half : (step + 1) * WORDS : 2]]
+        for rows in (begins[: FRAGMENT_ROWS // 2], begins[FRAGMENT_ROWS // 2 :]):
+            banks = Counter(place // WORD % (BANKS // WORD) for place in {row + word for row in rows for word in own})
+            found.append(max(banks.values(), default=0))
+    return sum(found) / len(found)
+
+
 # ---- schedules
 
 #: Instructions of a thread for what it brings at a time, more for each element, and for one that comes by itself.
@@ -260,7 +283,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
         if candidate.wgmma and not (target.arch.has_wgmma and x.direct and x.own <= MOST_TOGETHER):
             continue
         if resident:
-            most = -(-x.tiles // max(1, resident * target.sms))  # tiles of a block
+            most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
             chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
             found.append((_cost(x, most, resident, target), chosen))
     if not found:
@@ -269,16 +292,16 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
 
 
 def _candidates(at: Windows) -> Iterator[StemSchedule]:
-    for images, depth, rows, cols in likely_tiles(at):
+    for filters, (images, depth, rows, cols) in product(_shares(at), likely_tiles(at)):
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         every = dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1))
         for warps in every:
             if warps <= MOST_WARPS:
-                yield StemSchedule(images, depth, rows, cols, 1, warps)
-        together = dict.fromkeys(round_up(warps, 4) for warps in every)
-        for warps in together if at.wgmma and at.types[0] != BF16X6 else ():
+                yield StemSchedule(images, depth, rows, cols, 1, warps, filters=filters)
+        suits = at.types[0] != BF16X6 and replace(at, filters=filters).wgmma
+        for warps in dict.fromkeys(round_up(warps, 4) for warps in every) if suits else ():
             if warps <= MOST_WARPS:
-                yield StemSchedule(images, depth, rows, cols, 1, warps, wgmma=True)
+                yield StemSchedule(images, depth, rows, cols, 1, warps, wgmma=True, filters=filters)
 
 
 def cost(spec: ContractionSpec, schedule: StemSchedule, target: Target) -> float:
@@ -307,6 +330,6 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     work = [products, shared, instructions / ISSUE, moved]
     busy = max(work) + EXPOSED * (sum(work) - max(work))
     waits = 2 * TILE + x.steps * WAIT * (1 + s.wgmma)
-    blocks = -(-x.tiles // (tiles * target.sms))  # of a multiprocessor
+    blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
     once = LAUNCH + blocks * x.cols * x.steps * WORDS * ALONE * x.parts / ISSUE
     return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
