@@ -86,6 +86,16 @@ def test_stems_of_warpgroups():
     check_cases([*cases, *(replace(case, special=0.01) for case in cases[:3])], guard=True)
 
 
+def test_stems_whose_next_part_waits_in_registers():
+    random = Random(5)
+    cases = [
+        stem(convolution(x, w, "bfloat16", **layouts, epilogue=channels_last, **more), random, arch, stages=2)
+        for (x, w, more), arch in ((STEMS[0], "sm_80"), (STEMS[4], "sm_90a"))
+        for layouts in (NHWC, {})
+    ]
+    check_cases(cases, guard=True)
+
+
 def test_what_lies_beside_a_window_is_not_multiplied():
     """A row of seven taps of three channels ends within a word, whose other half is the next column's."""
     x, w, how = STEMS[0]

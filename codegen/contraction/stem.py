@@ -36,13 +36,30 @@ class _Stem(Renderer):
         self.whole, self.rounds = True, False
 
     def _walk(self) -> None:
-        w, s, x = self.w, self.s, self.x
+        w, s, x, at = self.w, self.s, self.x, self.at
+        vectors = f"Vector<{self.spec.a.operand.dtype.ctype}, {x.each}>"
+        each = f"for (int n = 0; n < {x.brought}; ++n)"
+        if s.stages > 1:
+            w.line(
+                f"{vectors} next[{x.brought}][{at.channels}];  // what a thread brings of the next part of the image"
+            )
+            w.unrolled_line(f"{each} read(tile, t + n * {s.threads}, next[n]);")
         w.open(f"for (; tile < {x.tiles}; tile += {s.workers})")
         w.line("__syncthreads();  // the part of the image before has been used")
-        w.line("bring(tile);")
+        if s.stages > 1:
+            w.unrolled_line(f"{each} put(t + n * {s.threads}, next[n]);")
+        else:
+            w.line("#pragma unroll 1")
+            with w.block(f"for (int i = t; i < {x.rows * x.pieces}; i += {s.threads})"):
+                w.line(f"{vectors} in[{at.channels}];")
+                w.line("read(tile, i, in);")
+                w.line("put(i, in);")
         if s.wgmma:
             w.line("fence_async_shared();  // wgmma reads the filters")
         w.line("__syncthreads();  // this part of the image is there")
+        if s.stages > 1:
+            with w.block(f"if (tile + {s.workers} < {x.tiles})"):
+                w.unrolled_line(f"{each} read(tile + {s.workers}, t + n * {s.threads}, next[n]);")
 
     # ---- operands
 
@@ -107,31 +124,38 @@ class _Stem(Renderer):
             w.line(f"store_shared(reinterpret_cast<{x.element}*>(&{place('part')}), parts[part]);")
 
     def _bring_image(self) -> None:
-        """Writes the function that brings what lies under a tile; what is outside of the image is zero."""
+        """Writes the functions that read a thread's i-th piece of what lies under a tile, and put it to its place.
+
+        What is outside of the image is zero.
+        """
         w, x, at, gather, t = self.w, self.x, self.at, self.spec.a, self.t
-        ctype = gather.operand.dtype.ctype
-        with w.block("const auto bring = [&](int tile)", "};"):
+        vectors = f"Vector<{gather.operand.dtype.ctype}, {x.each}>"
+        ragged = self.s.stages > 1 and x.rows * x.pieces % self.s.threads > 0
+        with w.block(f"const auto read = [&](int tile, int i, {vectors} (&in)[{at.channels}])", "};"):
+            w.unrolled_line(f"for (int c = 0; c < {at.channels}; ++c) in[c] = {{}};")
             places = self._locate()
-            w.line("#pragma unroll 1")
-            with w.block(f"for (int i = t; i < {x.rows * x.pieces}; i += {self.s.threads})"):
-                w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
-                exists, offset = self._row(places)
-                column = linear([(places[3], at.stride[2]), ("piece", x.each)], -at.before[2] - x.lead)
-                w.line(f"const {t} column = {column};")
-                w.line(f"Vector<{ctype}, {x.each}> in[{at.channels}] = {{}};")
-                if x.vector:
-                    inside = every(exists, f"{unsigned(t)}(column) < {at.sizes[2]}")
-                    apart = x.each if x.interleaved else gather.inner[0]
-                    offset = linear([(offset, 1), ("column", at.steps[2])])
-                    with w.block(f"if ({inside})"), w.unrolled(f"for (int c = 0; c < {at.channels}; ++c)"):
-                        w.line(f"in[c] = load<{x.each}>({self.image} + {linear([(f'({offset})', 1), ('c', apart)])});")
-                else:
-                    loops = f"for (int e = 0; e < {x.each}; ++e)", f"for (int c = 0; c < {at.channels}; ++c)"
-                    with w.block(f"if ({exists})", when=bool(exists)), w.unrolled(*loops):
-                        w.line(f"if ({unsigned(t)}(column + e) >= {at.sizes[2]}) continue;")
-                        place = linear([(f"({offset})", 1), ("(column + e)", at.steps[2]), ("c", gather.inner[0])])
-                        w.line(f"in[c][e] = {self.image}[{place}];")
-                self._interleave()
+            w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
+            exists, offset = self._row(places)
+            exists = every(f"i < {x.rows * x.pieces}" if ragged else "", exists)
+            column = linear([(places[3], at.stride[2]), ("piece", x.each)], -at.before[2] - x.lead)
+            w.line(f"const {t} column = {column};")
+            if x.vector:
+                inside = every(exists, f"{unsigned(t)}(column) < {at.sizes[2]}")
+                apart = x.each if x.interleaved else gather.inner[0]
+                offset = linear([(offset, 1), ("column", at.steps[2])])
+                with w.block(f"if ({inside})"), w.unrolled(f"for (int c = 0; c < {at.channels}; ++c)"):
+                    w.line(f"in[c] = load<{x.each}>({self.image} + {linear([(f'({offset})', 1), ('c', apart)])});")
+            else:
+                loops = f"for (int e = 0; e < {x.each}; ++e)", f"for (int c = 0; c < {at.channels}; ++c)"
+                with w.block(f"if ({exists})", when=bool(exists)), w.unrolled(*loops):
+                    w.line(f"if ({unsigned(t)}(column + e) >= {at.sizes[2]}) continue;")
+                    place = linear([(f"({offset})", 1), ("(column + e)", at.steps[2]), ("c", gather.inner[0])])
+                    w.line(f"in[c][e] = {self.image}[{place}];")
+        with w.block(f"const auto put = [&](int i, const {vectors} (&in)[{at.channels}])", "};"):
+            if ragged:
+                w.line(f"if (i >= {x.rows * x.pieces}) return;")
+            w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
+            self._interleave()
 
     def _row(self, places: list[str]) -> tuple[str, str]:
         """Writes where ``row`` lies; returns the C condition that it exists, and its offset."""

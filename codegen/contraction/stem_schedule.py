@@ -55,11 +55,16 @@ WORD, WORDS = 4, 8
 MOST_BYTES, MOST_TERMS = 16, 1024
 #: Most filters of a block, and terms for which all blocks have as many of them as possible.
 MOST_FILTERS, FEW_TERMS = 128, 256
+#: Most registers for what waits for its place in shared memory.
+MOST_WAITING = 36
 
 
 @dataclass(frozen=True)
 class StemSchedule(HaloSchedule):
-    """As `HaloSchedule`, of one stage; a block has so many of the ``filters``, all of which see the same channels."""
+    """As `HaloSchedule`; a block has so many of the ``filters``, all of which see the same channels.
+
+    With two ``stages`` the next part of the image waits in registers.
+    """
 
     filters: int = 0
 
@@ -152,6 +157,16 @@ class StemTile(HaloTile):
         return most, False
 
     @property
+    def brought(self) -> int:
+        """How many pieces of a part of the image a thread brings at most."""
+        return -(-self.rows * self.pieces // self.s.threads)
+
+    @property
+    def waiting(self) -> int:
+        """Registers for what waits for its place in shared memory."""
+        return self.brought * self.at.channels * self.each * self.at.itemsize // 4 if self.s.stages > 1 else 0
+
+    @property
     def interleaved(self) -> bool:
         """Whether vectors of memory have all channels of a column, one column behind the other."""
         return self.vector and self.at.channels > 1 and self.at.steps[2] != 1
@@ -215,7 +230,8 @@ class StemTile(HaloTile):
     def registers(self) -> int:
         own, parts = self.own, self.parts
         products = (2 * 4 * own * parts + 4 * own + 12) if parts > 1 else 4 * own
-        return self.sums + (8 * own if self.s.wgmma else products) + 2 * own + 64
+        products += 16 if self.waiting else 0
+        return self.sums + (8 * own if self.s.wgmma else products) + 2 * own + self.waiting + 64
 
 
 @lru_cache(256)
@@ -264,7 +280,7 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[StemSchedule, ...]
 
     Raises Declined with a reason.
     """
-    return in_order(_ranked(spec, target), lambda s: (s.wgmma, s.warps, s.cols))[:MOST]
+    return in_order(_ranked(spec, target), lambda s: (s.wgmma, s.stages, s.warps))[:MOST]
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
@@ -282,6 +298,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
         resident = x.resident(target) if x.sums <= MOST_SUMS else 0
         if candidate.wgmma and not (target.arch.has_wgmma and x.direct and x.own <= MOST_TOGETHER):
             continue
+        if x.waiting > MOST_WAITING or (candidate.stages > 1 and not x.vector):
+            continue
         if resident:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
             chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
@@ -295,13 +313,12 @@ def _candidates(at: Windows) -> Iterator[StemSchedule]:
     for filters, (images, depth, rows, cols) in product(_shares(at), likely_tiles(at)):
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         every = dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1))
-        for warps in every:
+        kinds = [(warps, False) for warps in every]
+        if at.types[0] != BF16X6 and replace(at, filters=filters).wgmma:
+            kinds += [(warps, True) for warps in dict.fromkeys(round_up(warps, 4) for warps in every)]
+        for (warps, together), stages in product(kinds, (1, 2)):
             if warps <= MOST_WARPS:
-                yield StemSchedule(images, depth, rows, cols, 1, warps, filters=filters)
-        suits = at.types[0] != BF16X6 and replace(at, filters=filters).wgmma
-        for warps in dict.fromkeys(round_up(warps, 4) for warps in every) if suits else ():
-            if warps <= MOST_WARPS:
-                yield StemSchedule(images, depth, rows, cols, 1, warps, wgmma=True, filters=filters)
+                yield StemSchedule(images, depth, rows, cols, 1, warps, stages, together, filters=filters)
 
 
 def cost(spec: ContractionSpec, schedule: StemSchedule, target: Target) -> float:
@@ -329,7 +346,7 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     moved = (image * at.itemsize + results * size * len(spec.program.stores)) / L2_RATE
     work = [products, shared, instructions / ISSUE, moved]
     busy = max(work) + EXPOSED * (sum(work) - max(work))
-    waits = 2 * TILE + x.steps * WAIT * (1 + s.wgmma)
+    waits = (3 - s.stages) * TILE + x.steps * WAIT * (1 + s.wgmma)
     blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
     once = LAUNCH + blocks * x.cols * x.steps * WORDS * ALONE * x.parts / ISSUE
     return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
