@@ -64,12 +64,17 @@ def test_stems(dtype):
     check_cases(cases, guard=True)
 
 
-@pytest.mark.parametrize("parts", [False, True])
-def test_stems_of_float32(parts):
+@pytest.mark.parametrize(("parts", "wgmma"), [(False, False), (True, False), (True, True)])
+def test_stems_of_float32(parts, wgmma):
     """They are rounded to tf32, or multiplied in parts."""
-    random, how = Random(parts), {} if parts else {"compute_dtype": "tf32"}
+    random, how = Random(parts + wgmma), {} if parts else {"compute_dtype": "tf32"}
     cases = [
-        stem(convolution(x, w, "float32", **layouts, epilogue=channel_bias, **how, **more), random, "sm_90a")
+        stem(
+            convolution(x, w, "float32", **layouts, epilogue=channels_last, **how, **more),
+            random,
+            "sm_90a",
+            wgmma=wgmma,
+        )
         for x, w, more in (STEMS[0], STEMS[7])
         for layouts in (NHWC, {})
     ]
@@ -169,11 +174,15 @@ def test_random_stems(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
-def test_stems_compile_without_spills(arch):
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [("sm_80", "bfloat16"), ("sm_90a", "bfloat16"), ("sm_90a", "float32"), ("sm_120", "bfloat16")],
+)
+def test_stems_compile_without_spills(arch, dtype):
     graphs = []
-    for filters, taps, stride in ((64, 7, 2), (32, 3, 2), (64, 3, 1), (96, 4, 4), (64, 11, 4)):
-        graph = fg.Graph(f"filters{filters}_{taps}", io_dtype="bfloat16")
+    every = ((64, 7, 2), (32, 3, 2), (64, 3, 1), (96, 4, 4), (64, 11, 4))
+    for filters, taps, stride in every if dtype == "bfloat16" else (every[0], every[4]):
+        graph = fg.Graph(f"filters{filters}_{taps}", io_dtype=dtype)
         x, w = graph.tensor("x", (64, 3, 224, 224)), graph.tensor("w", (filters, 3, taps, taps))
         y = graph.relu(graph.conv_fprop(x, w, stride=stride, padding=taps // 2))
         graph.output(y, name="y", layout="channels_last")

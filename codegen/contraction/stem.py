@@ -9,16 +9,17 @@ would begin within a word they get another one, of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import gcd
 from operator import mul
 from textwrap import wrap
 
-from codegen.bf16x6 import LARGE, SMALL, TERMS
+from codegen.bf16x6 import LARGE, SMALL
 from codegen.buffers import VECTORS, every
-from codegen.contraction.halo import UNROLLED, Renderer
+from codegen.contraction.halo import Renderer
 from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, FRAGMENT_ROWS, STEP
-from codegen.contraction.stem_schedule import WORD, WORDS, StemSchedule, StemTile
+from codegen.contraction.stem_schedule import TOGETHER, WORD, WORDS, StemSchedule, StemTile
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import ContractionSpec, KernelSource
 
@@ -107,7 +108,8 @@ class _Stem(Renderer):
         if x.run == 4:  # two fragments share 16 filters so that a thread has 4 neighbours
             row = "(f / 16 * 16 + f % 4 / 2 * 8 + f % 16 / 4 * 2 + f % 2)"
         if self.s.wgmma:
-            return f"shared.filters[word / {WORDS} * 2 + word % 2][{row} * 16 + word % {WORDS} / 2 * {WORD}]"
+            line = linear([(part, 2 * x.steps), (f"word / {WORDS}", 2), ("word % 2", 1)])
+            return f"shared.filters[{line}][{row} * 16 + word % {WORDS} / 2 * {WORD}]"
         return f"shared.filters[{linear([(part, x.cols), (row, 1)])}][word * {WORD}]"
 
     def _store(self, vector: str, count: int, place: Callable[[str], str]) -> None:
@@ -231,29 +233,56 @@ class _Stem(Renderer):
             super()._multiply()
             return
         w, x, at = self.w, self.x, self.at
-        together, each = TERMS * x.itemsize // STEP, f"for (int i = 0; i < {x.own}; ++i)"
+        each = f"for (int i = 0; i < {x.own}; ++i)"
         w.line(f"float sum[1][{x.own}][{at.fragments}][4] = {{}};")
-        short = x.steps * x.own * at.fragments * len(SMALL + LARGE) <= UNROLLED
-        w.line("#pragma unroll" if short else "#pragma unroll 1")
-        with w.block(f"for (int k0 = 0; k0 < {x.steps}; k0 += {together})"):
-            w.line(f"uint32 a[{together}][{x.parts}][{x.own}][4];")
-            parts = f"for (int part = 0; part < {x.parts}; ++part)"
-            with w.unrolled(f"for (int k = 0; k < {together}; ++k)"):
+        with self._terms(), w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
+            number = linear([("j", FRAGMENT_COLS), ("lane / 4", 1)])
+            if at.filters % FRAGMENT_COLS:
+                number = f"min({number}, {at.filters - 1})"
+            w.line(f"uint32 b[{TOGETHER}][{x.parts}][2];")
+            with w.unrolled(f"for (int k = 0; k < {TOGETHER}; ++k)", f"for (int part = 0; part < {x.parts}; ++part)"):
+                place = f"[{linear([('part', x.cols), (number, 1)])}][(k0 + k) * {STEP} + lane % 4 * {CHUNK}]"
+                w.line(f"load_chunks(b[k][part], &shared.filters{place});")
+            w.line(f"float some[{x.own}][4] = {{}};")
+            for p, q in SMALL + LARGE:
+                w.unrolled_line(f"for (int k = 0; k < {TOGETHER}; ++k)")
+                w.line(f"    {each} mma<bfloat16, bfloat16>(some[i], a[k][{p}][i], b[k][{q}]);")
+            with w.unrolled(each):
+                w.each_element(4, "sum[0][i][j][e] += some[i][e];")
+
+    def _multiply_together(self) -> None:
+        if self.x.parts == 1:
+            super()._multiply_together()
+            return
+        w, x, columns = self.w, self.x, self.at.filters
+        w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
+        w.line(f"float sum[1][{x.own}][{columns // 2}] = {{}};")
+        with self._terms(), w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
+            w.line(f"float some[{columns // 2}] = {{}};")
+            w.line("wgmma_fence();")
+            for p, q in SMALL + LARGE:
+                with w.unrolled(f"for (int k = 0; k < {TOGETHER}; ++k)"):
+                    w.line(f"wgmma<bfloat16, bfloat16, {columns}>(some, a[k][{p}][i],")
+                    row = linear([("(k0 + k)", 2)], q * 2 * x.steps)
+                    w.line(f"    matrix_descriptor<0>(shared.filters[{row}], {x.cols * 16}, 128), true);")
+            w.line("wgmma_commit();")
+            w.line("wgmma_wait<0>();")
+            w.line("wgmma_hold(some);")
+            w.each_element(columns // 2, "sum[0][i][e] += some[e];")
+
+    @contextmanager
+    def _terms(self) -> Iterator[None]:
+        """Writes the loop over as many terms as are added up by tensor cores alone, and the loads of their fragments.
+
+        What is written inside adds what it makes of them to the sums, in float32.
+        """
+        w, x = self.w, self.x
+        w.line("#pragma unroll 1")
+        with w.block(f"for (int k0 = 0; k0 < {x.steps}; k0 += {TOGETHER})"):
+            w.line(f"uint32 a[{TOGETHER}][{x.parts}][{x.own}][4];")
+            with w.unrolled(f"for (int k = 0; k < {TOGETHER}; ++k)"):
                 w.line("const int kk = k0 + k;")
                 self._step()
-                with w.unrolled(parts, each):
+                with w.unrolled(f"for (int part = 0; part < {x.parts}; ++part)", f"for (int i = 0; i < {x.own}; ++i)"):
                     self._load_fragment("a[k][part][i]", "part")
-            with w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
-                number = linear([("j", FRAGMENT_COLS), ("lane / 4", 1)])
-                if at.filters % FRAGMENT_COLS:
-                    number = f"min({number}, {at.filters - 1})"
-                w.line(f"uint32 b[{together}][{x.parts}][2];")
-                with w.unrolled(f"for (int k = 0; k < {together}; ++k)", parts):
-                    place = f"[{linear([('part', x.cols), (number, 1)])}][(k0 + k) * {STEP} + lane % 4 * {CHUNK}]"
-                    w.line(f"load_chunks(b[k][part], &shared.filters{place});")
-                w.line(f"float some[{x.own}][4] = {{}};  // of these terms: the others are added in float32")
-                for p, q in SMALL + LARGE:
-                    w.unrolled_line(f"for (int k = 0; k < {together}; ++k)")
-                    w.line(f"    {each} mma<bfloat16, bfloat16>(some[i], a[k][{p}][i], b[k][{q}]);")
-                with w.unrolled(each):
-                    w.each_element(4, "sum[0][i][j][e] += some[i][e];")
+            yield

@@ -21,6 +21,7 @@ from codegen.contraction.halo_schedule import (
     ISSUE,
     L2_RATE,
     LAUNCH,
+    LEAST,
     MORE,
     MOST,
     MOST_OWN,
@@ -32,7 +33,6 @@ from codegen.contraction.halo_schedule import (
     STAGED,
     STEP,
     TILE,
-    TOGETHER,
     WAIT,
     HaloSchedule,
     HaloTile,
@@ -51,6 +51,8 @@ from codegen.tile_path import ELEMENTS
 
 #: Bytes of a word, and words of a step of the reduction.
 WORD, WORDS = 4, 8
+#: Steps whose terms tensor cores add up where elements have parts.
+TOGETHER = TERMS * 2 // STEP
 #: Most bytes of a position's channels, and the longest reduction.
 MOST_BYTES, MOST_TERMS = 16, 1024
 #: Most filters of a block, and terms for which all blocks have as many of them as possible.
@@ -186,7 +188,7 @@ class StemTile(HaloTile):
     @cached_property
     def steps(self) -> int:
         count = -(-len(self.words) // WORDS)
-        return round_up(count, TERMS * self.itemsize // STEP) if self.parts > 1 else count
+        return round_up(count, TOGETHER) if self.parts > 1 else count
 
     @property
     def row_bytes(self) -> int:
@@ -229,9 +231,12 @@ class StemTile(HaloTile):
     @property
     def registers(self) -> int:
         own, parts = self.own, self.parts
-        products = (2 * 4 * own * parts + 4 * own + 12) if parts > 1 else 4 * own
-        products += 16 if self.waiting else 0
-        return self.sums + (8 * own if self.s.wgmma else products) + 2 * own + self.waiting + 64
+        fragments = 4 * own * (TOGETHER * parts if parts > 1 else 2 if self.s.wgmma else 1)
+        if self.s.wgmma:
+            products = fragments + (self.at.filters // 2 if parts > 1 else 0)
+        else:
+            products = fragments + (4 * own + 12 if parts > 1 else 0) + (16 if self.waiting else 0)
+        return self.sums + products + 2 * own + self.waiting + 64
 
 
 @lru_cache(256)
@@ -273,6 +278,8 @@ def _reads(words: tuple[Word, ...], positions: tuple[tuple[int, int], ...], pitc
 
 #: Instructions of a thread for what it brings at a time, more for each element, and for one that comes by itself.
 PIECE, ELEMENT, ALONE = 40.0, 1.5, 8.0
+#: Cycles of a multiprocessor for a product of a warpgroup and 8 columns.
+WARPGROUP = 1.2
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StemSchedule, ...]:
@@ -314,7 +321,7 @@ def _candidates(at: Windows) -> Iterator[StemSchedule]:
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         every = dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1))
         kinds = [(warps, False) for warps in every]
-        if at.types[0] != BF16X6 and replace(at, filters=filters).wgmma:
+        if ELEMENTS[at.types[0]][1] == 2 and filters % FRAGMENT_COLS == 0 and filters >= LEAST:
             kinds += [(warps, True) for warps in dict.fromkeys(round_up(warps, 4) for warps in every)]
         for (warps, together), stages in product(kinds, (1, 2)):
             if warps <= MOST_WARPS:
@@ -336,9 +343,9 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     shared = fragments * x.parts * (4 * x.reads[1] + (1 + 2 * at.fragments) / x.own) + image * x.itemsize / BANKS
     instructions = 32 * fragments * (8 * x.parts + at.fragments * times + at.fragments * x.parts / x.own)
     if s.wgmma:
-        products = fragments * (at.filters + MORE) / FRAGMENT_COLS * TOGETHER
-        shared = fragments * (4 * x.reads[1] + 1 / x.own) + image * x.itemsize / BANKS
-        instructions = 32 * fragments * 8.5
+        products = fragments * (at.filters + MORE) / FRAGMENT_COLS * WARPGROUP * times
+        shared = fragments * x.parts * (4 * x.reads[1] + 1 / x.own) + image * x.itemsize / BANKS
+        instructions = 32 * fragments * (8.5 if x.parts == 1 else 25 + at.filters / 4)
     shared += 0 if x.direct else 8 * results / BANKS
     instructions += results * (RESULT if x.direct else STAGED)
     instructions += x.rows * x.pieces * PIECE + image * (ELEMENT if x.vector else ALONE)
