@@ -235,8 +235,8 @@ class StemTile(HaloTile):
         if self.s.wgmma:
             products = fragments + (self.at.filters // 2 if parts > 1 else 0)
         else:
-            products = fragments + (4 * own + 12 if parts > 1 else 0) + (16 if self.waiting else 0)
-        return self.sums + products + 2 * own + self.waiting + 64
+            products = fragments + (4 * own + 12 if parts > 1 else 0)
+        return self.sums + products + 2 * own + (self.waiting + 16 if self.waiting else 0) + 64
 
 
 @lru_cache(256)
