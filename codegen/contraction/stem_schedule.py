@@ -15,12 +15,9 @@ from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, TERMS
 from codegen.buffers import VECTORS, Buffer
 from codegen.contraction.halo_schedule import (
     BANKS,
-    EXPOSED,
     FRAGMENT_COLS,
     FRAGMENT_ROWS,
     ISSUE,
-    L2_RATE,
-    LAUNCH,
     LEAST,
     MORE,
     MOST,
@@ -28,12 +25,7 @@ from codegen.contraction.halo_schedule import (
     MOST_SUMS,
     MOST_TOGETHER,
     MOST_WARPS,
-    PRODUCT,
-    RESULT,
-    STAGED,
     STEP,
-    TILE,
-    WAIT,
     HaloSchedule,
     HaloTile,
     Windows,
@@ -276,10 +268,15 @@ def _reads(words: tuple[Word, ...], positions: tuple[tuple[int, int], ...], pitc
 
 # ---- schedules
 
-#: Instructions of a thread for what it brings at a time, more for each element, and for one that comes by itself.
-PIECE, ELEMENT, ALONE = 40.0, 1.5, 8.0
-#: Cycles of a multiprocessor for a product of a warpgroup and 8 columns.
-WARPGROUP = 1.2
+#: Cycles of a multiprocessor for a product of a warp, and of a warpgroup's for 8 columns; bytes of the image and of
+#: results that it moves in a cycle.
+PRODUCT, WARPGROUP, MOVED = 2.7, 1.2, 25.6
+#: Instructions of a thread for what it brings at a time, more for each element, for one that comes by itself, for a
+#: result, and for one that is staged.
+PIECE, ELEMENT, ALONE, RESULT, STAGED = 40.0, 1.5, 8.0, 6.0, 10.7
+#: Cycles of the launch, of a warp for a tile, as many again if its part of the image does not wait in registers, and
+#: for a step of it; the share of all other work that is not hidden behind the longest.
+LAUNCH, TILE, WAIT, EXPOSED = 3000.0, 1455.0, 28.0, 0.36
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StemSchedule, ...]:
@@ -350,7 +347,7 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     instructions += results * (RESULT if x.direct else STAGED)
     instructions += x.rows * x.pieces * PIECE + image * (ELEMENT if x.vector else ALONE)
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    moved = (image * at.itemsize + results * size * len(spec.program.stores)) / L2_RATE
+    moved = (image * at.itemsize + results * size * len(spec.program.stores)) / MOVED
     work = [products, shared, instructions / ISSUE, moved]
     busy = max(work) + EXPOSED * (sum(work) - max(work))
     waits = (3 - s.stages) * TILE + x.steps * WAIT * (1 + s.wgmma)

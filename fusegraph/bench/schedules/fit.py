@@ -34,6 +34,10 @@ CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
          "COMPUTED"),
     ),
+    "contraction stem": (
+        "codegen.contraction.stem_schedule",
+        ("PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "TILE", "WAIT", "EXPOSED"),
+    ),
     "contraction simt": (
         "codegen.contraction.simt_schedule",
         ("LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK"),
