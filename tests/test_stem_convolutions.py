@@ -49,7 +49,6 @@ STEMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 2, 12, 13), (18, 2, 3, 5), {"padding": 2, "dilation": (1, 2)}),
     ((2, 3, 5, 6, 8), (10, 3, 3, 3, 3), {"padding": 1}),
     ((2, 4, 100), (16, 4, 25), {"padding": 3, "stride": 5, "mode": "convolution"}),
-    ((2, 3, 28, 28), (256, 3, 14, 14), {"stride": 14}),
 ]
 
 
@@ -85,7 +84,7 @@ def test_stems_of_warpgroups():
     random, how = Random(3), {"wgmma": True}
     cases = [
         stem(convolution(x, w, "bfloat16", **layouts, epilogue=channels_last, **more), random, "sm_90a", **how)
-        for x, w, more in (STEMS[0], STEMS[4], STEMS[8])
+        for x, w, more in (STEMS[0], STEMS[4], STEMS[7])
         for layouts in (NHWC, {})
     ]
     check_cases([*cases, *(replace(case, special=0.01) for case in cases[:3])], guard=True)

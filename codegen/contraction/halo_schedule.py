@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, hypot, prod
-from typing import Any
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -24,7 +23,7 @@ from codegen.tile_path import product_types
 CHUNK, STEP, BANKS = 8, 32, 128
 FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
 DIMS = 3  # spatial dimensions of a tile
-MOST_ALONE = 0  # bytes of channels without groups
+MOST_ALONE = 64  # bytes of channels without groups
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,11 @@ def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
 class HaloTile:
     """What a block has in shared memory, and how its warps share the results of a tile."""
 
+    convolution = staticmethod(windows)
     parts = 1  #: of an element of the operands
 
     def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
-        self.spec, self.s, self.at = spec, schedule, self.convolution(spec, schedule)
+        self.spec, self.s, self.at = spec, schedule, self.convolution(spec)
         s, at = schedule, self.at
         #: elements of the image under the tile: images, and in each spatial dimension
         self.under = (s.images, *at.under(s.tile[1:]))
@@ -195,11 +195,6 @@ class HaloTile:
         self.direct = at.filters >= FRAGMENT_COLS and all(x.operand.strides[-1] == 1 for x in spec.program.stores)
         #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
         self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
-
-    @staticmethod
-    def convolution(spec: ContractionSpec, _: Any) -> Windows:
-        """Returns the convolution of a spec."""
-        return windows(spec)
 
     @cached_property
     def steps(self) -> int:

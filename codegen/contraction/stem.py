@@ -94,9 +94,7 @@ class _Stem(Renderer):
             w.line(f"Vector<{ctype}, {per}> value = {{}};")
             with w.unrolled(f"for (int e = 0; e < {per}; ++e)"):
                 w.line(f"const int term = terms[{linear([('word', per), ('e', 1)])}];")
-                filter_ = linear([(self.group0, self.at.filters), ("f", 1)])
-                place = linear([(f"({filter_})", gather.outer[0]), ("term", 1)])
-                w.line(f"if (term >= 0) value[e] = {self.filters}[{place}];")
+                w.line(f"if (term >= 0) value[e] = {self.filters}[{linear([('f', gather.outer[0]), ('term', 1)])}];")
             self._store("value", per, self._place_of_filter)
 
     _bring_matrix = _bring_filters

@@ -45,22 +45,15 @@ from codegen.tile_path import ELEMENTS
 WORD, WORDS = 4, 8
 #: Steps whose terms tensor cores add up where elements have parts.
 TOGETHER = TERMS * 2 // STEP
-#: Most bytes of a position's channels, and the longest reduction.
-MOST_BYTES, MOST_TERMS = 16, 1024
-#: Most filters of a block, and terms for which all blocks have as many of them as possible.
-MOST_FILTERS, FEW_TERMS = 128, 256
+#: Most channels, terms of a sum and filters.
+MOST_CHANNELS, MOST_TERMS, MOST_FILTERS = 4, 512, 128
 #: Most registers for what waits for its place in shared memory.
 MOST_WAITING = 36
 
 
 @dataclass(frozen=True)
 class StemSchedule(HaloSchedule):
-    """As `HaloSchedule`; a block has so many of the ``filters``, all of which see the same channels.
-
-    With two ``stages`` the next part of the image waits in registers.
-    """
-
-    filters: int = 0
+    """As `HaloSchedule`, of one group; with two ``stages`` the next part of the image waits in registers."""
 
 
 class Word(NamedTuple):
@@ -90,29 +83,23 @@ def stem(spec: ContractionSpec) -> Windows:
     at = convolution(spec)
     if at.groups > 1:
         raise Declined("channels are in groups")
-    if at.channels * ELEMENTS[at.types[0]][1] > MOST_BYTES or prod(spec.k) > MOST_TERMS:
+    if at.channels > MOST_CHANNELS or prod(spec.k) > MOST_TERMS:
         raise Declined(f"{at.channels} channels and {prod(at.taps)} taps are not few")
+    if at.filters % 2 or at.filters > MOST_FILTERS:
+        raise Declined(f"{at.filters} filters are no pairs, or too many for a block")
     for gather, kind in zip((spec.a, spec.b), at.types):
         lies = as_it_lies(gather, kind) or (kind == BF16X6 and gather.program is None)
         if not lies or gather.operand.dtype.name.startswith("float8"):
             raise Declined("an operand is computed or converted")
-    if not _shares(at):
-        raise Declined(f"{at.filters} filters are no parts of pairs for blocks")
     return at
-
-
-def _shares(at: Windows) -> list[int]:
-    """Returns how many of the filters a block could have: parts of all, in pairs."""
-    parts = [n for n in range(2, MOST_FILTERS + 1, 2) if at.filters % n == 0]
-    even = [n for n in parts if n % (2 * FRAGMENT_COLS) == 0] or [n for n in parts if n >= FRAGMENT_COLS] or parts
-    few = prod(at.taps) * at.channels <= FEW_TERMS
-    return even[: -2 if few else -4 : -1] if even and even[-1] >= min(at.filters, FRAGMENT_COLS) else []
 
 
 class StemTile(HaloTile):
     """What a block has in shared memory: rows of the image, channel by channel, and filters in the order of words."""
 
-    def __init__(self, spec: ContractionSpec, schedule: StemSchedule) -> None:
+    convolution = staticmethod(stem)
+
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
         super().__init__(spec, schedule)
         at = self.at
         self.parts = PARTS if at.types[0] == BF16X6 else 1
@@ -127,11 +114,6 @@ class StemTile(HaloTile):
         self.lead = -at.before[2] % self.each if self.vector else 0
         #: what threads bring of a row, and the rows
         self.pieces, self.rows = -(-(self.lead + self.under[3]) // self.each), prod(self.under[:3])
-
-    @staticmethod
-    def convolution(spec: ContractionSpec, schedule: StemSchedule) -> Windows:
-        at = stem(spec)
-        return replace(at, groups=at.filters // schedule.filters, filters=schedule.filters)
 
     def _columns(self) -> tuple[int, bool]:
         """Returns how many columns a thread brings at a time, and whether they are whole vectors of memory."""
@@ -270,13 +252,15 @@ def _reads(words: tuple[Word, ...], positions: tuple[tuple[int, int], ...], pitc
 
 #: Cycles of a multiprocessor for a product of a warp, and of a warpgroup's for 8 columns; bytes of the image and of
 #: results that it moves in a cycle.
-PRODUCT, WARPGROUP, MOVED = 2.7, 1.2, 25.6
+PRODUCT, WARPGROUP, MOVED = 2.1, 1.2, 21.5
 #: Instructions of a thread for what it brings at a time, more for each element, for one that comes by itself, for a
 #: result, and for one that is staged.
-PIECE, ELEMENT, ALONE, RESULT, STAGED = 40.0, 1.5, 8.0, 6.0, 10.7
-#: Cycles of the launch, of a warp for a tile, as many again if its part of the image does not wait in registers, and
-#: for a step of it; the share of all other work that is not hidden behind the longest.
-LAUNCH, TILE, WAIT, EXPOSED = 3000.0, 1455.0, 28.0, 0.36
+PIECE, ELEMENT, ALONE, RESULT, STAGED = 160.0, 6.0, 13.7, 12.3, 17.0
+#: Cycles of the launch, of a thread for a word of the filters, of a warp for a tile, more if its part of the image does
+#: not wait in registers, and for a step of it, alone or of a warpgroup.
+LAUNCH, FILTER, TILE, BROUGHT, WAIT, WAIT_TOGETHER = 7288.0, 278.0, 414.0, 2217.0, 37.4, 32.4
+#: The share of all other work that is not hidden behind the longest.
+EXPOSED = 0.261
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StemSchedule, ...]:
@@ -305,7 +289,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
         if x.waiting > MOST_WAITING or (candidate.stages > 1 and not x.vector):
             continue
         if resident:
-            most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
+            most = -(-x.tiles // (resident * target.sms))  # tiles of a block
             chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
             found.append((_cost(x, most, resident, target), chosen))
     if not found:
@@ -314,15 +298,15 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
 
 
 def _candidates(at: Windows) -> Iterator[StemSchedule]:
-    for filters, (images, depth, rows, cols) in product(_shares(at), likely_tiles(at)):
+    for images, depth, rows, cols in likely_tiles(at):
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         every = dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1))
         kinds = [(warps, False) for warps in every]
-        if ELEMENTS[at.types[0]][1] == 2 and filters % FRAGMENT_COLS == 0 and filters >= LEAST:
+        if at.types[0] == BF16X6 and at.filters % FRAGMENT_COLS == 0 and at.filters >= LEAST:
             kinds += [(warps, True) for warps in dict.fromkeys(round_up(warps, 4) for warps in every)]
         for (warps, together), stages in product(kinds, (1, 2)):
             if warps <= MOST_WARPS:
-                yield StemSchedule(images, depth, rows, cols, 1, warps, stages, together, filters=filters)
+                yield StemSchedule(images, depth, rows, cols, 1, warps, stages, together)
 
 
 def cost(spec: ContractionSpec, schedule: StemSchedule, target: Target) -> float:
@@ -332,7 +316,7 @@ def cost(spec: ContractionSpec, schedule: StemSchedule, target: Target) -> float
 
 
 def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
-    """Returns the estimated cycles if a block has so many tiles."""
+    """Returns the estimated cycles if a block has so many tiles.  The constants are fits to measurements."""
     s, at, spec = x.s, x.at, x.spec
     fragments, times = s.warps * x.own * x.steps, PRODUCTS if x.parts > 1 else 1
     image, results = x.rows * x.pieces * x.each * at.channels, x.positions * x.cols
@@ -350,7 +334,9 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     moved = (image * at.itemsize + results * size * len(spec.program.stores)) / MOVED
     work = [products, shared, instructions / ISSUE, moved]
     busy = max(work) + EXPOSED * (sum(work) - max(work))
-    waits = (3 - s.stages) * TILE + x.steps * WAIT * (1 + s.wgmma)
-    blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
-    once = LAUNCH + blocks * x.cols * x.steps * WORDS * ALONE * x.parts / ISSUE
-    return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
+    waits = TILE + (BROUGHT if s.stages == 1 else 0.0) + x.steps * (WAIT_TOGETHER if s.wgmma else WAIT)
+    blocks = -(-x.tiles // (tiles * target.sms))  # of a multiprocessor
+    words = x.cols * x.steps * WORDS * x.parts
+    once = LAUNCH + blocks * words * ALONE / ISSUE + words / s.threads * FILTER
+    others = min(blocks, resident) - 1  # which work while a block waits
+    return once + -(-blocks // resident) * tiles * (busy + hypot(busy * others, waits))

@@ -36,7 +36,8 @@ CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "contraction stem": (
         "codegen.contraction.stem_schedule",
-        ("PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "TILE", "WAIT", "EXPOSED"),
+        ("PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "FILTER", "TILE", "BROUGHT",
+         "WAIT", "WAIT_TOGETHER", "EXPOSED"),
     ),
     "contraction simt": (
         "codegen.contraction.simt_schedule",
