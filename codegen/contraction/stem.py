@@ -249,9 +249,6 @@ class _Stem(Renderer):
                 w.each_element(4, "sum[0][i][j][e] += some[i][e];")
 
     def _multiply_together(self) -> None:
-        if self.x.parts == 1:
-            super()._multiply_together()
-            return
         w, x, columns = self.w, self.x, self.at.filters
         w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
         w.line(f"float sum[1][{x.own}][{columns // 2}] = {{}};")

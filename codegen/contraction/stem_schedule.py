@@ -23,7 +23,6 @@ from codegen.contraction.halo_schedule import (
     MOST,
     MOST_OWN,
     MOST_SUMS,
-    MOST_TOGETHER,
     MOST_WARPS,
     STEP,
     HaloSchedule,
@@ -205,11 +204,9 @@ class StemTile(HaloTile):
     @property
     def registers(self) -> int:
         own, parts = self.own, self.parts
-        fragments = 4 * own * (TOGETHER * parts if parts > 1 else 2 if self.s.wgmma else 1)
-        if self.s.wgmma:
-            products = fragments + (self.at.filters // 2 if parts > 1 else 0)
-        else:
-            products = fragments + (4 * own + 12 if parts > 1 else 0)
+        products = 4 * own * (TOGETHER * parts if parts > 1 else 1)
+        if parts > 1:
+            products += self.at.filters // 2 if self.s.wgmma else 4 * own + 12
         return self.sums + products + 2 * own + (self.waiting + 16 if self.waiting else 0) + 64
 
 
@@ -284,7 +281,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSche
     for candidate in _candidates(stem(spec)):
         x = StemTile(spec, candidate)
         resident = x.resident(target) if x.sums <= MOST_SUMS else 0
-        if candidate.wgmma and not (target.arch.has_wgmma and x.direct and x.own <= MOST_TOGETHER):
+        if candidate.wgmma and not (target.arch.has_wgmma and x.direct):
             continue
         if x.waiting > MOST_WAITING or (candidate.stages > 1 and not x.vector):
             continue
@@ -326,7 +323,7 @@ def _cost(x: StemTile, tiles: int, resident: int, target: Target) -> float:
     if s.wgmma:
         products = fragments * (at.filters + MORE) / FRAGMENT_COLS * WARPGROUP * times
         shared = fragments * x.parts * (4 * x.reads[1] + 1 / x.own) + image * x.itemsize / BANKS
-        instructions = 32 * fragments * (8.5 if x.parts == 1 else 25 + at.filters / 4)
+        instructions = 32 * fragments * (25 + at.filters / 4)
     shared += 0 if x.direct else 8 * results / BANKS
     instructions += results * (RESULT if x.direct else STAGED)
     instructions += x.rows * x.pieces * PIECE + image * (ELEMENT if x.vector else ALONE)
