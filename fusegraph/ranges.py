@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from codegen import Schedule, render
@@ -39,6 +39,8 @@ Sizes: TypeAlias = Mapping[str, int]
 #: Where the ends of a range are at most so many times apart it need not have the schedule that is best at both; and it
 #: is not cut again: what is not the same there is planned by size.
 NEAR, NARROW = 2.0, 1.05
+#: Elements of the largest tensor of graphs that are planned ahead.
+LARGE = 2**29
 #: Multiples of so many elements are rows of whole vectors in the dtypes of tensor cores.
 UNIT = 8
 #: Ranges of a graph or a kernel at most; what is left is planned by size.
@@ -178,7 +180,7 @@ class _Planner:
         self._graph, self._options, self._fusion, self.choose = graph, options, fusion, choose
         self.made = SizedPlan(graph, options, fusion, choose)
         self.named = _Names()
-        self.bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self.bounds = ahead(graph)
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
 
@@ -390,6 +392,22 @@ def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, dict[Te
         made.add_node(Node(node.op, tuple(new[t] for t in node.inputs), attributes, *(new[t] for t in node.outputs)))
     made.outputs = [new[t] for t in graph.outputs]
     return made, new
+
+
+def ahead(graph: Graph) -> dict[str, Bounds]:
+    """Returns bounds of the symbols of a graph's sizes, narrowed until no tensor has more than `LARGE` elements.
+
+    Sizes beyond are planned by size: positions of 64 bits make other kernels.
+    """
+    bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+    sizes = {prod(t.shape) for t in graph.tensors.values()}
+    while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
+        name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
+        low, high = bounds[name]
+        if high <= 2 * max(low, 1):
+            break
+        bounds[name] = Bounds(low, high // 2)
+    return bounds
 
 
 def varies(graph: Graph) -> bool:

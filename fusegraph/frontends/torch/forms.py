@@ -6,7 +6,7 @@ For a graph that was traced with symbolic sizes, they belong to one choice of th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -175,22 +175,20 @@ def followed(expression: Any, values: Mapping[Any, int]) -> int:
     return function(*(followed(part, values) for part in expression.args))
 
 
-#: The most that a dimension may have so that all sizes are compiled at once, and the elements of a tensor then.
-MOST_SIZE, MOST_ELEMENTS = 2**16, 2**31
+#: The most that a dimension may have so that all sizes are compiled at once.
+MOST_SIZE = 2**16
 
 
 def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
     """Returns Dims for the symbols of a graph, by symbol, named after them; None if other numbers than sizes vary.
 
-    ``values`` are those of a call.  Dims end where all of them together would make a tensor of more elements than
-    `MOST_ELEMENTS`, but not below twice these values.
+    ``values`` are those of a call.
     """
     measured = [m for n in graph.nodes if n.op == "placeholder" for m in measures(n.meta.get("val"))]
     varying = [m for m in measured if isinstance(m, SYMBOLIC)]
     if not all(isinstance(m, torch.SymInt) for m in varying):
         return None
     environment = varying[0].node.shape_env
-    shapes = [v.shape for n in graph.nodes for v in _tensors(n.meta.get("val"))]
     low, high = dict[Any, int](), dict[Any, int]()
     for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
         bounds = environment.var_to_range.get(symbol)
@@ -199,24 +197,7 @@ def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
         high[symbol] = min(int(largest), MOST_SIZE) if largest.is_Integer else MOST_SIZE
         if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
             return None
-    try:
-        while max((prod(_at(n, high) for n in shape) for shape in shapes), default=0) > MOST_ELEMENTS:
-            widest = max(high, key=lambda s: high[s] / values[s])
-            if high[widest] <= 2 * values[widest]:
-                break
-            high[widest] //= 2
-    except UnknownSizeError:
-        return None
     return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
-
-
-def _at(size: Any, values: Mapping[Any, int]) -> int:
-    return followed(size.node.expr, values) if isinstance(size, torch.SymInt) else int(size)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    every = value if isinstance(value, tuple | list) else (value,)
-    yield from (x for x in every if isinstance(x, torch.Tensor))
 
 
 def is_projection(node: Any) -> bool:
