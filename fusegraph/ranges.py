@@ -405,7 +405,7 @@ def ahead(graph: Graph) -> dict[str, Bounds]:
 
     Sizes beyond are planned by size: positions of 64 bits make other kernels.
     """
-    bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
     sizes = {prod(t.shape) for t in graph.tensors.values()}
     while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
         name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
@@ -418,7 +418,7 @@ def ahead(graph: Graph) -> dict[str, Bounds]:
 
 def varies(graph: Graph) -> bool:
     """Tells whether a graph's sizes vary."""
-    return any(isinstance(size, Size) for tensor in graph.inputs for size in tensor.shape)
+    return any(isinstance(size, Size) for tensor in graph.inputs for size in (*tensor.shape, *tensor.strides))
 
 
 def check_shapes(graph: Graph, sizes: Sizes) -> None:

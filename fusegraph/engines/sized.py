@@ -53,7 +53,7 @@ class SizedExecutable(Executable):
         check_outputs(graph)
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
-        self._bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self._bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
         self._sources = _sources(graph, self._bounds)
         self._values = {name: graph.inputs[n].shape[axis] // unit for name, (n, axis, unit) in self._sources.items()}
         self._values = {name: int(size) for name, size in self._values.items()}

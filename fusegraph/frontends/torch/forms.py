@@ -192,9 +192,9 @@ def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
     low, high = dict[Any, int](), dict[Any, int]()
     for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
         bounds = environment.var_to_range.get(symbol)
-        least, largest = (bounds.lower, bounds.upper) if bounds is not None else (0, MOST_SIZE)
+        least, largest = (bounds.lower, bounds.upper) if bounds is not None else (0, None)
         low[symbol] = max(int(least), 2)
-        high[symbol] = min(int(largest), MOST_SIZE) if largest.is_Integer else MOST_SIZE
+        high[symbol] = min(int(largest), MOST_SIZE) if largest is not None and largest.is_Integer else MOST_SIZE
         if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
             return None
     return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
