@@ -173,8 +173,12 @@ class _AllSizes:
         dims = dims_of(graph, values)
         if not dims:
             return None
+        leave = settings.get("leave", ())
         try:
-            _, division, run = _compiled(graph, forms_of(graph, dims), phase, settings, names)
+            forms = forms_of(graph, dims)
+            if len(_left(graph, forms, leave)) > len(_left(graph, forms_of(graph, values), leave)):
+                return None  # sizes are used as numbers, say
+            _, division, run = _compiled(graph, forms, phase, settings, names)
         except (GraphError, UnknownSizeError):
             return None
         return cls(graph, dims, division, run)
@@ -186,6 +190,11 @@ class _AllSizes:
         sizes = {dim.name: values[symbol] for symbol, dim in self._dims.items()}
         run = {piece: _at(executable, sizes, piece) for piece, executable in self._run.items()}
         return write(Analysis(self._graph, forms_of(self._graph, values)), self._division, run)
+
+
+def _left(graph: Any, forms: Forms, leave: Sequence[str]) -> Mapping[Any, str]:
+    """Returns the nodes of a graph that torch has to compute, with the reasons."""
+    return in_pieces(Analysis(graph, forms), "sizes", leave=leave)[0].left
 
 
 def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Callable[..., Any]:

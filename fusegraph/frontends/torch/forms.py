@@ -186,18 +186,28 @@ def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
     """
     measured = [m for n in graph.nodes if n.op == "placeholder" for m in measures(n.meta.get("val"))]
     varying = [m for m in measured if isinstance(m, SYMBOLIC)]
-    if not all(isinstance(m, torch.SymInt) for m in varying):
+    if not all(isinstance(m, torch.SymInt) for m in varying) or any(map(_calculates, graph.nodes)):
         return None
     environment = varying[0].node.shape_env
     low, high = dict[Any, int](), dict[Any, int]()
     for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
         bounds = environment.var_to_range.get(symbol)
-        least, largest = (bounds.lower, bounds.upper) if bounds is not None else (0, None)
-        low[symbol] = max(int(least), 2)
-        high[symbol] = min(int(largest), MOST_SIZE) if largest is not None and largest.is_Integer else MOST_SIZE
+        ends = (bounds.lower, bounds.upper) if bounds is not None else ()
+        least, largest = [int(end) if end.is_Integer else None for end in ends] or (None, None)
+        low[symbol], high[symbol] = max(least or 2, 2), min(largest or MOST_SIZE, MOST_SIZE)
         if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
             return None
     return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
+
+
+def _calculates(node: Any) -> bool:
+    """Tells whether an operator of torch's calculates with a size, rather than to use it as one."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = [*zip(schema.arguments, node.args), *((a, node.kwargs.get(a.name)) for a in schema.arguments)]
+    numbers = (value for argument, value in given if "int" not in str(argument.type).lower())
+    return any(isinstance(getattr(value, "meta", {}).get("val"), SYMBOLIC) for value in numbers)
 
 
 def is_projection(node: Any) -> bool:
