@@ -17,6 +17,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
@@ -97,8 +98,10 @@ class Graph(Operations):
 
         Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
-        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed).
+        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed, a Size).
         """
+        if isinstance(array, Size):
+            raise GraphError(f"{array} varies: its value is no constant; it may be a size, a stride or an attribute")
         label = "a constant" if name is None else f"constant {check_name('tensor', name)!r}"
         try:
             value = np.asarray(array)
@@ -302,7 +305,8 @@ class Graph(Operations):
                         f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in {dtype}, "
                         f"whose values go from {dtype.min} to {dtype.max}"
                     )
-                yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)
+                exact = isinstance(operand, Size) or not dtype.is_float
+                yield self.constant(operand if exact else float(operand), dtype=dtype)
             elif isinstance(operand, (bool, int, float, np.ndarray, np.generic)):
                 yield self.constant(operand)
             else:

@@ -121,5 +121,5 @@ class AcrossRenderer(RowsRenderer):
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
             full = least(self.length // self.step) if self.space.total % max(self.length, 1) == 0 else 0
             inside = f"u < {full} || col < {self.end}" if full else f"col < {self.end}"
-            with w.guarded(inside if self.ragged and not loading else ""):
+            with w.guarded(inside if self.ragged and not loading and full < self.unroll else ""):
                 yield

@@ -6,15 +6,19 @@ For a graph that was traced with symbolic sizes, they belong to one choice of th
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from codegen.sizes import Size
+from fusegraph.dims import Dim
 from fusegraph.dtypes import ALL, DType
 from fusegraph.frontends.torch.table import Form
+from fusegraph.values import integer
 
 _DTYPES: dict[Any, DType] = {
     getattr(torch, name): dtype
@@ -128,12 +132,16 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     """Returns the forms of a graph's nodes for these values of symbols and of expressions of them."""
     known: dict[Any, int | float | bool] = dict(values)
     single = {expression: value for expression, value in values.items() if expression.is_Symbol}
+    vary = any(isinstance(value, Size) for value in values.values())
 
     def number(size: Any) -> Any:
         if not isinstance(size, SYMBOLIC):
             return size
         expression = size.node.expr
         if expression not in known:
+            if vary and isinstance(size, torch.SymInt):
+                known[expression] = followed(expression, single)
+                return known[expression]
             result = expression.subs(single) if hasattr(expression, "subs") else expression
             if getattr(result, "free_symbols", None):
                 raise UnknownSizeError
@@ -144,7 +152,7 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     def form(value: Any) -> Form | None:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
-        shape, strides = (tuple(int(number(n)) for n in sizes) for sizes in (value.shape, value.stride()))
+        shape, strides = (tuple(integer(number(n)) for n in sizes) for sizes in (value.shape, value.stride()))
         return Form(shape, strides, _DTYPES.get(value.dtype), str(value.device))
 
     forms: dict[Any, tuple[Form | None, ...] | None] = {}
@@ -163,6 +171,69 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
         except UnknownSizeError:
             forms[node] = None
     return Forms(forms, numbers)
+
+
+#: Functions of integers in torch's expressions, by their classes' names.
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    "Add": lambda *parts: sum(parts),
+    "Mul": lambda *parts: prod(parts),
+    "Pow": pow,
+    "PowByNatural": pow,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+}
+
+
+def followed(expression: Any, values: Mapping[Any, int]) -> int:
+    """Returns the value of an expression of torch's for values of its symbols, Sizes among them.
+
+    Raises UnknownSizeError for one that does not follow from them by the arithmetic of Sizes.
+    """
+    if expression in values:
+        return values[expression]
+    if expression.is_Integer:
+        return int(expression)
+    function = _FUNCTIONS.get(type(expression).__name__)
+    if function is None or not all(part.is_integer for part in expression.args):
+        raise UnknownSizeError
+    return function(*(followed(part, values) for part in expression.args))
+
+
+#: The most that a dimension may have so that all sizes are compiled at once.
+MOST_SIZE = 2**16
+
+
+def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
+    """Returns Dims for the symbols of a graph, by symbol, named after them; None if other numbers than sizes vary.
+
+    ``values`` are those of a call.
+    """
+    measured = [m for n in graph.nodes if n.op == "placeholder" for m in measures(n.meta.get("val"))]
+    varying = [m for m in measured if isinstance(m, SYMBOLIC)]
+    if not all(isinstance(m, torch.SymInt) for m in varying) or any(map(_calculates, graph.nodes)):
+        return None
+    environment = varying[0].node.shape_env
+    low, high = dict[Any, int](), dict[Any, int]()
+    for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
+        bounds = environment.var_to_range.get(symbol)
+        ends = (bounds.lower, bounds.upper) if bounds is not None else ()
+        least, largest = [int(end) if end.is_Integer else None for end in ends] or (None, None)
+        low[symbol], high[symbol] = max(least or 2, 2), min(largest or MOST_SIZE, MOST_SIZE)
+        if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
+            return None
+    return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
+
+
+def _calculates(node: Any) -> bool:
+    """Tells whether an operator of torch's calculates with a size, rather than to use it as one."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = [*zip(schema.arguments, node.args), *((a, node.kwargs.get(a.name)) for a in schema.arguments)]
+    numbers = (value for argument, value in given if "int" not in str(argument.type).lower())
+    return any(isinstance(getattr(value, "meta", {}).get("val"), SYMBOLIC) for value in numbers)
 
 
 def is_projection(node: Any) -> bool:
