@@ -26,7 +26,7 @@ MOST_KNOWN = 1024
 class Argument:
     """What the array given for one input or output of a compiled graph must be; bytes for packed elements."""
 
-    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
+    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device, *, written: bool) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
         self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
@@ -34,7 +34,8 @@ class Argument:
             self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
             self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
         self.pattern = self.shape, self.strides, self.dtype.itemsize
-        self._role, self._engine, self._device = role, engine, device
+        self.written, self.is_output = written, role == "output"
+        self._engine, self._device = engine, device
 
     def same_elements(self, other: Argument) -> bool:
         """Tells whether all elements of both coincide in memory once their first elements do."""
@@ -64,8 +65,8 @@ class Argument:
                 f"{self.what} has strides {list(seen.strides)} (elements), the graph was built for "
                 f"{list(self.strides)}; copy the array to that layout, or give tensor() the array's strides"
             )
-        if seen.readonly and self._role == "output":
-            raise ArgumentError(f"{self.what} is read-only")
+        if seen.readonly and self.written:
+            raise ArgumentError(f"{self.what} is read-only{'' if self.is_output else ', and the graph assigns to it'}")
         keep.append(seen)
         return seen.pointer
 
@@ -73,8 +74,9 @@ class Argument:
 class Overlaps:
     """Finds arguments of a graph that share memory.
 
-    An output must be disjoint from other outputs, and either disjoint from an input or exactly in its place.  Answers
-    are remembered by the distance between the two addresses.
+    An output must be disjoint from other outputs, and either disjoint from an input or exactly in its place.  An input
+    that is assigned to must be disjoint from all others.  Answers are remembered by the distance between the two
+    addresses.
     """
 
     def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
@@ -82,8 +84,9 @@ class Overlaps:
         #: (first, second, low, high): their ranges meet if low < address of the first - address of the second < high
         self._near = [
             (first, second, -self._arguments[first].nbytes, self._arguments[second].nbytes)
-            for second in range(len(inputs), len(self._arguments))
+            for second, argument in enumerate(self._arguments)
             for first in range(second)
+            if argument.is_output or argument.written or self._arguments[first].written
         ]
         self._known: dict[tuple[int, int, int], bool | None] = {}
 
@@ -96,9 +99,10 @@ class Overlaps:
         for first, second, low, high in self._near:
             apart = addresses[first] - addresses[second]
             if low < apart < high and self._meet(first, second, apart):
-                if apart or first >= self._inputs or not self._arguments[first].same_elements(self._arguments[second]):
+                one, other = self._arguments[first], self._arguments[second]
+                if apart or one.written or not other.is_output or not one.same_elements(other):
                     raise ArgumentError(
-                        f"{self._arguments[second].what} overlaps {self._arguments[first].what} in memory; "
+                        f"{other.what} overlaps {one.what} in memory; "
                         "kernels read and write in no particular order, so give another array"
                     )
                 pairs.add((first, second - self._inputs))
@@ -150,7 +154,7 @@ def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[A
 
 def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     """Returns one array per output from ``out=``: an array, a tuple, a list, or a mapping by name."""
-    names = [t.name for t in graph.outputs]
+    names = [t.name for t in graph.made]
     if isinstance(out, Mapping):
         if set(out) != set(names):
             raise ArgumentError(f"out= of graph {graph.name!r} has one array for each of {names}, got {list(out)}")

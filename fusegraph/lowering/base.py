@@ -126,7 +126,8 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     """Returns the bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
     inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
-    return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
+    steps = tensor.start, tensor.position.step if tensor.position is not None else 0
+    return gcd(INNER_ALIGNMENT if inner else options.alignment, *(n * tensor.dtype.itemsize for n in steps))
 
 
 @dataclass(eq=False)

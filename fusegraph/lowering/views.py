@@ -108,6 +108,15 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
     return result
 
 
+def assigned_region(node: Node) -> Tensor:
+    """Returns the elements that an assignment overwrites where they lie, those at position 0 if it has an index."""
+    x, values = node.inputs[:2]
+    at, rank = node.attributes, range(x.rank)
+    strides = [x.strides[d] * (at["steps"][d] if values.shape[d] > 1 else 1) for d in rank]
+    start = sum(at["starts"][d] * x.strides[d] for d in rank) if values.size else 0
+    return alias(x, node.name, values.shape, strides, start)
+
+
 def source(
     graph: Graph, members: Container[Node], tensor: Tensor, known: Mapping[Tensor, Tensor] | None = None
 ) -> Tensor | None:

@@ -25,6 +25,7 @@ class Kind(Enum):
     SCAN = "scan"
     SORT = "sort"
     SCATTER = "scatter"
+    ASSIGN = "assign"
     POOLING = "pooling"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"

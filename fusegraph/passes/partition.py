@@ -9,6 +9,8 @@ from typing import Any
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Lowered
+from fusegraph.ops.base import Kind
+from fusegraph.passes.overwriting import orders
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Group:
         return self.lowered.writes
 
     @property
+    def positions(self) -> tuple[Tensor, ...]:
+        """The tensors that say where its kernel writes, beside what the kernel's program reads."""
+        return tuple(dict.fromkeys(t.position.index for t in self.writes if t.position is not None))
+
+    @property
     def bytes_saved(self) -> int:
         """Bytes of device-memory traffic saved against a kernel for each node, which moves each of its tensors once."""
         alone = sum(t.nbytes for n in self.nodes for t in (*n.outputs, *set(n.inputs)))
@@ -79,7 +86,8 @@ class Partition:
         """Verifies the partition.
 
         Every node is in exactly one group, the groups can run in the given order (so each is convex), and a tensor that
-        crosses groups or leaves the graph is written by its group.  Raises GraphError naming what is wrong.
+        crosses groups or leaves the graph is written by its group.  What overwrites memory comes after what reads what
+        was there.  Raises GraphError naming what is wrong.
         (Not every tensor that enters a group need be read: gen_index asks for a shape only.)
         """
         place: dict[Node, int] = {}
@@ -94,9 +102,13 @@ class Partition:
         for producer, consumer, tensor in edges(self.graph):
             if place[producer] > place[consumer]:
                 raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
-            if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
+            kept = producer.kind is not Kind.ASSIGN and tensor not in self.groups[place[producer]].writes
+            if place[producer] != place[consumer] and kept:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
-        written = self.materialized
+        written = self.materialized | self.graph.updates.keys()
+        for before, after in orders(self.graph):
+            if place[before] > place[after]:
+                raise GraphError(f"{after.name!r} would overwrite memory before {before.name!r} has read it")
         for tensor in self.graph.outputs:
             if tensor not in written:
                 raise GraphError(f"output {tensor.name!r} is written by no kernel")

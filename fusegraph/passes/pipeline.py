@@ -17,6 +17,7 @@ from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
+from fusegraph.passes.assignments import place_values
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
@@ -37,7 +38,7 @@ from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
-from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
+from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
@@ -102,6 +103,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
+    Pass(ASSIGNMENTS, place_values, When.ALWAYS),
 )
 
 

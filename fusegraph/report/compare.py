@@ -24,7 +24,7 @@ from fusegraph.report.check import (
     OutputCheck,
     check_executable,
     compare,
-    placed,
+    operands,
     random_inputs,
     run,
 )
@@ -232,7 +232,7 @@ def _engine(
 def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> tuple[float, str]:
     """Returns the microseconds of a call whose arrays, outputs included, exist already, and how they were measured."""
     device = executable.device
-    arrays = [placed(inputs[t.name], device) for t in executable.graph.inputs]
+    arrays = operands(executable.graph, inputs, device)
     if device.is_cuda:
         out = executable(*arrays, stream=0)
         timer = ColdTimer(device.index)

@@ -1,0 +1,67 @@
+"""``assign``: a tensor with some of its elements replaced, in the memory of that tensor.
+
+The op is a function like any other: its result is a tensor of its own, which whoever needs the new elements takes.
+That its result lies in the memory of its first operand is known to what lays tensors into memory, to the order of
+kernels, and to nothing else.  It is not in the op table: users write `Graph.assign`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types
+
+
+def _infer(types: Types, attributes: Attributes) -> TensorType:
+    x, values, *index = types
+    if values.dtype != x.dtype:
+        raise DTypeError(f"values have the dtype of x, {x.dtype}, got {values.dtype}; cast them")
+    if index and not index[0].dtype.is_int:
+        raise DTypeError(f"index holds integers, got {index[0].dtype}")
+    at, starts, steps = attributes["axis"], attributes["starts"], attributes["steps"]
+    if not len(x.shape) == len(values.shape) == len(starts) == len(steps):
+        raise ShapeError(f"values {list(values.shape)} are no region of x {list(x.shape)}: other dimensions")
+    for d, (size, count, start, step) in enumerate(zip(x.shape, values.shape, starts, steps)):
+        if index and d == at:
+            fits = index[0].shape == (count,)
+        else:
+            fits = not count or (start >= 0 and step > 0 and start + (count - 1) * step < size)
+        if not fits:
+            raise ShapeError(f"values {list(values.shape)} are no region of x {list(x.shape)}: dimension {d}")
+    return x
+
+
+def _reference(x: Array, values: Array, *index: Array, starts: Any, steps: Any, axis: int | None, **_: Any) -> Array:
+    y = np.array(x)
+    parts = zip(starts, steps, values.shape)
+    where = [slice(start, start + count * step, step) for start, step, count in parts]
+    if not index:
+        y[tuple(where)] = values
+        return y
+    assert axis is not None
+    where[axis] = slice(None)
+    inside = (index[0] >= 0) & (index[0] < x.shape[axis])
+    region, values = np.moveaxis(y[tuple(where)], axis, 0), np.moveaxis(values, axis, 0)
+    for place, value in zip(index[0][inside], values[inside]):  # the last of several stays
+        region[int(place)] = value
+    return y
+
+
+ASSIGN = Op(
+    name="assign",
+    kind=Kind.ASSIGN,
+    operands=("x", "values", "index"),
+    optional=1,
+    integers=("index",),
+    attributes={"starts": REQUIRED, "steps": REQUIRED, "axis": None, "placed": False},
+    infer=_infer,
+    reference=_reference,
+    ulps=0,
+    doc="""x, in its memory, with the elements of a region replaced: those from ``starts`` on, every ``steps``-th, as
+    many as there are values; along the axis those at the positions of an index, if there is one.  Positions that are
+    not in [0, size of the axis) are left out, and the last of several values for a position stays.  ``placed`` is for
+    passes: whoever makes the values writes them into x.""",
+)
