@@ -55,8 +55,8 @@ class Executable(ABC):
     Call it with one array per input, in the order of the graph's inputs or by name.  Arrays of NumPy, torch, CuPy, JAX,
     and anything with DLPack or ``__cuda_array_interface__`` are used without copying.  A call returns the output array,
     or a tuple if the graph has several outputs (or none, but new values of inputs), in the framework of the first input
-    (NumPy if there are no inputs).  An input that the graph assigns to is written: its memory may not be that of another
-    array of the call, and may not be read-only.
+    (NumPy if there are no inputs).  An input that the graph assigns to is written: it may not share memory with another
+    array of the call, or be read-only.
 
     out     an array, a sequence, or a mapping by name to write to instead.  Outputs may not overlap each other or
             inputs, with one exception: an output may lie exactly in the memory of an input of the same shape, strides

@@ -34,6 +34,7 @@ from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.positions import place
+from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
@@ -75,6 +76,7 @@ def summary(run: Callable[..., object]) -> str:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
+    Pass("assignments", assign_regions, When.ALWAYS),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
