@@ -34,7 +34,7 @@ class Argument:
             self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
             self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
         self.pattern = self.shape, self.strides, self.dtype.itemsize
-        self.written, self.is_output = written, role == "output"
+        self.written, self._is_output = written, role == "output"
         self._engine, self._device = engine, device
 
     def same_elements(self, other: Argument) -> bool:
@@ -66,7 +66,7 @@ class Argument:
                 f"{list(self.strides)}; copy the array to that layout, or give tensor() the array's strides"
             )
         if seen.readonly and self.written:
-            raise ArgumentError(f"{self.what} is read-only{'' if self.is_output else ', and the graph assigns to it'}")
+            raise ArgumentError(f"{self.what} is read-only{'' if self._is_output else ', and the graph assigns to it'}")
         keep.append(seen)
         return seen.pointer
 
@@ -81,14 +81,36 @@ class Overlaps:
 
     def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
         self._arguments, self._inputs = [*inputs, *outputs], len(inputs)
+        self._assigned = any(argument.written for argument in inputs)
         #: (first, second, low, high): their ranges meet if low < address of the first - address of the second < high
         self._near = [
             (first, second, -self._arguments[first].nbytes, self._arguments[second].nbytes)
-            for second, argument in enumerate(self._arguments)
+            for second in range(len(inputs), len(self._arguments))
             for first in range(second)
-            if argument.is_output or argument.written or self._arguments[first].written
         ]
         self._known: dict[tuple[int, int, int], bool | None] = {}
+        self._apart: set[tuple[int, ...]] = set()  # addresses of inputs that were checked
+
+    def check_inputs(self, addresses: Sequence[int]) -> None:
+        """Raises ArgumentError if an input that is assigned to shares memory with another input."""
+        given = tuple(addresses[: self._inputs])
+        if not self._assigned or given in self._apart:
+            return
+        ranges = sorted((start, start + a.nbytes, n) for n, (start, a) in enumerate(zip(given, self._arguments)))
+        end, near = 0, False
+        for start, stop, _ in ranges:
+            near = near or start < end
+            end = max(end, stop)
+        for second in range(self._inputs) if near else ():
+            for first in range(second):
+                one, other = self._arguments[first], self._arguments[second]
+                apart = given[first] - given[second]
+                close = (one.written or other.written) and -one.nbytes < apart < other.nbytes
+                if close and self._meet(first, second, apart):
+                    raise self._overlap(first, second)
+        if len(self._apart) >= MOST_KNOWN:
+            self._apart.clear()
+        self._apart.add(given)
 
     def found(self, addresses: Sequence[int]) -> Pairs:
         """Returns (number of the input, number of the output) for each output that lies in the memory of an input.
@@ -100,13 +122,16 @@ class Overlaps:
             apart = addresses[first] - addresses[second]
             if low < apart < high and self._meet(first, second, apart):
                 one, other = self._arguments[first], self._arguments[second]
-                if apart or one.written or not other.is_output or not one.same_elements(other):
-                    raise ArgumentError(
-                        f"{other.what} overlaps {one.what} in memory; "
-                        "kernels read and write in no particular order, so give another array"
-                    )
+                if apart or one.written or not one.same_elements(other):
+                    raise self._overlap(first, second)
                 pairs.add((first, second - self._inputs))
         return frozenset(pairs)
+
+    def _overlap(self, first: int, second: int) -> ArgumentError:
+        return ArgumentError(
+            f"{self._arguments[second].what} overlaps {self._arguments[first].what} in memory; "
+            "kernels read and write in no particular order, so give another array"
+        )
 
     def in_place(self, pairs: Pairs, reason: str) -> ArgumentError:
         """Returns the error for outputs that cannot lie in the memory of inputs."""

@@ -200,7 +200,8 @@ class Executable(ABC):
         bits = reduce(or_, addresses, 0)
         if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
             return False  # no memory, or misaligned
-        pairs = self._found_in_place(addresses, bits) if given or self.graph.updates else NOTHING
+        self._overlaps.check_inputs(addresses)
+        pairs = self._found_in_place(addresses, bits) if given else NOTHING
         queue = self._select(bits, pairs)
         if queue is not None:
             if len(self._known) >= _KNOWN:
@@ -234,7 +235,8 @@ class Executable(ABC):
         outputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._outputs, results)]
         addresses = (*inputs, *outputs)
         bits = reduce(or_, addresses, 0)
-        pairs = self._found_in_place(addresses, bits) if out is not None or self.graph.updates else NOTHING
+        self._overlaps.check_inputs(addresses)
+        pairs = self._found_in_place(addresses, bits) if out is not None else NOTHING
         self._start(self._select(bits, pairs), addresses, stream, pairs)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 

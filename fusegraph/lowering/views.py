@@ -52,6 +52,8 @@ def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
         return tuple(places[d] for d in range(operand.rank))
     if node.op.role is Role.RESHAPE:
         return reshaped(node.output.shape, strides, operand.shape)
+    if node.op.role is Role.BROADCAST and operand.size == node.output.size:
+        return tuple(strides[len(strides) - operand.rank :])
     return None
 
 

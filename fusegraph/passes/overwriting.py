@@ -13,7 +13,7 @@ from fusegraph.ops.base import Kind, Role
 
 #: Movement whose result may be read where its operand lies, and movement whose operand may be written in its result.
 _SEEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.BROADCAST, Role.SLICE})
-_WRITTEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.CONCATENATE})
+_WRITTEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.BROADCAST, Role.CONCATENATE})
 
 
 def assignments(graph: Graph) -> list[Node]:
