@@ -190,6 +190,12 @@ def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     return arrays
 
 
+def with_own_memory(graph: Graph, results: Any) -> tuple[Any, ...]:
+    """Returns those results of a call that can be given to the next one in ``out=``: all that lie in no input."""
+    every = results if isinstance(results, tuple) else (results,)
+    return tuple([x for t, x in zip(graph.results, every) if t not in graph.updates])
+
+
 def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
     """Returns what a kernel takes in place of an array: for packed elements their contiguous bytes.
 

@@ -99,9 +99,8 @@ class _Placing:
     def _order(self, node: Node) -> bool:
         """Adds the edges of order of an assignment; False, and none is added, if they would form a cycle."""
         last = self._graph.producer(node.inputs[0])
-        before = [
-            (n, False) if n in self._copied and n is not last else n for n in overwritten_after(self._graph, node)
-        ]
+        first = overwritten_after(self._graph, node, last in self._placed and last not in self._copied)
+        before = [(n, False) if n in self._copied and n is not last else n for n in first]
         placed = node in self._placed
         writers = [(node, True)] if placed and node in self._copied else writers_of(self._graph, node, placed)
         network = self._network

@@ -63,13 +63,17 @@ def _readers(graph: Graph, tensor: Tensor) -> Iterator[Node]:
             yield from _readers(graph, node.output)
 
 
-def overwritten_after(graph: Graph, node: Node) -> list[Node]:
-    """Returns the nodes that come before what an assignment writes."""
+def overwritten_after(graph: Graph, node: Node, written: bool | None = None) -> list[Node]:
+    """Returns the nodes that come before what an assignment writes.
+
+    ``written`` says whether the values of the assignment before it lie in the input, as ``placed`` does.
+    """
     old = node.inputs[0]
     found = [n for n in _readers(graph, old) if n is not node]
     last = graph.producer(old)
     if last is not None:
         found.append(last)
+    if last is not None and (last.attributes["placed"] if written is None else written):
         found += [n for t in laid(graph, last.inputs[1]) for n in _readers(graph, t) if n is not last]
     if by_position(node) and (index := graph.producer(node.inputs[2])) is not None:
         found.append(index)

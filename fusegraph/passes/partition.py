@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,10 @@ class Partition:
     decisions: tuple[Decision, ...]
 
     @property
-    def materialized(self) -> frozenset[Tensor]:
-        """Tensors that some group writes to memory."""
-        return frozenset(t for group in self.groups for t in group.writes)
+    def materialized(self) -> Set[Tensor]:
+        """Tensors that some group writes to memory, those among them of which it writes a region."""
+        assigned = {n.output for group in self.groups for n in group.nodes if n.kind is Kind.ASSIGN}
+        return assigned.union(*(group.writes for group in self.groups))
 
     def nodes_of(self, kernels: Callable[[Any], bool]) -> set[str]:
         """Returns the names of the nodes in those kernels for whose specification ``kernels`` holds."""
@@ -105,7 +106,7 @@ class Partition:
             kept = producer.kind is not Kind.ASSIGN and tensor not in self.groups[place[producer]].writes
             if place[producer] != place[consumer] and kept:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
-        written = self.materialized | self.graph.updates.keys()
+        written = self.materialized
         for before, after in orders(self.graph):
             if place[before] > place[after]:
                 raise GraphError(f"{after.name!r} would overwrite memory before {before.name!r} has read it")

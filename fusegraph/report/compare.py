@@ -13,6 +13,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
 from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError, one_line
 from fusegraph.graph import Graph
@@ -234,10 +235,10 @@ def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> 
     device = executable.device
     arrays = operands(executable.graph, inputs, device)
     if device.is_cuda:
-        out = executable(*arrays, stream=0)
+        out = with_own_memory(executable.graph, executable(*arrays, stream=0))
         timer = ColdTimer(device.index)
         return timer.median(lambda: executable(*arrays, out=out, stream=0), repeats), _gpu_text(repeats)
-    out = executable(*arrays)
+    out = with_own_memory(executable.graph, executable(*arrays))
     return _best_of(lambda: executable(*arrays, out=out))
 
 
