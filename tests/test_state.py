@@ -143,14 +143,22 @@ def simulated(made: Plan, inputs: dict[str, Array]) -> dict[str, Array]:
     return {t.name: memory[t.base][places(t)] for t in graph.outputs}
 
 
+def planned(graph: fg.Graph) -> Plan | None:
+    """Returns the plan of a graph, None if a node takes both the old and the new value of a region."""
+    try:
+        return plan(graph)
+    except GraphError as error:
+        if "takes what" not in str(error):
+            raise
+        return None
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_kernels_keep_the_order_of_statements(data: st.DataObject) -> None:
     script = Script(lambda n: data.draw(st.integers(0, n - 1)))
-    try:
-        made = plan(script.graph)
-    except GraphError as error:
-        assert "takes what" in str(error)
+    made = planned(script.graph)
+    if made is None:
         return
     found = simulated(made, script.inputs)
     for name, array in script.expected().items():
@@ -162,10 +170,8 @@ def test_what_kernels_compute_is_what_statements_say() -> None:
     runs: list[tuple[Script, CpuExecutable]] = []
     while len(runs) < 12:
         script = Script(draw.randrange)
-        try:
+        if planned(script.graph) is not None:
             runs.append((script, CpuExecutable(script.graph, Options(), lazy=True)))
-        except GraphError as error:
-            assert "takes what" in str(error)
     build_together([executable for _, executable in runs])
     for script, executable in runs:
         result = check_executable(executable, script.inputs)
@@ -296,7 +302,8 @@ def test_what_cannot_be_written_in_place_is_copied_first() -> None:
     x, w = g.tensor("x", (64, 64)), g.tensor("w", (64, 64))
     g.assign(x, x @ w)
     made = [writes for _, writes in kernels(g)]
-    assert made[-1] == ["x"] and len(made) == 2
+    assert made[-1] == ["x"]
+    assert len(made) == 2
     agrees(g)
     g = fg.Graph("transpose")
     x = g.tensor("x", (33, 33))
@@ -373,9 +380,9 @@ def test_arrays_that_share_memory() -> None:
     assert z in g.results
     executable = g.compile("cpu")
     memory = np.arange(8, dtype=np.float32)
-    with pytest.raises(ArgumentError, match="input 'y' .* overlaps input 'x'"):
+    with pytest.raises(ArgumentError, match=r"input 'y' .* overlaps input 'x'"):
         executable(memory[:4], memory[2:6])
-    with pytest.raises(ArgumentError, match="output 'z' .* overlaps input 'x'"):
+    with pytest.raises(ArgumentError, match=r"output 'z' .* overlaps input 'x'"):
         executable(memory[:4], memory[4:], out=memory[:4])
     fixed = np.zeros(4, np.float32)
     fixed.setflags(write=False)

@@ -148,8 +148,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
         ``replay(stream)`` runs the graph again for about the cost of one driver call: copy new inputs into the arrays
-        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now, and inputs
-        that the graph assigns to have their new values.
+        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now; inputs
+        that the graph assigns to then have their new values.
         """
         arrays = bind(self.graph, args, named)
         results = self(*arrays, out=out)

@@ -61,7 +61,9 @@ def _replaced(graph: Graph, maker: Node) -> tuple[Region, Tensor] | None:
     if maker.op is _SCATTER:
         x, index, values = maker.inputs
         axis = maker.attributes["axis"]
-        if maker.attributes["reduction"] != "none" or index.size != index.shape[axis]:
+        while (node := graph.producer(index)) is not None and node.op.role is Role.BROADCAST:
+            (index,) = node.inputs
+        if maker.attributes["reduction"] != "none" or index.size != index.shape[axis - x.rank]:
             return None
         where = Region(x, [0] * x.rank, [1] * x.rank, list(values.shape), list(range(x.rank)), axis, index)
         return where, values
