@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
-from torch.nn import functional as F
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.kernels import KernelExecutable  # noqa: E402
 
 
 @pytest.fixture
