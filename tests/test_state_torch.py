@@ -173,6 +173,9 @@ def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> Non
     plan = executable.plan
     assert plan is not None
     assert updated(executable) == 2
+    if positions == 1:  # the product of the values stores into the cache, and what turns the keys does
+        writers = {t.base.name: k.group.family for k in plan.kernels for t in k.group.writes}
+        assert (writers["values"], writers["keys"]) == ("contraction", "pointwise")
     assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
 
 

@@ -17,6 +17,7 @@ from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
+from fusegraph.passes.assigned_products import divide_columns
 from fusegraph.passes.assignments import place_values
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
@@ -105,6 +106,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
+    Pass("assigned products", divide_columns),
     Pass(ASSIGNMENTS, place_values, When.ALWAYS),
 )
 
