@@ -17,7 +17,7 @@ class Region:
     """Elements of a tensor: from ``starts`` on every ``steps``-th, ``sizes`` of them, in each of its dimensions.
 
     of          the tensor.
-    axis, index the dimension along which a tensor says the positions, and that tensor.
+    axes, index the dimensions along which a tensor says the positions, numbered in row-major order, and that tensor.
     dims        of the region as the program sees it: the tensor's dimension that each of them walks, None for one of
                 size 1 that was added.
     """
@@ -27,7 +27,7 @@ class Region:
     steps: list[int]
     sizes: list[int]
     dims: list[int | None]
-    axis: int | None = None
+    axes: tuple[int, ...] = ()
     index: Tensor | None = None
 
     @property
@@ -59,7 +59,7 @@ def _sliced(found: Region, node: Node) -> None:
     for dim, start, step, before, size in zip(found.dims, starts, steps, node.inputs[0].shape, node.output.shape):
         if (start, step, size) == (0, 1, before):
             continue
-        if dim is None or dim == found.axis:
+        if dim is None or dim in found.axes:
             raise GraphError(f"{node.name!r} is a slice along an axis that has an index; slice the index")
         found.starts[dim] += start * found.steps[dim] if size else 0
         found.steps[dim] *= step if size > 1 else 1
@@ -75,7 +75,7 @@ def _gathered(found: Region, node: Node) -> None:
         )
     if (found.starts[dim], found.steps[dim], found.sizes[dim]) != (0, 1, found.of.shape[dim]):
         raise GraphError(f"{node.name!r} is a gather along an axis that is sliced: an index counts from its beginning")
-    found.axis, found.index, found.sizes[dim] = dim, index, index.size
+    found.axes, found.index, found.sizes[dim] = (dim,), index, index.size
     found.dims[at : at + 1] = [dim][: index.rank]
 
 
@@ -121,7 +121,7 @@ def assigned(found: Region, values: Tensor, name: str | None = None) -> Tensor:
     }
     operands = [found.of, values]
     if found.index is not None:
-        attributes["axis"] = found.axis
+        attributes["axes"] = found.axes
         operands.append(found.index if found.index.rank else graph.reshape(found.index, (1,)))
     made: Tensor = graph.apply(ASSIGN, operands, attributes, name)
     made.strides = found.of.strides

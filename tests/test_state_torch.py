@@ -57,6 +57,10 @@ WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "slice": lambda cache, at, x: cache.__setitem__((slice(None), slice(None), slice(5, 6)), x),
     "select": lambda cache, at, x: cache.__setitem__((1, slice(None), slice(5, 6)), x[0]),
     "scatter": lambda cache, at, x: cache.scatter_(2, at.view(1, 1, 1, 1).expand(x.shape), x),
+    "positions": lambda cache, at, x: cache.__setitem__(
+        (torch.arange(2), slice(None), at + torch.arange(2)), x[:, :, 0]
+    ),
+    "rows": lambda cache, at, x: cache.view(6, 16, 8).__setitem__((at - 3, at + 1), x[0, :1, 0]),
     "copy": lambda cache, at, x: cache.narrow(2, 4, 1).copy_(x),
 }
 

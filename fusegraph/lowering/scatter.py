@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from codegen.combiners import COMBINERS
 from codegen.declined import Declined
-from codegen.expr import Operand, Program, Store
+from codegen.dtypes import DType, int32, int64
+from codegen.expr import Operand, Program, Store, Value
 from codegen.scatter import ScatterSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
@@ -56,18 +60,35 @@ class _Builder(CoordinateBuilder):
         (self._node,) = _scatters(view)
 
     def build(self) -> tuple[Program, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        index, values, result, axis = _operands(self._node)
-        steps = [0 if d == axis else step for d, step in enumerate(result.strides)]
+        index, values, result, axes = _operands(self._node)
+        steps = [0 if d in axes else step for d, step in enumerate(result.strides)]
         to = Operand(
             result.name,
             result.dtype,
             self._sum(list(zip(self._identity, steps))).steps,
             self._view.alignment(result, self._options),
         )
-        place = Operand(index.name, index.dtype, self._zero.steps)
-        along = (self._identity[axis],) if index.rank < values.rank else self._identity
-        stores = [Store(to, self._at(values, self._identity, None)), Store(place, self._at(index, along, None))]
+        along = (self._identity[axes[0]],) if index.rank < values.rank else self._identity
+        place, dtype = self._at(index, along, None), index.dtype
+        if len(axes) > 1:
+            place, dtype = self._offset(self._node.output, axes, place)
+        stores = [
+            Store(to, self._at(values, self._identity, None)),
+            Store(Operand(index.name, dtype, self._zero.steps), place),
+        ]
         return self._finished(stores)
+
+    def _offset(self, result: Tensor, axes: Sequence[int], place: Value) -> tuple[Value, DType]:
+        """Returns how many elements a position along several axes is from the first; -1 where there is none."""
+        dtype = int64 if extent(result.shape, result.strides) > int32.max else int32
+        terms, inner, total = [], 1, prod(result.shape[d] for d in axes)
+        for d in reversed(axes):
+            own = f"{{0}} / {inner}" if inner > 1 else "{0}"
+            inner *= result.shape[d]
+            own = f"({own}) % {result.shape[d]}" if inner < total else f"({own})"
+            terms.append(f"{dtype.ctype}({own}) * {result.strides[d]}")
+        text = f"{{0}} < 0 || {{0}} >= {total} ? -1 : {' + '.join(reversed(terms))}"
+        return self._integer("offset", text, [place], dtype.ctype), dtype
 
 
 def _program(view: GroupView, options: Options) -> tuple[list[list[int]], Program, tuple[Tensor, ...]]:
@@ -86,28 +107,30 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the kernel of a group that `accept` takes."""
     (node,) = _scatters(view)
     parts, program, reads = _program(view, options)
-    _, _, result, axis = _operands(node)
-    combine, size = node.attributes.get("combine"), node.output.shape[axis]
+    _, _, result, axes = _operands(node)
+    combine, reach = node.attributes.get("combine"), extent(node.output.shape, node.output.strides)
+    one = len(axes) == 1
     owners = [d for d, sizes in enumerate(parts) for _ in sizes]
     spec = ScatterSpec(
         name,
         tuple(size for sizes in parts for size in sizes),
-        tuple(k for k, d in enumerate(owners) if d == axis),
+        tuple(k for k, d in enumerate(owners) if d in axes),
         program,
-        size,
-        node.output.strides[axis],
-        extent(node.output.shape, node.output.strides),
+        node.output.shape[axes[0]] if one else reach,
+        node.output.strides[axes[0]] if one else 1,
+        reach,
         COMBINERS[combine] if combine is not None else None,
     )
     return Lowered("scatter", spec, reads, (result,))
 
 
-def _operands(node: Node) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Returns the index, the updates, what is written, which may be a region of the result, and the axis."""
+def _operands(node: Node) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """Returns the index, the updates, what is written, which may be a region of the result, and the axes."""
     if node.kind is Kind.SCATTER:
-        return *node.inputs, node.output, node.attributes["axis"]
+        index, values = node.inputs
+        return index, values, node.output, (node.attributes["axis"],)
     _, values, index = node.inputs
-    return index, values, assigned_region(node), node.attributes["axis"]
+    return index, values, assigned_region(node), node.attributes["axes"]
 
 
 LOWERING: FamilyLowering = FamilyLowering(_scatters, accept, lower)

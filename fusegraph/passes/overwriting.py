@@ -22,8 +22,8 @@ def assignments(graph: Graph) -> list[Node]:
 
 
 def by_position(node: Node) -> bool:
-    """Returns true if an assignment has one index of one element: values lie together, wherever that is."""
-    return len(node.inputs) > 2 and node.inputs[2].size == 1
+    """Returns true if an assignment has an index of one element, along one axis: its values lie together."""
+    return len(node.inputs) > 2 and node.inputs[2].size == 1 == len(node.attributes["axes"])
 
 
 def orders(graph: Graph) -> Iterator[tuple[Node, Node]]:

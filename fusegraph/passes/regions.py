@@ -6,18 +6,17 @@ A functional graph says of a cache that is written at a position: the new cache 
 
 from __future__ import annotations
 
+from math import prod
+
 import networkx as nx
 
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
-from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.overwriting import assignments, overwritten_after
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.state import Region, assigned, region
-
-_SCATTER = TABLE["scatter"]
 
 
 def assign_regions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -58,20 +57,52 @@ def _steps(graph: Graph, node: Node) -> list[tuple[Node, Region, Tensor]]:
 
 def _replaced(graph: Graph, maker: Node) -> tuple[Region, Tensor] | None:
     """Returns the elements of a tensor that a node replaces, and by what; None if it does something else."""
-    if maker.op is _SCATTER:
+    if maker.op.role is Role.PUT:
         x, index, values = maker.inputs
         axis = maker.attributes["axis"]
         while (node := graph.producer(index)) is not None and node.op.role is Role.BROADCAST:
             (index,) = node.inputs
         if maker.attributes["reduction"] != "none" or index.size != index.shape[axis - x.rank]:
             return None
-        where = Region(x, [0] * x.rank, [1] * x.rank, list(values.shape), list(range(x.rank)), axis, index)
+        where = Region(x, [0] * x.rank, [1] * x.rank, list(values.shape), list(range(x.rank)), (axis,), index)
         return where, values
+    if maker.op.role in (Role.TRANSPOSE, Role.RESHAPE):
+        return _along_several(graph, maker)
     if maker.op.role is not Role.CONCATENATE:
         return None
     around = dict.fromkeys(p.of for t in maker.inputs if (p := _region(t)) is not None)
     every = (_between(graph, maker, region(x)) for x in around if x.shape == maker.output.shape)
     return next((found for found in every if found is not None), None)
+
+
+def _along_several(graph: Graph, maker: Node) -> tuple[Region, Tensor] | None:
+    """Returns what a scatter along axes that were moved to the front and joined replaces, once they are back."""
+    back, node = tuple(range(maker.output.rank)), maker
+    if node.op.role is Role.TRANSPOSE:
+        back, before = node.attributes["perm"], graph.producer(node.inputs[0])
+        if before is None:
+            return None
+        node = before
+    put = graph.producer(node.inputs[0])
+    if node.op.role is not Role.RESHAPE or put is None or put.op.role is not Role.PUT or put.attributes["axis"] != 0:
+        return None
+    (flat, index, values), order = put.inputs, tuple(back.index(d) for d in range(len(back)))
+    joined = graph.producer(flat)
+    if joined is None or joined.op.role is not Role.RESHAPE or put.attributes["reduction"] != "none":
+        return None
+    x, turn = joined.inputs[0], graph.producer(joined.inputs[0])
+    if order != tuple(range(len(order))):
+        if turn is None or turn.op.role is not Role.TRANSPOSE or turn.attributes["perm"] != order:
+            return None
+        x = turn.inputs[0]
+    count = x.rank - flat.rank + 1
+    rest = [x.shape[d] for d in order[count:]]
+    whole = x.shape == maker.output.shape and list(flat.shape[1:]) == rest == list(values.shape[1:])
+    if count < 1 or not whole or index.size != index.shape[0]:
+        return None
+    axes, dims = order[:count], [order[0], *order[count:]]
+    sizes = [values.shape[0] if d == axes[0] else 1 if d in axes else n for d, n in enumerate(x.shape)]
+    return Region(x, [0] * x.rank, [1] * x.rank, sizes, list(dims), axes, index), values
 
 
 def _between(graph: Graph, maker: Node, whole: Region) -> tuple[Region, Tensor] | None:
@@ -146,7 +177,7 @@ class _Assigning:
     def _assign(self, maker: Node) -> None:
         node, where, values = self._found[maker]
         graph, new = self._rewrite.graph, self._rewrite.new
-        where = Region(new[where.of], where.starts, where.steps, where.sizes, where.dims, where.axis, where.index)
+        where = Region(new[where.of], where.starts, where.steps, where.sizes, where.dims, where.axes, where.index)
         if where.index is not None:
             where.index = self._index(graph.reshape(new[where.index], (where.index.size,)), where)
         made = assigned(where, new[values])
@@ -162,15 +193,13 @@ class _Assigning:
         if _is_whole(node):
             self._values[node.output] = values
         if index:
-            axis = node.attributes["axis"]
-            where = Region(x, [], [], [], [], axis, index[0])
+            where = Region(x, [], [], [], [], node.attributes["axes"], index[0])
             index = [self._index(index[0], where)]
         self._rewrite.take_over(node, (x, values, *index))
 
     def _index(self, index: Tensor, where: Region) -> Tensor:
         """Returns an index in which a position that comes again later is -1, so that the last value for it stays."""
-        assert where.axis is not None
-        size = where.of.shape[where.axis]
+        size = prod(where.of.shape[d] for d in where.axes)
         if index.size < 2:
             return index
         if (index, size) not in self._alone:

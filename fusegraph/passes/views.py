@@ -118,7 +118,7 @@ def _assign(node: Node) -> None:
         region = assigned_region(node)
         _lay(values, x, region.strides, region.start)
         if index:
-            axis = node.attributes["axis"]
+            (axis,) = node.attributes["axes"]
             values.position = Position(index[0], x.strides[axis], x.shape[axis])
 
 

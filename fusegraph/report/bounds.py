@@ -286,6 +286,8 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     error = np.asarray(node.op.reference(*given, **attributes), np.float64)
     for key, (v, e) in zip(keys, operands):
         if key in node.op.integers and e.any():
+            if node.kind is Kind.ASSIGN:
+                return np.full(error.shape, np.inf)
             axis = node.attributes["axis"]
             after = error.ndim - axis - v.ndim
             doubtful = np.broadcast_to(e, v.shape) != 0
