@@ -17,12 +17,13 @@ from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType
 
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
-    x, values, index = types[0], types[1], types[2:]
+    x, values, *index = types
     if values.dtype != x.dtype:
         raise DTypeError(f"values have the dtype of x, {x.dtype}, got {values.dtype}; cast them")
     if index and not index[0].dtype.is_int:
         raise DTypeError(f"index holds integers, got {index[0].dtype}")
-    axes, starts, steps = attributes["axes"] or (), attributes["starts"], attributes["steps"]
+    starts, steps = attributes["starts"], attributes["steps"]
+    axes: tuple[int, ...] = attributes["axes"] or ()
     if not len(x.shape) == len(values.shape) == len(starts) == len(steps):
         raise ShapeError(f"values {list(values.shape)} are no region of x {list(x.shape)}: other dimensions")
     for d, (size, count, start, step) in enumerate(zip(x.shape, values.shape, starts, steps)):

@@ -77,32 +77,37 @@ def _replaced(graph: Graph, maker: Node) -> tuple[Region, Tensor] | None:
 
 def _along_several(graph: Graph, maker: Node) -> tuple[Region, Tensor] | None:
     """Returns what a scatter along axes that were moved to the front and joined replaces, once they are back."""
-    back, node = tuple(range(maker.output.rank)), maker
-    if node.op.role is Role.TRANSPOSE:
-        back, before = node.attributes["perm"], graph.producer(node.inputs[0])
-        if before is None:
-            return None
-        node = before
-    put = graph.producer(node.inputs[0])
-    if node.op.role is not Role.RESHAPE or put is None or put.op.role is not Role.PUT or put.attributes["axis"] != 0:
+    rank = maker.output.rank
+    turned = maker.op.role is Role.TRANSPOSE
+    back = maker.attributes["perm"] if turned else tuple(range(rank))
+    put = graph.producer(_before_reshapes(graph, maker.inputs[0] if turned else maker.output))
+    if (
+        put is None
+        or put.op.role is not Role.PUT
+        or (put.attributes["axis"], put.attributes["reduction"]) != (0, "none")
+    ):
         return None
-    (flat, index, values), order = put.inputs, tuple(back.index(d) for d in range(len(back)))
-    joined = graph.producer(flat)
-    if joined is None or joined.op.role is not Role.RESHAPE or put.attributes["reduction"] != "none":
-        return None
-    x, turn = joined.inputs[0], graph.producer(joined.inputs[0])
-    if order != tuple(range(len(order))):
+    (flat, index, values), order = put.inputs, tuple(back.index(d) for d in range(rank))
+    x = _before_reshapes(graph, flat)
+    if order != tuple(range(rank)):
+        turn = graph.producer(x)
         if turn is None or turn.op.role is not Role.TRANSPOSE or turn.attributes["perm"] != order:
             return None
         x = turn.inputs[0]
     count = x.rank - flat.rank + 1
-    rest = [x.shape[d] for d in order[count:]]
-    whole = x.shape == maker.output.shape and list(flat.shape[1:]) == rest == list(values.shape[1:])
-    if count < 1 or not whole or index.size != index.shape[0]:
+    if x.shape != maker.output.shape or count < 1 or index.size != index.shape[0]:
+        return None
+    if not list(flat.shape[1:]) == [x.shape[d] for d in order[count:]] == list(values.shape[1:]):
         return None
     axes, dims = order[:count], [order[0], *order[count:]]
     sizes = [values.shape[0] if d == axes[0] else 1 if d in axes else n for d, n in enumerate(x.shape)]
     return Region(x, [0] * x.rank, [1] * x.rank, sizes, list(dims), axes, index), values
+
+
+def _before_reshapes(graph: Graph, tensor: Tensor) -> Tensor:
+    while (node := graph.producer(tensor)) is not None and node.op.role is Role.RESHAPE:
+        (tensor,) = node.inputs
+    return tensor
 
 
 def _between(graph: Graph, maker: Node, whole: Region) -> tuple[Region, Tensor] | None:
