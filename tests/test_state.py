@@ -304,6 +304,8 @@ def test_what_cannot_be_written_in_place_is_copied_first() -> None:
     made = [writes for _, writes in kernels(g)]
     assert made[-1] == ["x"]
     assert len(made) == 2
+    (decision,) = [d for d in plan(g).partition.decisions if d.consumer == "assign" and not d.fused]
+    assert "its values are copied: the kernel reads elements of 'x' in other threads" in decision.reason
     agrees(g)
     g = fg.Graph("transpose")
     x = g.tensor("x", (33, 33))

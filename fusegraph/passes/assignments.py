@@ -8,6 +8,8 @@ are copied, or put aside first; those at the positions of an index are put there
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 
 from fusegraph.errors import GraphError
@@ -16,6 +18,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.overwriting import assignments, by_position, laid, overwritten_after, writers_of
+from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 from fusegraph.passes.speculation import ASSIGNMENTS
 
@@ -52,15 +55,20 @@ class _Placing:
         self._network: nx.DiGraph = nx.DiGraph(graph.network)
         self._copied: dict[Node, bool] = {}  # whether the values are put aside first
         self._placed: set[Node] = set()
+        self._decisions: list[Decision] = []
 
     def run(self) -> Rewritten:
         every = assignments(self._graph)
         for node in every:
-            if not self._is_simple(node):
-                self._copy(node)
+            if node.name in self._left_out:
+                self._copy(node, self._left_out[node.name])
+            elif not self._is_simple(node):
+                self._copy(
+                    node, f"{node.inputs[1].name!r} has memory of its own already, or is assigned elsewhere, too"
+                )
         for node in every:
             if node not in self._copied and not self._order(node):
-                self._copy(node)
+                self._copy(node, f"what makes {node.inputs[1].name!r} comes before something that reads the old value")
             if node in self._copied and not self._order(node):
                 after = self._reads_both(node)
                 raise GraphError(
@@ -69,12 +77,11 @@ class _Placing:
                 )
         for node in self._copied:
             self._copied[node] = node.name in self._left_out or not self._join(node)
-        return replaced(self._graph, set(every), self._write)
+        made = replaced(self._graph, set(every), self._write)
+        return replace(made, decisions=tuple(self._decisions))
 
     def _is_simple(self, node: Node) -> bool:
         """Returns true if values are made by a node that may write them anywhere, and nothing else says where."""
-        if node.name in self._left_out:
-            return False
         graph, by = self._graph, by_position(node)
         if len(node.inputs) > 2 and (not by or position_name(node) in self._left_out):
             return True
@@ -88,9 +95,10 @@ class _Placing:
         self._placed.add(node)
         return True
 
-    def _copy(self, node: Node) -> None:
-        """Adds where the values are read and written, if they are copied."""
+    def _copy(self, node: Node, why: str) -> None:
+        """Adds where the values are read and written, as they are copied."""
         producer = self._graph.producer(node.inputs[1])
+        self._decisions.append(Decision(node.inputs[1].name, node.name, False, f"its values are copied: {why}"))
         self._copied[node] = True
         (self._placed.add if len(node.inputs) == 2 else self._placed.discard)(node)
         edges = [((node, False), (node, True)), ((node, True), node)]

@@ -115,7 +115,8 @@ def check_overwriting(graph: Graph, kernels: Sequence[tuple[Group, Schedule]]) -
                 continue
             node = _assignment(graph, group, tensor)
             if (reason := crossing(group, schedule, x, x)) is not None:
-                undo |= {(ASSIGNMENTS, node.name): reason, (FUSION, copy_name(node)): reason}
+                text = f"the kernel {reason}"
+                undo |= {(ASSIGNMENTS, node.name): text, (FUSION, copy_name(node)): text}
             if tensor.position is not None:
                 try:
                     moved_to(render(group.lowered.spec, schedule), group)
