@@ -161,7 +161,7 @@ class Executable(ABC):
         if out is not None:
             results = bind_outputs(self.graph, out)
             addresses = call.read((*arrays, *results), stream)
-        elif call.makers and (addresses := call.read_inputs(arrays, stream)) is not None:
+        elif (call.makers or not self._outputs) and (addresses := call.read_inputs(arrays, stream)) is not None:
             results = tuple([make() for make in call.makers])
             addresses += tuple([call.address_of(x) for x in results])
         else:
