@@ -26,7 +26,7 @@ MOST_KNOWN = 1024
 class Argument:
     """What the array given for one input or output of a compiled graph must be; bytes for packed elements."""
 
-    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device, *, written: bool) -> None:
+    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device, *, assigned: bool = False) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
         self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
@@ -34,7 +34,8 @@ class Argument:
             self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
             self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
         self.pattern = self.shape, self.strides, self.dtype.itemsize
-        self.written, self._is_output = written, role == "output"
+        self._is_output = role == "output"
+        self.written = assigned or self._is_output
         self._engine, self._device = engine, device
 
     def same_elements(self, other: Argument) -> bool:

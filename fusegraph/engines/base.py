@@ -82,8 +82,8 @@ class Executable(ABC):
         #: The device on which the arrays must be.
         self.device = device
         updated = set(graph.updates.values())
-        self._inputs = [Argument(t, "input", self.engine, device, written=t in updated) for t in graph.inputs]
-        self._outputs = [Argument(t, "output", self.engine, device, written=True) for t in graph.made]
+        self._inputs = [Argument(t, "input", self.engine, device, assigned=t in updated) for t in graph.inputs]
+        self._outputs = [Argument(t, "output", self.engine, device) for t in graph.made]
         self._calls: dict[type, _Call] = {}
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
