@@ -21,6 +21,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
 from fusegraph.plan import Plan, plan
 from fusegraph.report.check import check, check_executable, random_inputs
+from fusegraph.runtime.targets import named
 
 Array = np.ndarray[Any, Any]
 
@@ -265,6 +266,20 @@ def test_makers_write_where_values_belong() -> None:
     g.output(g.reduction(g.assign(x[p], a @ b), mode="add", axes=0), name="y")
     assert kernels(g) == [("contraction", ["x"]), ("rows", ["y"])]
     agrees(g)
+
+
+def test_products_by_tensor_cores_store_at_a_position() -> None:
+    g = fg.Graph("heads", io_dtype="bfloat16")
+    x, w, cache = g.tensor("x", (1, 128)), g.tensor("w", (128, 128)), g.tensor("cache", (2, 9, 64))
+    at = g.tensor("at", (), "int64")
+    heads = g.reshape(x @ g.transpose(w), (2, 64))
+    g.output(g.reduction(g.assign(cache[:, at], heads), mode="max", axes=1), name="y")
+    made = plan(g, Options(target=named("h200")))
+    assert [k.group.family for k in made.kernels] == ["contraction", "rows"]
+    inputs = random_inputs(g)
+    for place in (0, 8, -1, 9):
+        result = check(g, "cpu", {**inputs, "at": np.asarray(place)}, target="h200")
+        assert result.ok, result
 
 
 def test_optimizers_are_one_kernel() -> None:
