@@ -33,6 +33,7 @@ from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Steps
 from fusegraph.plan import Choice, Chooser, Chosen, Kernel, Plan, by_cost_model, in_order, partitioned, plan
+from fusegraph.tensor import Position
 
 #: Sizes by the names of symbols (`codegen.sizes.Size`).
 Sizes: TypeAlias = Mapping[str, int]
@@ -392,11 +393,16 @@ def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, dict[Te
             made._automatic.add(tensor)
     for old, tensor in new.items():
         tensor.base, tensor.start, tensor.own_strides = new[old.base], changed(old.start), changed(old.own_strides)
+        if old.position is not None:
+            place = old.position
+            tensor.position = Position(new[place.index], changed(place.step), changed(place.size))
     made.inputs = [new[t] for t in graph.inputs]
     for node in graph.nodes:
         attributes = changed(dict(node.attributes))
         made.add_node(Node(node.op, tuple(new[t] for t in node.inputs), attributes, *(new[t] for t in node.outputs)))
     made.outputs = [new[t] for t in graph.outputs]
+    made.updates = {new[t]: new[x] for t, x in graph.updates.items()}
+    made._returned = {new[t] for t in graph._returned}
     return made, new
 
 

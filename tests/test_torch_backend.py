@@ -212,7 +212,7 @@ def test_a_function_runs_and_is_reported() -> None:
         assert a.stride() == b.stride()
     (report,) = fusegraph.torch.report()
     assert report.name == "inference"
-    assert {op for _, op, _ in report.left} == {"aten.i0.default", "aten.copy_.default"}
+    assert {op for _, op, _ in report.left} == {"aten.i0.default"}
     assert report.kernels == 3
     told = report.phases.seconds
     assert list(told) == ["AOTAutograd", "import", "passes", "fusion", "schedules", "rendering", "C++ compiler"]
@@ -222,7 +222,6 @@ def test_a_function_runs_and_is_reported() -> None:
     assert report.bytes_saved == report.bytes_unfused - report.bytes_moved > 0
     text = str(fusegraph.torch.report())
     assert "left to torch: i0 = aten.i0.default: not in the table" in text
-    assert "writes to an input" in text
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from threading import Lock, local
 from typing import Any
 
 from codegen.target import PORTABLE
-from fusegraph.engines.arguments import bind
+from fusegraph.engines.arguments import bind, with_own_memory
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
@@ -176,11 +176,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
         ``replay(stream)`` runs the graph again for about the cost of one driver call: copy new inputs into the arrays
-        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now.
+        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now; inputs
+        that the graph assigns to then have their new values.
         """
         arrays = bind(self.graph, args, named)
         results = self(*arrays, out=out)
-        targets = results if isinstance(results, tuple) else (results,)
+        targets = with_own_memory(self.graph, results)
         driver.synchronize(0, self.device.index)
         replay = record(
             lambda stream: self(*arrays, out=targets, stream=stream), self.device.index, (self, arrays, targets)

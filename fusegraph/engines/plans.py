@@ -83,7 +83,7 @@ def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | Non
     nodes = [
         (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
     ]
-    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs)]
+    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs, graph.updates, graph.updates.values())]
     settings = (options, fusion, chosen, sys.version_info[:2])
     kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
     written = _pickled((tensors, nodes, ends, kinds, settings), None)
@@ -162,7 +162,7 @@ def _pickled(value: Any, graph: Graph | None) -> bytes | None:
 def _places(graph: Graph) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
     """Yields the tensors of a graph that passes have put elsewhere, and where they lie."""
     for t in graph.tensors.values():
-        yield t, (t.strides, t.own_strides, t.base, t.start)
+        yield t, (t.strides, t.own_strides, t.base, t.start, t.position)
 
 
 def _dumped(made: Plan, graph: Graph) -> bytes | None:
@@ -181,7 +181,7 @@ def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:
         places, found = _Unpickler(io.BytesIO(entry), graph).load()
     except (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError):
         return None  # of another release of numpy, say
-    for tensor, (strides, own_strides, base, start) in places:
-        tensor.strides, tensor.own_strides, tensor.base, tensor.start = strides, own_strides, base, start
+    for tensor, place in places:
+        tensor.strides, tensor.own_strides, tensor.base, tensor.start, tensor.position = place
     assert isinstance(found, Plan)
     return found

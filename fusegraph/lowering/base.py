@@ -17,6 +17,9 @@ MAX_OPERANDS = 28
 MAX_NODES = 160
 #: Bytes that intermediates and constants are aligned to.
 INNER_ALIGNMENT = 256
+#: Bytes that tensors at a position are known to be aligned to, at most: less than TMA needs, which stores where the
+#: host says.
+POSITION_ALIGNMENT = 8
 
 
 class TooLarge(Declined):
@@ -131,7 +134,10 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     """Returns the bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
     inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
-    return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
+    steps = [tensor.start * tensor.dtype.itemsize]
+    if tensor.position is not None:
+        steps += [tensor.position.step * tensor.dtype.itemsize, POSITION_ALIGNMENT]
+    return gcd(INNER_ALIGNMENT if inner else options.alignment, *steps)
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.joins import planned_joins
+from fusegraph.passes.overwriting import orders, placed
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import FUSION, NoKernel
 from fusegraph.passes.views import is_moved, place_views
@@ -54,23 +55,28 @@ class _Quotient:
     ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
     """
 
-    def __init__(self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset()) -> None:
-        """joins: the concatenations that are to need no kernel."""
+    def __init__(
+        self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset(), assigns: Set[Node] = frozenset()
+    ) -> None:
+        """joins, assigns: the concatenations and the assignments that are to need no kernel."""
         self.graph = graph
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
+        self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
         self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        for producer, consumer in graph.network.edges():
+        network = nx.DiGraph(graph.network)
+        network.add_edges_from(orders(graph))
+        for producer, consumer in network.edges():
             self.successors[self.order[producer]].add(self.order[consumer])
             self.predecessors[self.order[consumer]].add(self.order[producer])
         self.bit = {k: k for k in self.members}
         self.reach: dict[int, int] = {}
-        for node in reversed(list(nx.topological_sort(graph.network))):
+        for node in reversed(list(nx.topological_sort(network))):
             k = self.order[node]
             bits = 0
             for s in self.successors[k]:
@@ -256,13 +262,13 @@ def fuse(
     joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
     lowered: dict[GroupView, Lowered] = {}
     while True:
-        quotient = _Quotient(graph, options.left_out, joins)
+        quotient = _Quotient(graph, options.left_out, joins, placed(graph))
         refused = _Refused(quotient)
         siblings = _merge_all(quotient, options, backend, refused) if enabled else []
         views = [quotient.view(g) for g in quotient.topological()]
         free: frozenset[Node] = frozenset()
-        if enabled and backend is lowering.KERNELS:
-            free = place_views(graph, views, lambda view: _takes(backend, view, options, lowered))
+        if backend is lowering.KERNELS and (enabled or graph.updates):
+            free = place_views(graph, views, lambda view: _takes(backend, view, options, lowered), moving=enabled)
         if joins <= free:
             break
         joins &= free

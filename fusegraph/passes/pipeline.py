@@ -17,6 +17,8 @@ from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
+from fusegraph.passes.assigned_products import divide_columns
+from fusegraph.passes.assignments import place_values
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
@@ -34,11 +36,12 @@ from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.positions import place
+from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
-from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
+from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
@@ -76,6 +79,7 @@ def summary(run: Callable[..., object]) -> str:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
+    Pass("assignments", assign_regions, When.ALWAYS),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
@@ -105,6 +109,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
+    Pass("assigned products", divide_columns),
+    Pass(ASSIGNMENTS, place_values, When.ALWAYS),
 )
 
 

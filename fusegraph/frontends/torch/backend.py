@@ -255,7 +255,7 @@ def _how(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
     """Returns a function that runs a piece without inputs and gives torch tensors, as no input tells the framework."""
-    outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.outputs]
+    outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.results]
 
     def run() -> Any:
         made = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in outputs]
