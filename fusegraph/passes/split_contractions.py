@@ -106,7 +106,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """
     own = alone(graph, node, {})
     if parts > 1:
-        own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
+        own.outputs = [part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
     (made,) = own.outputs
     moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
@@ -159,13 +159,13 @@ def _common(node: Node) -> DType:
 def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
     """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = _part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    partial = part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
     total = TABLE["reduction"]
     attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
     rewrite.graph.add_node(Node(total, (partial,), attributes, output))
 
 
-def _part_sums(
+def part_sums(
     graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
 ) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""
