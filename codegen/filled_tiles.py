@@ -19,10 +19,15 @@ from codegen.spec import ContractionSpec, Gather
 from codegen.tile_path import TilePath, orders, product_types, tile_path_of
 from codegen.tiles import check_across, check_element, check_limits, im2col, tiled
 
+#: The types whose operands threads bring where no other way does: those that tensor cores want along the reduction.
+TURNED = ("tf32",)
+
 
 def filled(spec: ContractionSpec) -> OperandTiles:
     """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
+    if types[0] not in TURNED and all(as_it_lies(*both) for both in zip((spec.a, spec.b), types)):
+        raise Declined("both operands are multiplied as they lie in memory")
     check_limits(spec)
     found, reason = [], Declined("")
     for order in orders(spec):
