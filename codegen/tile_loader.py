@@ -399,7 +399,8 @@ class TileLoader(TilePieces):
         for product in range(self.products):
             to = linear([(number, 1)], product * self.fragments)
             tile = f" + {product * self.bytes}" if product else ""
-            load = f"load_words({p}_part[kk % 2][{to}], shared.{p}[stage]{tile} + kk * {8 * self.row_bytes}{panel}, {lane});"
+            tile += f" + kk * {STEP // 4 * self.row_bytes}{panel}"
+            load = f"load_words({p}_part[kk % 2][{to}], shared.{p}[stage]{tile}, {lane});"
             w.line(f"    {load}" if self.fragments > 1 else load)
 
     def round(self) -> None:

@@ -7,7 +7,6 @@ that runs what was planned for one, and so are the results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np

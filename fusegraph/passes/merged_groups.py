@@ -7,8 +7,7 @@ the kernel that adds up the parts picks out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 
 from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
@@ -17,7 +16,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 from fusegraph.passes.split_contractions import STREAMED, best_cut, part_sums
 
 #: Most channels and filters of a group that is merged, and of one that is made of several: of each as many as fit.
@@ -49,8 +48,9 @@ def merged(node: Node, graph: Graph, target: Target) -> Merged:
     best = Merged(1, *best_cut(node, graph, target))
     groups, limit = node.attributes["groups"], best.cycles / MARGIN
     image, loss = node.inputs
-    widest, common = max(image.shape[1], loss.shape[1]) // groups, node.op.operand_dtypes(tuple(t.type for t in node.inputs))
-    if groups == 1 or widest > WIDEST or not common[0].is_float or common[0].itemsize == 1 or not node.output.size:
+    widest = max(image.shape[1], loss.shape[1]) // groups
+    common = node.op.operand_dtypes((image.type, loss.type))[0]
+    if groups == 1 or widest > WIDEST or not common.is_float or common.itemsize == 1 or not node.output.size:
         return best
     for count in sorted({max(n for n in range(1, most // widest + 1) if groups % n == 0) for most in MERGED} - {1}):
         whole = _together(node, count)
