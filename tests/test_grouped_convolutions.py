@@ -163,6 +163,30 @@ def test_halos_of_gradients():
     )
 
 
+PHASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 16, 9, 8), (16, 4, 3, 3), {"stride": 2, "padding": 1}),
+    ((2, 48, 10, 7), (80, 24, 3, 3), {"stride": 2, "padding": 1}),
+    ((1, 32, 11, 9), (32, 8, 5, 2), {"stride": (3, 2), "padding": (2, 0), "mode": "convolution"}),
+    ((3, 32, 6, 9), (48, 16, 1, 1), {"stride": 2}),  # most phases have no tap
+    ((2, 40, 8, 8), (40, 20, 2, 7), {"stride": (1, 4), "padding": ((1, 0), (3, 2))}),
+    ((1, 16, 30), (24, 8, 7), {"stride": 3, "padding": 2}),
+    ((1, 16, 5, 6, 4), (16, 8, 3, 3, 3), {"stride": (2, 1, 2), "padding": 1}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_halos_of_phases(dtype):
+    """Every phase of a strided convolution's gradient has taps of its own, and sees no others."""
+    random, how = Random(dtype), {"dtype": dtype}
+    how |= {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = [
+        halo(gradient("dgrad", x, w, layout=layout, other=layout, groups=x[1] // w[1], **how, **more), random)
+        for x, w, more in PHASES
+        for layout in ("channels_last", "contiguous")
+    ]
+    check_cases([replace(case, special=0.01 * (n % 3)) for n, case in enumerate(cases)], guard=True)
+
+
 def random_case(random: Random) -> Case:
     rank = random.choice((1, 2, 2, 2, 3))
     groups, dtype = random.randint(2, 9), random.choice(("bfloat16", "float16", "float32"))
