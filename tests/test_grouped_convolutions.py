@@ -230,8 +230,15 @@ def test_halos_compile_without_spills(arch):
         w = graph.tensor("w", (channels, channels // groups, 3, 3), layout="channels_last")
         graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y", layout="channels_last")
         graphs.append(graph)
+    for channels, groups, side in ((128, 32, 56), (256, 32, 56), (64, 4, 112), (72, 3, 112), (512, 32, 28)):
+        graph = fg.Graph(f"phases of w{channels // groups}", io_dtype="bfloat16")
+        loss = graph.tensor("loss", (64, channels, side // 2, side // 2), layout="channels_last")
+        w = graph.tensor("w", (channels, channels // groups, 3, 3), layout="channels_last")
+        dx = graph.conv_dgrad(loss, w, (side, side), stride=2, padding=1, groups=groups)
+        graph.output(dx, name="dx", layout="channels_last")
+        graphs.append(graph)
     made = [plan(g, Options(target=target(arch)), choose=by_cost_model(target(arch))) for g in graphs]
-    assert sum(type(p.kernels[0].choice.schedule) is HaloSchedule for p in made) >= 3
+    assert sum(type(p.kernels[0].choice.schedule) is HaloSchedule for p in made) >= 7
     for compiled in compile_for(arch, graphs, choose=by_cost_model(target(arch)), target=target(arch)):
         assert compiled.spill_bytes == 0, compiled.name
         assert "C75" not in compiled.log, compiled.name  # products that wait for each other

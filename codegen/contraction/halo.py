@@ -50,6 +50,7 @@ class _Renderer:
         self.image, self.filters = (self.w.names.unique(g.operand.name) for g in (spec.a, spec.b))
         total = prod(spec.m)
         ragged = any(edge.ragged for edge in x.edges) or x.positions % (x.own * FRAGMENT_ROWS * schedule.warps) > 0
+        self.stage, self.first = ("part", "own") if len(self.at.phases) > 1 else ("stage", "first")
         self.edges = Edge(total, total + 1 if ragged else 1), Edge(self.at.groups * self.at.filters, x.cols)
         merged = _results(spec)
         self.space = space(merged)
@@ -101,6 +102,7 @@ class _Renderer:
         """Writes the products and the results of a phase."""
         if len(self.at.phases) > 1:
             self.w.line(f"const {self.fragments.t} batch = {number};  // the phase")
+            self.w.line("const int part = anew(stage), own = anew(first);  // of the phase before nothing is kept")
             self.fragments.batch()
         if self.s.wgmma:
             self._multiply_together(phase)
@@ -306,7 +308,7 @@ class _Renderer:
             chunk = "chunk"
             w.line("const int chunk = kk * 4 + lane % 4;")
         reached = f"reach({f'min({chunk}, {count - 1})' if count % 4 else chunk})"
-        w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+        w.line(f"const unsigned char* const from = shared.image[{self.stage}][0] + {reached};")
 
     def _load_fragment(self, name: str, phase: Phase) -> None:
         """Writes how a fragment of the image is loaded, with zeros for chunks that do not exist."""
@@ -326,7 +328,8 @@ class _Renderer:
         if not steps:
             return
         short = steps * groups * x.own * at.fragments <= UNROLLED and (whole or steps <= KEPT)
-        w.line("#pragma unroll" if short else "#pragma unroll 2")
+        # Of several phases the compiler would load so many fragments ahead that registers do not suffice.
+        w.line("#pragma unroll 1" if len(at.phases) > 1 else "#pragma unroll" if short else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {steps}; ++kk)"):
             self._step(phase)
             with w.unrolled(f"for (int g = 0; g < {groups}; ++g)"):
@@ -414,7 +417,7 @@ class _Renderer:
                 total = lambda e, _: f"sum[g][p][j][f * 2 + {e}]"  # noqa: E731
                 self.fragments.put(staged, "lane / 4 + f * 8", column, total)
             w.line("__syncwarp();")
-            row = f"position(first + p * {FRAGMENT_ROWS} + {{r}})"
+            row = f"position({self.first} + p * {FRAGMENT_ROWS} + {{r}})"
             self.fragments.take(staged, 32, row, linear([(self.group0, at.filters), ("{c}", 1)]), "lane")
 
     def _write(self) -> None:
@@ -422,7 +425,7 @@ class _Renderer:
         w, s, x, at, fragments = self.w, self.s, self.x, self.at, self.fragments
         self._position(self._locate())
         with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
-            w.line(f"const {fragments.t} m = position(first + lane / 4 + i * {FRAGMENT_ROWS // 2});")
+            w.line(f"const {fragments.t} m = position({self.first} + lane / 4 + i * {FRAGMENT_ROWS // 2});")
             w.leave(self.edges[0].outside("m"))
             run = x.run
             with w.unrolled(

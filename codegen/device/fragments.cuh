@@ -42,6 +42,14 @@ __device__ __forceinline__ void load_words(uint32 (&b)[2][2], const unsigned cha
     for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = load_word(tile, lane, i / 2, i % 2);
 }
 
+// The same number, of which the compiler does not know that: what follows from it is computed again, and not kept.
+__device__ __forceinline__ int anew(int x) {
+#ifndef FUSEGRAPH_CPU
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // Rounds a fragment of floats to tf32.
 __device__ __forceinline__ void round_to_tf32(uint32 (&r)[4]) {
 #pragma unroll
