@@ -20,7 +20,7 @@ from codegen.tile_path import TilePath, orders, product_types, tile_path_of
 from codegen.tiles import check_across, check_element, check_limits, im2col, tiled
 
 #: The types whose operands threads bring where no other way does: those that tensor cores want along the reduction.
-TURNED = ("tf32",)
+TURNED: tuple[str, ...] = ()
 
 
 def filled(spec: ContractionSpec) -> OperandTiles:
