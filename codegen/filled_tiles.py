@@ -19,15 +19,10 @@ from codegen.spec import ContractionSpec, Gather
 from codegen.tile_path import TilePath, orders, product_types, tile_path_of
 from codegen.tiles import check_across, check_element, check_limits, im2col, tiled
 
-#: The types whose operands threads bring where no other way does: those that tensor cores want along the reduction.
-TURNED: tuple[str, ...] = ()
-
 
 def filled(spec: ContractionSpec) -> OperandTiles:
     """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
-    if types[0] not in TURNED and all(as_it_lies(*both) for both in zip((spec.a, spec.b), types)):
-        raise Declined("both operands are multiplied as they lie in memory")
     check_limits(spec)
     found, reason = [], Declined("")
     for order in orders(spec):
@@ -38,9 +33,11 @@ def filled(spec: ContractionSpec) -> OperandTiles:
     if not found:
         raise reason
     a, b = min(found, key=lambda sides: sum(side.effort for side in sides if isinstance(side, TilePath)))
-    way = next((side for side in (a, b) if isinstance(side, TilePath)), None)
-    if way is None:
+    brought = [side for side in (a, b) if isinstance(side, TilePath)]
+    lying = all(as_it_lies(*both) for both in zip((spec.a, spec.b), types))
+    if lying and (len(brought) < 2 or types[0] != "tf32"):
         raise Declined("both operands are multiplied as they lie in memory")
+    way = brought[0]
     row = ROW if way.parts > 1 else ROW_BYTES
     reduction = ReductionPanels((), prod(spec.k), row // way.itemsize, 1, row=row)
     if isinstance(a, MappedOperand) and a.im2col:

@@ -57,9 +57,9 @@ def gradient(channels: int, filters: int, taps: int, stride: int = 1, groups: in
 def test_tiles_whose_rows_lie_across_the_sum():
     cases = [
         product(72, 40, 70, tile_m=64, tile_n=64, tile_k=32),
-        product(72, 264, 40, tile_m=64, tile_n=256, tile_k=16),
-        product(300, 132, 33, tile_m=256, tile_n=128, tile_k=32),
-        product(130, 258, 9, tile_m=128, tile_n=256),  # pairs are brought
+        product(72, 264, 40, tile_m=64, tile_n=128),
+        product(300, 132, 33, tile_m=128, tile_n=128, warps_n=4),
+        product(130, 258, 9, tile_m=128, tile_n=64),  # pairs are brought
         product(32, 36, 200, tile_m=32, tile_n=32, split_k=1),
         product(128, 64, 600, tile_m=128, tile_n=64, split_k=2),
         gradient(20, 68, 1, tile_m=32, tile_n=64),

@@ -19,7 +19,7 @@ from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
 #: How much faster than a tiled product they must be estimated to be.
 MARGIN = 1.15
 #: Most parts; most pairs of a channel and a filter of a group for which a tiled product would be mostly empty.
-MOST_PARTS, NARROW = 1024, 8
+MOST_PARTS, NARROW = 1024, 16
 
 
 def sum_by_bands(graph: Graph, options: Options = DEFAULTS) -> Rewritten:

@@ -20,7 +20,7 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 from fusegraph.passes.split_contractions import STREAMED, best_cut, part_sums
 
 #: Most channels and filters of a group that is merged, and of one that is made of several: of each as many as fit.
-WIDEST, MERGED = 32, (32, 64, 96)
+WIDEST, MERGED = 24, (32, 64, 96)
 #: How much faster the gradient must be estimated to be, with the kernel behind it.
 MARGIN = 1.2
 
@@ -50,7 +50,7 @@ def merged(node: Node, graph: Graph, target: Target) -> Merged:
     image, loss = node.inputs
     widest = max(image.shape[1], loss.shape[1]) // groups
     common = node.op.operand_dtypes((image.type, loss.type))[0]
-    if groups == 1 or widest > WIDEST or not common.is_float or common.itemsize == 1 or not node.output.size:
+    if groups == 1 or widest > WIDEST or not common.is_float or common.itemsize != 2 or not node.output.size:
         return best
     for count in sorted({max(n for n in range(1, most // widest + 1) if groups % n == 0) for most in MERGED} - {1}):
         whole = _together(node, count)
