@@ -102,8 +102,8 @@ OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
 WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
-#: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for few
-#: warps, for many, and with windows of an image; the longest side of a tile.
+#: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
+#: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
