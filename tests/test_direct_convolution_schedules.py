@@ -54,6 +54,7 @@ def test_what_is_no_direct_convolution_is_a_contraction_and_says_why():
         ("contraction", "5 channels", (1, 5, 9, 9), (8, 5, 3, 3), {}),
         ("contraction", "9 filters", (1, 3, 9, 9), (9, 3, 3, 3), {}),
         ("direct_convolution", None, (1, 8, 20, 20), (8, 1, 17, 17), {"groups": 8}),
+        ("contraction", "338 products", (1, 8, 20, 20), (8, 2, 13, 13), {"groups": 4}),
         ("contraction", "578 products", (1, 8, 20, 20), (4, 2, 17, 17), {"groups": 4}),
         ("contraction", "shared memory", (1, 4, 2000, 20), (8, 4, 2, 2), {"dilation": (900, 1)}),
         ("contraction", "shared memory", (1, 8, 20, 9000), (8, 1, 15, 15), {"groups": 8, "dilation": (1, 400)}),

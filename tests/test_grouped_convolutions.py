@@ -140,6 +140,7 @@ def test_halos_of_warpgroups(stages):
             ((2, 72, 9, 8), (72, 24, 3, 3), {"dilation": (1, 2), "padding": 2}),
             ((3, 96, 6, 9), (192, 12, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
             ((2, 112, 6, 6), (112, 56, 3, 3), {"padding": 1}),
+            ((2, 32, 9, 7), (48, 32, 3, 3), {"padding": 1}),  # one group
         )
     ]
     check_cases([*cases, poisoned(cases[0], slice(16, 48))], guard=True)
@@ -170,6 +171,7 @@ PHASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((3, 32, 6, 9), (48, 16, 1, 1), {"stride": 2}),  # most phases have no tap
     ((2, 40, 8, 8), (40, 20, 2, 7), {"stride": (1, 4), "padding": ((1, 0), (3, 2))}),
     ((1, 16, 30), (24, 8, 7), {"stride": 3, "padding": 2}),
+    ((2, 24, 9, 10), (16, 24, 3, 3), {"stride": 2, "padding": 1}),  # one group
     ((1, 16, 5, 6, 4), (16, 8, 3, 3, 3), {"stride": (2, 1, 2), "padding": 1}),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol, TypeAlias
@@ -85,6 +85,11 @@ class GroupView:
                     writes.append(tensor)
         self.reads = tuple(reads)
         self.writes = tuple(writes)
+
+    @property
+    def kinds(self) -> Set[Kind]:
+        """The kinds of its nodes."""
+        return self._kinds.keys()
 
     def of(self, kind: Kind) -> list[Node]:
         """Returns its nodes of a kind."""

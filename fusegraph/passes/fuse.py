@@ -25,7 +25,7 @@ from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.joins import planned_joins
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import FUSION, NoKernel
-from fusegraph.passes.views import place_views
+from fusegraph.passes.views import is_moved, place_views
 
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
 _Pair = tuple[int, int, Tensor | object | None]
@@ -254,6 +254,7 @@ def fuse(
     """
     options = options or Options()
     joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
+    lowered: dict[GroupView, Lowered] = {}
     while True:
         quotient = _Quotient(graph, options.left_out, joins)
         refused = _Refused(quotient)
@@ -261,7 +262,7 @@ def fuse(
         views = [quotient.view(g) for g in quotient.topological()]
         free: frozenset[Node] = frozenset()
         if enabled and backend is lowering.KERNELS:
-            free = place_views(graph, views, lambda view: _takes(backend, view, options))
+            free = place_views(graph, views, lambda view: _takes(backend, view, options, lowered))
         if joins <= free:
             break
         joins &= free
@@ -272,7 +273,8 @@ def fuse(
             groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))
             continue
         try:
-            groups.append(Group(view.nodes, backend.lower(view, options)))
+            known = lowered.get(view) if is_moved(view) else None  # others may have been moved for a while
+            groups.append(Group(view.nodes, known or backend.lower(view, options)))
         except Declined as reason:
             without.append((view.nodes, str(reason)))
     if without:
@@ -283,10 +285,14 @@ def fuse(
     return partition
 
 
-def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
-    """Returns true if a group is one kernel with its tensors where they lie now; for attention, only `lower` tells."""
+def _takes(backend: Lowering, view: GroupView, options: Options, lowered: dict[GroupView, Lowered]) -> bool:
+    """Returns true if a group is one kernel with its tensors where they lie now, and notes which in ``lowered``.
+
+    For attention, only `lower` tells.
+    """
+    lowered.pop(view, None)
     try:
-        backend.lower(view, options)
+        lowered[view] = backend.lower(view, options)
     except Declined:
         return False
     return True
@@ -343,16 +349,17 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
-    Tier 0 is what follows a contraction; 1 other producers and consumers, and casts to wider types after a contraction;
-    2 what comes before a contraction, which is computed repeatedly, and movement, which may cost nothing by itself; 3
-    groups side by side.
+    Tier 0 is what follows a contraction; 1 other producers and consumers; 2 casts to wider types after a contraction,
+    which had better be with their readers, what comes before a contraction, which is computed repeatedly, and movement,
+    which may cost nothing by itself; 3 groups side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
-    kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
+    kinds = quotient.view(a).kinds | quotient.view(b).kinds
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
-        tier = 2 if tier == 2 or quotient.is_prologue(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
+        later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
+        tier = 2 if later else 0
     return tier, quotient.saved(a, b)
 
 

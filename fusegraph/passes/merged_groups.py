@@ -16,7 +16,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.parts import PARTS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
 from fusegraph.passes.split_contractions import STREAMED, best_cut, part_sums
 
 #: Most channels and filters of a group that is merged, and of one that is made of several: of each as many as fit.
@@ -37,8 +37,7 @@ class Merged:
 def merge_groups(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Computes the gradients of filters of few channels a group for several groups together, where that is faster."""
     target = options.target.planned
-    found = {node: how for node in graph.nodes if (how := merged(node, graph, target)).count > 1}
-    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+    return replaced(graph, lambda node: how if (how := merged(node, graph, target)).count > 1 else None, _write)
 
 
 def merged(node: Node, graph: Graph, target: Target) -> Merged:

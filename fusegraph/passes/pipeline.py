@@ -25,6 +25,7 @@ from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
@@ -46,6 +47,7 @@ from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.views import foresee_views
+from fusegraph.phases import phase
 
 
 class When(Enum):
@@ -88,6 +90,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),
+    Pass("joined reductions", divide_reductions),
     Pass("reshapes", move_reshapes),
     Pass("image layouts", lay_out_images),
     Pass("transposes", move_transposes),
@@ -181,6 +184,7 @@ class Pipeline:
         self._passes = [p for p in PIPELINE if fusion or p.when is When.ALWAYS]
         self._steps: list[Step] = []
 
+    @phase("passes")
     def __call__(self, left_out: LeftOut) -> Steps:
         fresh = {name for name, _ in left_out.keys() - self._options.left_out.keys()}
         self._options = replace(self._options, left_out=left_out)

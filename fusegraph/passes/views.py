@@ -48,12 +48,17 @@ def place_views(graph: Graph, groups: Sequence[GroupView], taken: Callable[[Grou
     kept: set[Node] = set()
     while True:
         free = _placed(graph, groups, kept)
-        moved = [g for g in groups if g.nodes[0] not in free and any(t.own_strides for t in (*g.reads, *g.writes))]
+        moved = [g for g in groups if g.nodes[0] not in free and is_moved(g)]
         around = {t for g in moved if not taken(g) for t in (*g.reads, *g.writes) if t.own_strides}
         found = {n for n in free if around.intersection((*n.inputs, n.output))}
         if not found:
             return free
         kept |= found
+
+
+def is_moved(group: GroupView) -> bool:
+    """Tells whether tensors that a group reads or writes lie elsewhere than they would by themselves."""
+    return any(t.own_strides for t in (*group.reads, *group.writes))
 
 
 def _placed(graph: Graph, groups: Sequence[GroupView], kept: set[Node]) -> frozenset[Node]:

@@ -39,6 +39,7 @@ from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
 from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
+from fusegraph.phases import Phases, counted, phase, separately, without_collections
 from fusegraph.runtime.arrays import torch_dtype
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
@@ -56,21 +57,22 @@ def backend(
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
-    if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
-        keep_whole(module)
 
-    def compiler(phase: str) -> Callable[[Any, Sequence[Any]], Program]:
-        return lambda traced, _: _boxed(_function(traced, phase, settings, names))
+    def compiler(part: str) -> Callable[[Any, Sequence[Any]], Program]:
+        return lambda traced, _: _boxed(_function(traced, part, settings, names))
 
-    made = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions=dict(decompositions()),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
-    return made(module, inputs)
+    with counted(Phases()), phase("AOTAutograd"), without_collections():
+        if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
+            keep_whole(module)
+        made = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            decompositions=dict(decompositions()),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        return made(module, inputs)
 
 
 def _names(graph: Any) -> dict[str, str]:
@@ -140,29 +142,36 @@ def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mappi
 def compile_program(
     graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
 ) -> Program:
-    """Cuts a graph, compiles the pieces and writes the function that runs them."""
+    """Cuts a graph, compiles the pieces and writes the function that runs them.
+
+    NVRTC goes on compiling when this returns; the first call waits.
+    """
     start = time.perf_counter()
-    analysis = Analysis(graph, forms)
-    labels = {node: names.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
-    division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
-    run = {}
-    pieces = []
-    for piece, part in graphs.items():
-        kind, _, index = piece.device.partition(":")
-        engine: dict[str, Any] = {"engine": "cuda", "device": int(index or 0)} if kind == "cuda" else {"engine": "cpu"}
-        how = {
-            key: value
-            for key, value in settings.items()
-            if key != "leave" and (kind == "cuda" or key not in ("autotune", "jobs"))
-        }
-        executable = compile_graph(part, **engine, **how)
-        assert executable.plan is not None
-        run[piece] = executable if piece.inputs else _without_inputs(executable, piece.device)
-        pieces.append(piece_report(executable.plan, piece, analysis))
-    program = write(analysis, division, run)
+    with separately() as phases, without_collections():
+        with phases.phase("import"):
+            analysis = Analysis(graph, forms)
+            labels = {node: names.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
+            division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
+        run = {}
+        pieces = []
+        for piece, part in graphs.items():
+            executable = compile_graph(part, **_how(piece.device, settings))
+            assert executable.plan is not None
+            run[piece] = executable if piece.inputs else _without_inputs(executable, piece.device)
+            pieces.append(piece_report(executable.plan, piece, analysis))
+        program = write(analysis, division, run)
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
-    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start))
+    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start, phases))
     return program
+
+
+def _how(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `fusegraph.compile` for a piece on a device."""
+    kind, _, index = device.partition(":")
+    given = {key: value for key, value in settings.items() if key != "leave"}
+    if kind == "cuda":
+        return {**given, "engine": "cuda", "device": int(index or 0), "wait": False}
+    return {**{key: value for key, value in given.items() if key not in ("autotune", "jobs")}, "engine": "cpu"}
 
 
 def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:

@@ -75,26 +75,53 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
     return found
 
 
-#: Operators that take a tensor of rank 0 as they would a number.
 _LIFT = "aten.lift_fresh_copy.default"
-_AS_NUMBER = (_LIFT, "aten.copy.default", "aten.where.self")
+#: Operators that take a tensor of rank 0 as they would a number.
+_AS_NUMBER = frozenset(
+    ("aten.copy.default", "aten.where.self", *(f"aten.{n}.Tensor" for n in ("add", "sub", "mul", "div")))
+)
+#: What computes constants of constants, beside functions of elements.
+_COPIES = (_LIFT, "aten._to_copy.default", "prims.convert_element_type.default", "aten.clone.default")
 
 
-def _number_in(graph: Any, node: Any, numbers: Mapping[Any, Any]) -> Any:
-    """Returns the number in a tensor of rank 0 that the program wrote into its text, if it is used as one; else None.
+def _numbers_in(graph: Any) -> dict[Any, Any]:
+    """Returns the values of nodes that are used as numbers, though the program wrote them as tensors of rank 0.
 
-    It is on the CPU whatever the device of the operators that take it.
+    They are what it wrote into its text, and functions of that.  They are on the CPU whatever the device of the
+    operators that take them.
     """
-    if str(node.target) != _LIFT or any(str(user.target) not in _AS_NUMBER for user in node.users):
-        return None
-    if node.args[0].op != "get_attr":
-        return numbers.get(node.args[0])
-    value = operator.attrgetter(node.args[0].target)(graph.owning_module)
-    plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0
-    if not plain or value.is_complex():
-        return None
+    constants: dict[Any, Any] = {}
     with _disable_current_modes():  # while torch traces, its modes take real tensors for mistakes
-        return value.item()
+        for node in graph.nodes:
+            value = _constant(graph, node, constants)
+            if value is not None:
+                constants[node] = value
+        numbers: dict[Any, Any] = {}
+        for node, value in reversed(constants.items()):
+            if node.op != "get_attr" and all(
+                user in numbers if user in constants else str(user.target) in _AS_NUMBER for user in node.users
+            ):
+                numbers[node] = value.item()
+    return numbers
+
+
+def _constant(graph: Any, node: Any, constants: Mapping[Any, Any]) -> Any:
+    """Returns the tensor of rank 0 on the CPU that a node is in every call; None if it is not known to be one."""
+    form = node.meta.get("val")
+    if not isinstance(form, torch.Tensor) or form.device.type != "cpu" or form.ndim or form.is_complex():
+        return None
+    if node.op == "get_attr":
+        found = operator.attrgetter(node.target)(graph.owning_module)
+        return found if isinstance(found, torch.Tensor) and any(str(u.target) == _LIFT for u in node.users) else None
+    if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes) or not node.all_input_nodes:
+        return None
+    tags = getattr(node.target, "tags", ())
+    if str(node.target) not in _COPIES and (
+        torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags
+    ):
+        return None
+    given = torch.fx.node.map_arg((node.args, node.kwargs), constants.__getitem__)
+    return node.target(*given[0], **given[1])
 
 
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
@@ -121,14 +148,13 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
         return Form(shape, strides, _DTYPES.get(value.dtype), str(value.device))
 
     forms: dict[Any, tuple[Form | None, ...] | None] = {}
-    numbers: dict[Any, int | float | bool] = {}
+    numbers: dict[Any, int | float | bool] = _numbers_in(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
         try:
-            written = _number_in(graph, node, numbers)
-            if written is not None:
-                numbers[node] = written
-            elif isinstance(value, (*SYMBOLIC, int, float)):
+            if node in numbers:
+                continue
+            if isinstance(value, (*SYMBOLIC, int, float)):
                 numbers[node] = number(value)
             elif isinstance(value, tuple | list):
                 forms[node] = tuple(form(v) for v in value)
