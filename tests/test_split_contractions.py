@@ -108,6 +108,8 @@ def test_parts_in_every_form(in_parts):
             hopper(product(70, 40, 256, "bfloat16")),
             hopper(backward((4, 64, 8, 8), 24, "bfloat16")),
             hopper(backward((4, 64, 8, 8), 64, "bfloat16", groups=2)),
+            hopper(backward((4, 32, 7, 5), 40, "bfloat16")),  # parts end within an image
+            hopper(backward((2, 32, 1, 3), 40, "float16")),  # the second part has nothing
             hopper(transposed((1, 128, 8, 8), 24, "bfloat16", stride=2)),
         ],
         guard=True,

@@ -7,7 +7,6 @@ that runs what was planned for one, and so are the results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.convolution import is_product
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
@@ -83,15 +83,9 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
             return _winograd(node, best, f"estimated to take {1 / factor:.2f} of the time of the direct sum")
         else:
             no = f"with its transforms it is estimated to take {1 / factor:.2f} of the time of the direct sum"
-    if _is_product(node):
+    if is_product(node):
         return Algorithm(PRODUCT, "1x1 filters: channels of every position times filters, as they lie in memory")
     return Algorithm(IMPLICIT, f"no Winograd: {no}")
-
-
-def _is_product(node: Node) -> bool:
-    at = node.attributes
-    taps = node.output.shape[2:] if node.op.role is Role.WGRAD else node.inputs[1].shape[2:]
-    return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
 
 
 def _winograd(node: Node, tile: int, why: str) -> Algorithm:

@@ -12,13 +12,14 @@ from fusegraph.graph import Graph, Node
 from fusegraph.lowering import filter_gradient
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.parts import BANDS
+from fusegraph.passes.merged_groups import merged
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
-from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
+from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
 
 #: How much faster than a tiled product they must be estimated to be.
 MARGIN = 1.15
 #: Most parts; most pairs of a channel and a filter of a group for which a tiled product would be mostly empty.
-MOST_PARTS, NARROW = 1024, 64
+MOST_PARTS, NARROW = 1024, 16
 
 
 def sum_by_bands(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
@@ -33,7 +34,7 @@ def parts_of(node: Node, graph: Graph, target: Target) -> int:
     x, loss = node.inputs
     groups = node.attributes["groups"]
     narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
-    limit = inf if narrow else (best_cut(node, graph, target)[1] - START * target.launch_cycles) / MARGIN
+    limit = inf if narrow else (merged(node, graph, target).cycles - START * target.launch_cycles) / MARGIN
     if loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit:
         return 0
     band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle

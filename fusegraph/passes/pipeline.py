@@ -29,6 +29,7 @@ from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
+from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
@@ -104,6 +105,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
     Pass("filter gradients", sum_by_bands, When.ALWAYS),
+    Pass("merged groups", merge_groups),
     Pass("padded channels", pad_channels),
     Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),

@@ -112,7 +112,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """
     own = alone(graph, node, {})
     if parts > 1:
-        own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
+        own.outputs = [part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
     return _total(node, own.outputs[0].nbytes, parts, cycles(own, Options(target=target)), target)
 
@@ -174,7 +174,7 @@ def _common(node: Node) -> DType:
 def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
     """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = _part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    partial = part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
     total = TABLE["reduction"]
     attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
     rewrite.graph.add_node(Node(total, (partial,), attributes, output))
@@ -188,7 +188,7 @@ def _sum_dtype(node: Node, graph: Graph) -> DType:
     return int64 if 64 in (common.bits, node.output.dtype.bits) else int32
 
 
-def _part_sums(
+def part_sums(
     graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
 ) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""
