@@ -14,6 +14,7 @@ from fusegraph.engines.autotune import choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
 from fusegraph.engines.plans import planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -74,11 +75,18 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         self.target = options.target
         self._nvrtc_options = nvrtc_options(options)
         how = choosers(self.target, device, autotune, self._cache, self._nvrtc_options, jobs)
+        first = planner(fusion, how.first, self._cache if how.state is not None else None, how.state or "")
+        if fusion and how.device_name is not None:
+            tuner = None
+            if how.state is None:
+                clock = DeviceClock(self.target, self._cache, self._nvrtc_options, device, jobs)
+                tuner = PartitionTuner(planner(fusion, how.later), clock, first)
+            first = settling(first, tuner, self._cache, how.device_name)
         super().__init__(
             graph,
             options,
             cuda_device(device),
-            planner=planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
+            planner=first,
             later=planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )

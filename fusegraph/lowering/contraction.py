@@ -14,6 +14,7 @@ from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.choices import Choice
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.precision import in_parts
@@ -34,11 +35,11 @@ MOST_PRODUCTS = {
 }
 
 
-def accept(view: GroupView, options: Options) -> None:
+def accept(view: GroupView, options: Options) -> list[Choice]:
     """Raises Declined with the reason unless the group is one contraction, or a transform, with pointwise nodes.
 
     The pointwise nodes are on its result and in front of it.  There may be several contractions that share operand A
-    and meet in a pointwise node, and reductions of parts of what follows.
+    and meet in a pointwise node, and reductions of parts of what follows.  Returns the choices of prologues.
     """
     anchors = view.anchors
     anchor = anchors[0]
@@ -63,7 +64,7 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    prologue.accept(view, options, anchors, product)
+    choices = prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op.role is Role.PARTIAL:
@@ -80,6 +81,7 @@ def accept(view: GroupView, options: Options) -> None:
         ):
             raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
+    return choices
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:

@@ -11,10 +11,10 @@ from codegen.combiners import ADD, MAX
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import PoolSpec, RowsSpec
-from codegen.target import Target
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind, Role
@@ -24,6 +24,8 @@ from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 FUNCTION_COST = 12
 #: Instructions that are done for each one at the rate of data sheets.
 INSTRUCTIONS = 0.9713
+#: What is chosen: nodes before the windows are part of the pool's kernel, or a kernel of their own.
+NAME, PART, OWN = "prologue of a pool", "part of the pool", "a kernel of its own"
 
 
 def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
@@ -54,7 +56,7 @@ class _Space:
         self.before = self._before(nodes)
         self.after = self._after()
         self._check()
-        self._check_cost(options.target.planned)
+        self.choices = self._weighed(options)
 
     def _before(self, nodes: list[Node]) -> set[Node]:
         found: set[Node] = set()
@@ -98,25 +100,34 @@ class _Space:
                 )
         check_size(self.view)
 
-    def _check_cost(self, target: Target) -> None:
-        """Raises Declined if the nodes before the windows would take longer than moving their result through memory.
+    def _weighed(self, options: Options) -> list[Choice]:
+        """Returns the choice of what comes before the windows; none if nothing does.
 
+        Raises Outweighed if the nodes before the windows would take longer than moving their result through memory.
         They are computed anew for every window that holds an element.
         """
         if not self.before:
-            return
-        again = 1.0
+            return []
+        target, again = options.target.planned, 1.0
         for axis, window in self.windows.items():
             again *= max(1.0, window.count * self.shape[axis] / max(self.elements[axis], 1))
         cost = sum(_cost(n) for n in self.before)
         last = [t for n in self.view.of(Kind.POOLING) for t in n.inputs if self.view.graph.producer(t) in self.before]
-        moved = 2 * max(t.dtype.itemsize for t in last)
-        if (again - 1) * cost > INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle * moved:
-            node = max(self.before, key=lambda n: (_cost(n), n.name))
-            raise Declined(
+        moved = 2 * max(t.dtype.itemsize for t in last) / target.bytes_per_cycle
+        computed, size = (again - 1) * cost / (INSTRUCTIONS * target.fma * target.sms), max(t.size for t in last)
+        node = max(self.before, key=lambda n: (_cost(n), n.name))
+        without = target.launch_cycles + moved * size / 2
+        cycles = {PART: without + computed * size, OWN: without + moved * size}
+        preferred = OWN if computed > moved else PART
+        pool, alike = self.view.of(Kind.POOLING)[0], f"{node.op.name} {self.windows}"
+        choice = weigh(NAME, pool.name, cycles, preferred, options, alike)
+        if choice.taken == OWN:
+            raise Outweighed(
                 f"{node.op.name} {node.name!r} would be computed {again:.2g} times for every element, once a window "
-                "that holds it"
+                "that holds it",
+                choice,
             )
+        return [choice]
 
     def strides(self, tensor: Tensor, elements: bool) -> tuple[int, ...]:
         """Returns a tensor's strides over the windows, then over the elements of each.
@@ -140,9 +151,12 @@ def _cost(node: Node) -> float:
     return 2 + FUNCTION_COST * (functions + text.count(" / "))
 
 
-def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is pooling over windows of one form and pointwise nodes."""
-    _Space(view, options)
+def accept(view: GroupView, options: Options) -> list[Choice]:
+    """Raises Declined with the reason unless the group is pooling over windows of one form and pointwise nodes.
+
+    Returns the choice by which some are in front of the windows.
+    """
+    return _Space(view, options).choices
 
 
 class _Builder(ProgramBuilder):

@@ -19,8 +19,10 @@ from math import prod
 
 from codegen.declined import Declined
 from codegen.spec import Gather, Strides
+from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
@@ -48,6 +50,8 @@ SCATTERED = 64.0
 #: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
+#: What is chosen: a prologue is part of the contraction's kernel, or a kernel of its own in front of it.
+NAME, PART, OWN = "prologue", "part of the product", "a kernel of its own"
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
@@ -65,9 +69,14 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(n for n in view.nodes if n in found)
 
 
-def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
-    """Raises Declined, with the reason, if the prologues of a kernel's anchors cannot be part of it."""
-    anchor = anchors[0]
+def accept(
+    view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]
+) -> list[Choice]:
+    """Returns the choices by which the prologues of a kernel's anchors are part of it; none without prologues.
+
+    Raises Declined, with the reason, if they cannot be, Outweighed if they should not.
+    """
+    anchor, choices = anchors[0], list[Choice]()
     for position, operand in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
         nodes = before(view, operand)
         if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
@@ -82,12 +91,13 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_operand(view, anchor, position, nodes, product(anchor), options)
+            choices += _accept_operand(view, anchor, position, nodes, product(anchor), options)
+    return choices
 
 
 def _accept_operand(
     view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, options: Options
-) -> None:
+) -> list[Choice]:
     operand = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
@@ -111,7 +121,9 @@ def _accept_operand(
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, operand, nodes, read, _fillings(product, position), in_registers, options)
+    if not operand.size:
+        return []
+    return [_weighed(anchor, position, nodes, read, product, in_registers, options)]
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -145,19 +157,20 @@ def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[
     return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, operand) for t in large)
 
 
-def _worthwhile(
+def _weighed(
     anchor: Node,
-    operand: Tensor,
+    position: int,
     nodes: Sequence[Node],
     read: Sequence[Tensor],
-    computed: int,
+    product: Product,
     in_registers: bool,
     options: Options,
-) -> None:
-    """Raises Declined, with the numbers, if computing an operand repeatedly costs more than writing and reading it."""
-    if not operand.size:
-        return
-    target = options.target.planned
+) -> Choice:
+    """Returns the choice to compute an operand repeatedly, instead of writing and reading it.
+
+    Raises Outweighed, with the numbers, if that costs more.
+    """
+    target, operand, computed = options.target.planned, anchor.inputs[position], _fillings(product, position)
     per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
     large = [t for t in read if t.size == operand.size]
     on_tensor_cores = _on_tensor_cores(anchor, options)
@@ -177,13 +190,28 @@ def _worthwhile(
     if on_tensor_cores and scattered:
         cost += computed * SCATTERED * len(scattered) / per_byte
     saved = 2 * operand.nbytes + LAUNCH * target.launch_us * target.memory_rate
-    if cost > saved:
+    without = _without(anchor, product, target, on_tensor_cores)
+    cycles = {PART: without + cost / target.bytes_per_cycle, OWN: without + saved / target.bytes_per_cycle}
+    alike = f"{anchor.op.name} {[t.type for t in anchor.inputs]} {[n.op.name for n in nodes]}"
+    what, preferred = f"{NAME} of operand {'AB'[position > 0]}", OWN if cost > saved else PART
+    choice = weigh(what, anchor.name, cycles, preferred, options, alike)
+    if choice.taken == OWN:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
-        raise Declined(
+        raise Outweighed(
             f"in front of {anchor.op.name} {anchor.name!r} every element of {operand.name!r} would be computed "
             f"{computed / operand.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
-            f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"
+            f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}",
+            choice,
         )
+    return choice
+
+
+def _without(anchor: Node, product: Product, target: Target, on_tensor_cores: bool) -> float:
+    """Returns the cycles that a contraction takes at least, whatever computes its operands."""
+    products = prod(product.batch) * prod(product.rows) * prod(product.cols) * prod(product.inner)
+    rate = (target.wgmma or target.mma) * 2 / max(2, anchor.inputs[0].dtype.itemsize) if on_tensor_cores else target.fma
+    moved = sum(t.nbytes for t in {*anchor.inputs, anchor.output})
+    return target.launch_cycles + max(products / (rate * target.sms), moved / target.bytes_per_cycle)
 
 
 def _beside(

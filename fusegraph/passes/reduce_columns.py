@@ -18,6 +18,7 @@ from codegen.spec import RowsSpec
 from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import MADE, Choice, whether
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.partition import Partition
@@ -49,6 +50,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     """
     kinds: dict[_Kind, list[str]] = {}
     chunks: dict[Node, Split] = {}
+    choices: list[Choice] = []
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = cache(partial(_leaves, graph))
     whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
@@ -59,11 +61,13 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
         for (along, read), alike in rows[shape].items():
             found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
-                chunks[node] = found
-                kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
+                choices.append(whether(NAME, node.name, options, f"{shape} {along} {node.attributes['axes']}"))
+                if choices[-1].taken == MADE:
+                    chunks[node] = found
+                    kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
                 break
     if not chunks:
-        return same(graph)
+        return replace(same(graph), choices=tuple(choices))
     made = split(graph, chunks)
     halves = {node.name: half_of(made, node).name for node in chunks}
 
@@ -76,7 +80,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
         together = (names for names in kinds.values() if any(halves[n] not in taken for n in names))
         return {name: reason for names in together for name in names}
 
-    return replace(made, declined=declined)
+    return replace(made, declined=declined, choices=tuple(choices))
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:

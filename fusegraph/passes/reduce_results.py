@@ -14,6 +14,7 @@ from codegen.spec import ContractionSpec
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewritten, same
@@ -35,9 +36,11 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
     found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
-    chunks = {node: how for node, how in found.items() if how is not None}
+    weighed = {n: whether(NAME, n.name, options, str(n.inputs[0].type)) for n, how in found.items() if how is not None}
+    choices = tuple(weighed.values())
+    chunks = {node: how for node, how in found.items() if how is not None and weighed[node].taken == MADE}
     if not chunks:
-        return same(graph)
+        return replace(same(graph), choices=choices)
     made = split(graph, chunks)
     halves = {node.name: half_of(made, node).name for node in chunks}
 
@@ -49,7 +52,7 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
         reason = "its parts are not made in the kernel of the contraction, or would slow it down"
         return {whole: reason for whole, part in halves.items() if part not in taken}
 
-    return replace(made, declined=declined)
+    return replace(made, declined=declined, choices=choices)
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.choices import Choice
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.pattern import Found, Pattern
 
@@ -21,6 +22,7 @@ class Rewritten:
 
     counterparts  the new graph's tensor for each tensor of the old graph whose value it has, if there is one.
     decisions     what was rewritten, what was not, and why.
+    choices       what was weighed.
     notes         what else reports and the code behind the pass ask for, by name.
     declined      of a pass that speculates: the names of the rewrites that a partition of the graph does not accept,
                   and why it does not.
@@ -29,6 +31,7 @@ class Rewritten:
     graph: Graph
     counterparts: Mapping[Tensor, Tensor]
     decisions: tuple[Decision, ...] = ()
+    choices: tuple[Choice, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     declined: Callable[[Partition], Mapping[str, str]] | None = None
 
@@ -81,8 +84,18 @@ class Rewrite:
         return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))
 
 
+How = TypeVar("How")
+
 #: A pattern, and what writes in the new graph what replaces a node that it matches.
 Rule: TypeAlias = tuple[Pattern, Callable[[Rewrite, Node, Found], None]]
+
+
+def copied(graph: Graph) -> Graph:
+    """Returns a graph of the same nodes, whose tensors lie as they did before views of them were made."""
+    rewrite = Rewrite(graph, {t: t.own_strides for t in graph.tensors.values() if t.own_strides is not None})
+    for node in graph.nodes:
+        rewrite.take_over(node)
+    return rewrite.done().graph
 
 
 def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Node], None]) -> Rewritten:
@@ -94,6 +107,20 @@ def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Nod
         else:
             rewrite.take_over(node)
     return rewrite.done()
+
+
+def replaced_where_chosen(
+    graph: Graph, weighed: Callable[[Node], tuple[Choice, How] | None], write: Callable[[Rewrite, Node, How], None]
+) -> Rewritten:
+    """Returns a graph in which nodes are written as was chosen for them, and the choices.
+
+    ``weighed`` returns for a node a choice, and what ``write`` takes beside the node: false if the node stays as it is.
+    None is for nodes about which nothing is chosen.
+    """
+    found = {node: chosen for node in graph.nodes if (chosen := weighed(node)) is not None}
+    hows = {node: how for node, (_, how) in found.items() if how}
+    made = replaced(graph, hows, lambda rewrite, node: write(rewrite, node, hows[node])) if hows else same(graph)
+    return replace(made, choices=tuple(choice for choice, _ in found.values()))
 
 
 def replaced_by(graph: Graph, rules: Iterable[Rule]) -> Rewritten:

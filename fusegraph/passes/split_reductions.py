@@ -7,6 +7,7 @@ order, so that the same inputs give the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from codegen.target import Target
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
@@ -29,6 +31,8 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 #: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors, or if no block reads
 #: more bytes.
 BUSY = 32 / 33
+#: What is chosen; with so many blocks for each multiprocessor there is nothing to choose.
+CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
@@ -45,8 +49,28 @@ Split = tuple[tuple[int, ...], int | None]
 
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Splits long reductions into parts where one kernel would leave most of a GPU idle."""
-    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
-    return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
+    found = {node: weighed for node in graph.nodes if (weighed := _weighed(graph, node, options)) is not None}
+    chunks = {node: (node.attributes["axes"], size) for node, (choice, size) in found.items() if choice.taken == PARTS}
+    return replace(split(graph, chunks), choices=tuple(choice for choice, _ in found.values()))
+
+
+def _weighed(graph: Graph, node: Node, options: Options) -> tuple[Choice, int] | None:
+    """Returns the choice of whether a reduction is split, and the elements of a part; None if there is none."""
+    if not can_be_split(node):
+        return None
+    x, axes, target = node.inputs[0], node.attributes["axes"], options.target.planned
+    whole = parallelism(x, axes)
+    size, wanted = chunk_of(x, axes, whole, target), chunk(graph, node, target) is not None
+    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
+        return None
+    again = _returns(graph, node, x)
+    moved = (3 if again else 1) * x.nbytes / target.bytes_per_cycle
+    cycles = {
+        WHOLE: target.launch_cycles + moved / min(1.0, whole.blocks / target.sms),
+        PARTS: (3 if again else 2) * target.launch_cycles + moved,
+    }
+    alike = f"{x.type} {x.strides} {axes}"
+    return weigh(CHOICE, node.name, cycles, PARTS if wanted else WHOLE, options, alike), size
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
