@@ -156,7 +156,7 @@ def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
     assert kernels(settle(graph, H200, choices, "nonsense")) == kernels(first)
 
 
-@pytest.mark.parametrize("options", [DEFAULTS, H200], ids=["portable", "h200"])
+@pytest.mark.parametrize("options", [pytest.param(DEFAULTS, marks=pytest.mark.slow), H200], ids=["portable", "h200"])
 def test_results_are_equal_either_way(options: Options) -> None:
     check_alternatives([make() for make in dict.fromkeys(GRAPHS.values())], options)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
@@ -25,7 +25,7 @@ from fusegraph.engines.scratch import random_array
 from fusegraph.errors import FusegraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options
-from fusegraph.lowering.choices import Choice, Key, Settled
+from fusegraph.lowering.choices import Choice, Key, Settled, Settling
 from fusegraph.passes.rewrite import copied
 from fusegraph.plan import Kernel, Plan
 from fusegraph.runtime import nvrtc
@@ -47,7 +47,6 @@ REPEATS, WARMUP = 7, 2
 
 #: Choices that are made together, by one alternative.
 Trial: TypeAlias = tuple[tuple[Choice, ...], str]
-Settling: TypeAlias = Mapping[Key, Settled]
 
 
 class Clock(Protocol):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from codegen.declined import Declined
 from codegen.target import PORTABLE, Target
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering.choices import Choice, Key, Settled
+from fusegraph.lowering.choices import Choice, Settling
 from fusegraph.ops.base import Kind
 
 #: More operands or nodes than this make one kernel run out of registers before it saves any memory traffic.
@@ -45,7 +45,7 @@ class Options:
     workspace: int = 1 << 32
     target: Target = PORTABLE
     left_out: LeftOut = field(default_factory=dict, hash=False)
-    settled: Mapping[Key, Settled] = field(default_factory=dict, hash=False)
+    settled: Settling = field(default_factory=dict, hash=False)
 
 
 DEFAULTS: Options = Options()

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from codegen.declined import Declined
-
-if TYPE_CHECKING:
-    from fusegraph.lowering.base import Options
 
 #: What a choice is known by: what is chosen, and the name of the node that it is about.
 Key: TypeAlias = tuple[str, str]
@@ -28,6 +25,10 @@ class Settled:
 
     taken: str
     us: Mapping[str, float] = field(default_factory=dict)
+
+
+#: What measurements say of choices.
+Settling: TypeAlias = Mapping[Key, Settled]
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,23 @@ class Outweighed(Declined):
 
 
 def weigh(
-    what: str, node: str, cycles: Mapping[str, float | None], preferred: str, options: Options, alike: str = ""
+    what: str, node: str, cycles: Mapping[str, float | None], preferred: str, settled: Settling, alike: str = ""
 ) -> Choice:
-    """Returns a choice, taken as the options have settled it, else as estimates prefer."""
-    settled = options.settled.get((what, node))
-    if settled is None or settled.taken not in cycles:
+    """Returns a choice, taken as it is settled, else as estimates prefer."""
+    found = settled.get((what, node))
+    if found is None or found.taken not in cycles:
         return Choice(what, node, cycles, preferred, preferred, alike=alike)
-    return Choice(what, node, cycles, preferred, settled.taken, settled.us, alike)
+    return Choice(what, node, cycles, preferred, found.taken, found.us, alike)
 
 
-def whether(what: str, node: str, options: Options, alike: str = "") -> Choice:
+def whether(what: str, node: str, settled: Settling, alike: str = "") -> Choice:
     """Returns the choice of whether a rewrite is made of which nobody knows what it takes: it is, unless measured."""
-    return weigh(what, node, {MADE: None, LEFT: None}, MADE, options, alike)
+    return weigh(what, node, {MADE: None, LEFT: None}, MADE, settled, alike)
 
 
-def speculate(what: str, node: str, options: Options, choices: list[Choice], alike: str = "") -> None:
+def speculate(what: str, node: str, settled: Settling, choices: list[Choice], alike: str = "") -> None:
     """Adds to ``choices`` whether a rewrite is made.  Raises Outweighed if a measurement says that it is not."""
-    choices.append(choice := whether(what, node, options, alike))
+    choices.append(choice := whether(what, node, settled, alike))
     if choice.taken == LEFT:
         raise Outweighed("it was measured to be faster in parts", choice)
 

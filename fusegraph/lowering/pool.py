@@ -120,7 +120,7 @@ class _Space:
         cycles = {PART: without + computed * size, OWN: without + moved * size}
         preferred = OWN if computed > moved else PART
         pool, alike = self.view.of(Kind.POOLING)[0], f"{node.op.name} {self.windows}"
-        choice = weigh(NAME, pool.name, cycles, preferred, options, alike)
+        choice = weigh(NAME, pool.name, cycles, preferred, options.settled, alike)
         if choice.taken == OWN:
             raise Outweighed(
                 f"{node.op.name} {node.name!r} would be computed {again:.2g} times for every element, once a window "

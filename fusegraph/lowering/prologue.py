@@ -194,7 +194,7 @@ def _weighed(
     cycles = {PART: without + cost / target.bytes_per_cycle, OWN: without + saved / target.bytes_per_cycle}
     alike = f"{anchor.op.name} {[t.type for t in anchor.inputs]} {[n.op.name for n in nodes]}"
     what, preferred = f"{NAME} of operand {'AB'[position > 0]}", OWN if cost > saved else PART
-    choice = weigh(what, anchor.name, cycles, preferred, options, alike)
+    choice = weigh(what, anchor.name, cycles, preferred, options.settled, alike)
     if choice.taken == OWN:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
         raise Outweighed(

@@ -98,7 +98,7 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
         else:
             preferred = WINOGRAD if factor >= MARGIN else DIRECT
             alike = f"{node.op.name} {[t.type for t in node.inputs]} {dict(node.attributes)}"
-            choice = weigh(NAME, node.name, {DIRECT: direct, WINOGRAD: times[best]}, preferred, options, alike)
+            choice = weigh(NAME, node.name, {DIRECT: direct, WINOGRAD: times[best]}, preferred, options.settled, alike)
             takes = f"estimated to take {1 / factor:.2f} of the time of the direct sum"
             if choice.taken == WINOGRAD:
                 return replace(_winograd(node, best, takes), choice=choice)

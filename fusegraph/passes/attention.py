@@ -81,7 +81,7 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
                 raise Declined(reason)
             made = _node(graph, match)
             attention.check(made, graph, options)
-            speculate(PASS, match.out.name, options, choices, str(match.score.type))
+            speculate(PASS, match.out.name, options.settled, choices, str(match.score.type))
         except Declined as declined:
             left(node, declined)
             continue

@@ -90,7 +90,7 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
             for made in match.made:
                 _check_order(graph, made)
                 attention_backward.check(made, graph, options)
-            speculate(GRADIENTS, node.name, options, choices, str(node.output.type))
+            speculate(GRADIENTS, node.name, options.settled, choices, str(node.output.type))
         except Declined as declined:
             text = f"looks like the gradient of an attention and is left as it is: {declined}"
             decisions.append(Decision(node.inputs[0].name, node.name, False, text))

@@ -97,7 +97,7 @@ def _prologues(graph: Graph, node: Node, options: Options, choices: list[Choice]
                 raise Declined(reason)
             if prologue is not None:
                 operand = node.inputs[number]
-                speculate(PROLOGUE, operand.name, options, choices, f"{number} {operand.type}")
+                speculate(PROLOGUE, operand.name, options.settled, choices, f"{number} {operand.type}")
             result.append(prologue)
         except Declined as declined:
             result.append(str(declined))

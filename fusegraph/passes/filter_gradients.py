@@ -53,7 +53,7 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     alternatives = {BY_BANDS: estimates[best], PRODUCT: None if narrow else limit * MARGIN}
     preferred = BY_BANDS if estimates[best] < limit else PRODUCT
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
-    choice = weigh(NAME, node.name, alternatives, preferred, options, alike)
+    choice = weigh(NAME, node.name, alternatives, preferred, options.settled, alike)
     return choice, best if choice.taken == BY_BANDS else 0
 
 

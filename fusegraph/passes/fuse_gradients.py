@@ -44,7 +44,7 @@ def fuse_gradients(graph: Graph, options: Options) -> Rewritten:
         reason = options.left_out.get((FUSED_GRADIENTS, origin))
         try:
             if reason is None:
-                speculate(FUSED_GRADIENTS, origin, options, choices, str([t.type for t in keys.inputs]))
+                speculate(FUSED_GRADIENTS, origin, options.settled, choices, str([t.type for t in keys.inputs]))
         except Declined as measured:
             reason = str(measured)
         text = f"two kernels, over queries and over keys: {reason}"

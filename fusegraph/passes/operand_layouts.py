@@ -146,7 +146,9 @@ def _wishes(node: Node, graph: Graph, options: Options, choices: list[Choice]) -
     copies = target.clock * sum(outside.values())
     preferred = LAID_OUT if as_it_is - laid_out > MARGIN * copies else AS_THEY_LIE
     alike = f"{node.op.name} {[(t.type, t.strides) for t in node.inputs]}"
-    choice = weigh(NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options, alike)
+    choice = weigh(
+        NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
+    )
     choices.append(choice)
     return wishes if choice.taken == LAID_OUT else []
 

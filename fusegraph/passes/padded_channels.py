@@ -51,7 +51,7 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     best = min(estimates, key=estimates.__getitem__)
     preferred = PADDED if MARGIN * estimates[best] < before else AS_IT_IS
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
-    choice = weigh(NAME, node.name, {AS_IT_IS: before, PADDED: estimates[best]}, preferred, options, alike)
+    choice = weigh(NAME, node.name, {AS_IT_IS: before, PADDED: estimates[best]}, preferred, options.settled, alike)
     return choice, best if choice.taken == PADDED else 0
 
 

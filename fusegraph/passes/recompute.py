@@ -51,7 +51,7 @@ def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partit
         return unchanged
     rate = options.target.planned.bytes_per_cycle
     cycles = {AGAIN: _moved(again) / rate, READ: _moved(partition) / rate}
-    choice = weigh(NAME, graph.outputs[0].name, cycles, AGAIN, options)
+    choice = weigh(NAME, graph.outputs[0].name, cycles, AGAIN, options.settled)
     if choice.taken == READ:
         return replace(same(graph), choices=(choice,)), partition
     living = rewriting.living(rewritten.graph)

@@ -61,7 +61,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
         for (along, read), alike in rows[shape].items():
             found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
-                choices.append(whether(NAME, node.name, options, f"{shape} {along} {node.attributes['axes']}"))
+                choices.append(whether(NAME, node.name, options.settled, f"{shape} {along} {node.attributes['axes']}"))
                 if choices[-1].taken == MADE:
                     chunks[node] = found
                     kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)

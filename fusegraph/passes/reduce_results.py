@@ -36,7 +36,9 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
     found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
-    weighed = {n: whether(NAME, n.name, options, str(n.inputs[0].type)) for n, how in found.items() if how is not None}
+    weighed = {
+        n: whether(NAME, n.name, options.settled, str(n.inputs[0].type)) for n, how in found.items() if how is not None
+    }
     choices = tuple(weighed.values())
     chunks = {node: how for node, how in found.items() if how is not None and weighed[node].taken == MADE}
     if not chunks:

@@ -52,7 +52,7 @@ def _weighed(node: Node, options: Options) -> tuple[Choice, int] | None:
     unit = ROWS * KEYS * (q.shape[-1] + v.shape[-1]) / target.mma
     cycles = {WHOLE: unit * times[1], f"in {several} parts": unit * times[several]}
     preferred = WHOLE if MARGIN * times[several] > times[1] else f"in {several} parts"
-    choice = weigh(NAME, node.name, cycles, preferred, options, str([t.type for t in node.inputs]))
+    choice = weigh(NAME, node.name, cycles, preferred, options.settled, str([t.type for t in node.inputs]))
     return choice, 0 if choice.taken == WHOLE else several
 
 

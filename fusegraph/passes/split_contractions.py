@@ -80,7 +80,9 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
         return None
     preferred = next((name for name, n in counts.items() if n == best), WHOLE)
     alike = f"{node.op.name} {[t.type for t in node.inputs]} {dict(node.attributes)}"
-    choice = weigh(NAME, node.name, {name: estimates[n] for name, n in counts.items()}, preferred, options, alike)
+    choice = weigh(
+        NAME, node.name, {name: estimates[n] for name, n in counts.items()}, preferred, options.settled, alike
+    )
     return choice, 0 if choice.taken == WHOLE else counts[choice.taken]
 
 

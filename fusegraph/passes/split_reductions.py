@@ -70,7 +70,7 @@ def _weighed(graph: Graph, node: Node, options: Options) -> tuple[Choice, int] |
         PARTS: (3 if again else 2) * target.launch_cycles + moved,
     }
     alike = f"{x.type} {x.strides} {axes}"
-    return weigh(CHOICE, node.name, cycles, PARTS if wanted else WHOLE, options, alike), size
+    return weigh(CHOICE, node.name, cycles, PARTS if wanted else WHOLE, options.settled, alike), size
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
