@@ -95,6 +95,13 @@ def gated() -> fg.Graph:
     return graph
 
 
+def two_convolutions() -> fg.Graph:
+    graph = fg.Graph("two convolutions", io_dtype="float16")
+    x, v, w = graph.tensor("x", (1, 16, 10, 10)), graph.tensor("v", (16, 16, 3, 3)), graph.tensor("w", (16, 16, 3, 3))
+    graph.output(graph.conv_fprop(graph.relu(graph.conv_fprop(x, v, padding=1)), w, padding=1, name="y"))
+    return graph
+
+
 def norm_gradient() -> fg.Graph:
     graph = fg.Graph("columns")
     x, dy = graph.tensor("x", (4096, 64)), graph.tensor("dy", (4096, 64))
@@ -116,6 +123,8 @@ GRAPHS: dict[str, Callable[[], fg.Graph]] = {
     "attention's operands": attention,
     "layouts of operands": misaligned,
     "products of parts": gated,
+    "products of one operand": gated,
+    "images with channels last": two_convolutions,
     "reductions of columns": norm_gradient,
 }
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp, log
 from statistics import median
 from typing import Protocol, TypeAlias
@@ -207,7 +208,10 @@ class DeviceClock:
         """``options`` are NVRTC's; ``jobs`` is how many kernels are compiled at a time."""
         self._target, self._cache, self._options = target, cache, tuple(options)
         self._device, self._jobs = device, jobs
-        self._timer = ColdTimer(device)
+
+    @cached_property
+    def _timer(self) -> ColdTimer:
+        return ColdTimer(self._device)
 
     def __call__(self, kernels: Sequence[Kernel]) -> Callable[[], float]:
         """Returns a function that runs kernels once and returns the microseconds.

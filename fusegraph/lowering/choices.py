@@ -90,7 +90,7 @@ def speculate(what: str, node: str, settled: Settling, choices: list[Choice], al
     """Adds to ``choices`` whether a rewrite is made.  Raises Outweighed if a measurement says that it is not."""
     choices.append(choice := whether(what, node, settled, alike))
     if choice.taken == LEFT:
-        raise Outweighed("it was measured to be faster in parts", choice)
+        raise Outweighed("without it, it was measured to be faster", choice)
 
 
 def unique(choices: Iterable[Choice]) -> tuple[Choice, ...]:

@@ -14,7 +14,7 @@ from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
-from fusegraph.lowering.choices import Choice
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.precision import in_parts
@@ -24,6 +24,8 @@ from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
 
+#: What is chosen: products that share operand A, and whose results meet, are one kernel.
+NAME = "products of one operand"
 #: Up to so many rows fit one tile: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
@@ -43,7 +45,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
     """
     anchors = view.anchors
     anchor = anchors[0]
-    _check_products(view, anchors)
+    choices = _check_products(view, anchors, options)
     shape = anchor.output.shape
     behind = prologue.behind(view, anchors)
     after = set(anchors)
@@ -64,7 +66,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    choices = prologue.accept(view, options, anchors, product)
+    choices += prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op.role is Role.PARTIAL:
@@ -84,8 +86,11 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
     return choices
 
 
-def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel."""
+def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) -> list[Choice]:
+    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel.
+
+    Returns the choice that they do, if there are several.
+    """
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
@@ -111,6 +116,10 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     if len(together) > 1:
         one, two = (min(part, key=anchors.index) for part in together[:2])
         raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
+    choices: list[Choice] = []
+    if len(anchors) > 1:
+        speculate(NAME, first.name, options.settled, choices, f"{first.op.name} {[t.type for t in first.inputs]}")
+    return choices
 
 
 def accumulator(node: Node, real: str) -> str:
