@@ -304,6 +304,20 @@ def test_what_was_measured_is_found_again(tmp_path: Any, monkeypatch: pytest.Mon
     assert not any(c.us for c in settling(plans.planner(True, None), None, cache, "A GPU")(prologue(), H200).choices)
 
 
+@pytest.mark.gpu
+def test_choices_are_timed_on_a_gpu_and_found_again(tmp_path: Any) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    first = batch_norm().compile("cuda", autotune=True, cache=cache)
+    assert first.plan is not None
+    measured = {c.key: c.us for c in first.plan.choices if c.us}
+    assert measured
+    again = batch_norm().compile("cuda", cache=cache)
+    assert again.plan is not None
+    assert {c.key: c.us for c in again.plan.choices if c.us} == measured
+    assert kernels(again.plan) == kernels(first.plan)
+    assert check_executable(again).ok
+
+
 def test_explain_tells_of_each_choice() -> None:
     graph = prologue()
     words = " ".join(explain_text(describe(plan(copied(graph), H200), H200.target)).split())
