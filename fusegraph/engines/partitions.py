@@ -31,7 +31,7 @@ from fusegraph.passes.rewrite import copied
 from fusegraph.plan import Kernel, Plan
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.arrays import to_device
-from fusegraph.runtime.cache import DiskCache
+from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.launch import Launch, Module
 from fusegraph.runtime.timing import ColdTimer
 
@@ -264,14 +264,18 @@ def settling(planner: Planner, tuner: PartitionTuner | None, cache: DiskCache, d
 
     What was measured is kept under a key of the graph, the options and the sources.
     """
+    ever = digest("settled", device_name)
 
     def planned(graph: Graph, options: Options) -> Plan:
+        if tuner is None and cache.get(ever) is None:
+            return planner(graph, options)
         key = graph_key(graph, options, f"settled on {device_name}")
         found = None if key is None else _decoded(cache.get(key))
         if found is None and tuner is not None:
             found = tuner.tune(graph, options)
             if key is not None:
                 cache.put(key, _encoded(found))
+                cache.put(ever, b"1")
         return planner(graph, replace(options, settled=found) if found else options)
 
     return planned
