@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -167,27 +167,41 @@ def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
 
 @pytest.mark.parametrize("options", [pytest.param(DEFAULTS, marks=pytest.mark.slow), H200], ids=["portable", "h200"])
 def test_results_are_equal_either_way(options: Options) -> None:
-    check_alternatives([make() for make in dict.fromkeys(GRAPHS.values())], options)
+    graphs = [make() for make in dict.fromkeys(GRAPHS.values())]
+    check_alternatives([(graph, random_inputs(graph), options) for graph in graphs])
 
 
 @pytest.mark.slow
 def test_results_of_random_graphs_are_equal_either_way() -> None:
-    found = [seeded(seed).build() for seed in range(7000, 7200)]
-    assert check_alternatives(found, DEFAULTS) > 100
+    assert check_alternatives(_seeded(range(7000, 7200))) > 100
 
 
 def test_results_of_a_few_random_graphs_are_equal_either_way() -> None:
-    found = [seeded(seed, themes=("matmul", "conv", "pool", "rows")).build() for seed in range(7300, 7324)]
-    assert check_alternatives(found, DEFAULTS) > 10
+    assert check_alternatives(_seeded(range(7300, 7324), themes=("matmul", "conv", "pool", "rows"))) > 10
 
 
-def check_alternatives(graphs: Sequence[fg.Graph], options: Options) -> int:
+#: A graph, its inputs and options.
+Given = tuple[fg.Graph, Mapping[str, Any], Options]
+
+
+def _seeded(seeds: range, **how: Any) -> list[Given]:
+    recipes = [seeded(seed, **how) for seed in seeds]
+    graphs = [recipe.build() for recipe in recipes]
+    return [(g, r.inputs(g), replace(DEFAULTS, strict=r.strict)) for g, r in zip(graphs, recipes)]
+
+
+def check_alternatives(given: Sequence[Given]) -> int:
     """Checks all alternatives of graphs against the reference; returns how many there are."""
-    made = [CpuExecutable(copied(g), how, lazy=True) for g in graphs for how in alternatives(g, options)]
-    build_together(made)
-    for executable in made:
-        found = check_executable(executable, random_inputs(executable.graph))
-        assert found.ok, f"{found}\n{executable._options.settled}"
+    made = [
+        (CpuExecutable(copied(g), settled, lazy=True), inputs)
+        for g, inputs, options in given
+        for settled in alternatives(g, options)
+    ]
+    build_together([executable for executable, _ in made])
+    for executable, inputs in made:
+        options = executable._options
+        found = check_executable(executable, inputs, strict=options.strict)
+        assert found.ok, f"{found}\n{options.settled}"
     return len(made)
 
 

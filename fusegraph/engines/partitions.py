@@ -142,8 +142,7 @@ def compared(first: Plan, second: Plan, clock: Clock) -> tuple[float, float] | N
     one, two = _without_common(first.kernels, second.kernels)
     if not one and not two:
         return None
-    sides = [_sequences(kernels) for kernels in (one, two)]
-    runs = [[(clock(kernels), count) for kernels, count in side] for side in sides]
+    runs = [[(clock(kernels), count) for kernels, count in _together(_sequences(side))] for side in (one, two)]
     taken: dict[tuple[int, int], list[float]] = {}
     for repeat in range(WARMUP + REPEATS):
         for side, every in enumerate(runs):
@@ -197,6 +196,14 @@ def _sequences(kernels: Sequence[Kernel]) -> list[tuple[list[Kernel], int]]:
     for sequence in sequences:
         alike.setdefault(tuple(map(_identity, sequence)), []).append(sequence)
     return [(found[0], len(found)) for found in alike.values()]
+
+
+def _together(sequences: Sequence[tuple[list[Kernel], int]]) -> list[tuple[list[Kernel], int]]:
+    """Returns those of which there are as many as one sequence: only its first kernel begins on an idle GPU."""
+    joined: dict[int, list[Kernel]] = {}
+    for kernels, count in sequences:
+        joined.setdefault(count, []).extend(kernels)
+    return [(kernels, count) for count, kernels in joined.items()]
 
 
 class DeviceClock:

@@ -9,6 +9,9 @@ and reading it back.  What it costs is measured:
   half as much where one instruction computes two elements (`codegen.packed`).
 - Where threads must fill the operand's tiles they share the way to shared memory with the tensor cores: a product of
   4096 x 4096 x 4096 takes 1.4 times as long as one that TMA brings.
+
+What it takes away from the product besides (a form that is faster, copies of 16 bytes) the cost models of both kernels
+tell: what may be a prologue by the first estimate is a kernel of its own if they say that this is clearly faster.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ SCATTERED = 64.0
 #: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
+#: How much slower a kernel with a prologue must be estimated to be than two kernels, to be two.
+CLEARLY = 1.1
 #: What is chosen: a prologue is part of the contraction's kernel, or a kernel of its own in front of it.
 NAME, PART, OWN = "prologue", "part of the product", "a kernel of its own"
 
@@ -124,6 +129,34 @@ def _accept_operand(
     if not operand.size:
         return []
     return [_weighed(anchor, position, nodes, read, product, in_registers, options)]
+
+
+def confirmed(view: GroupView, options: Options, choice: Choice, kernel_cycles: Callable[[GroupView], float]) -> Choice:
+    """Returns the choice of a prologue as the cost models of the kernels make it: of the group, and without it.
+
+    ``kernel_cycles`` are those of a group, or raise Declined if it has no kernel.  Raises Outweighed if the prologue
+    had better be a kernel of its own.
+    """
+    (anchor,) = (n for n in view.contractions if n.name == choice.node)
+    operand = anchor.inputs[0 if choice.what.endswith("A") else -1]
+    nodes, target = before(view, operand), options.target.planned
+    behind_it = [n for n in view.nodes if n not in nodes]
+    try:
+        part, product = kernel_cycles(view), kernel_cycles(_Part(view, behind_it))
+    except Declined:
+        return choice
+    moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
+    preferred = OWN if part > CLEARLY * (product + moved) else PART
+    found = weigh(
+        choice.what, choice.node, {PART: part, OWN: product + moved}, preferred, options.settled, choice.alike
+    )
+    if found.taken == OWN:
+        raise Outweighed(
+            f"with {nodes[-1].op.name} {nodes[-1].name!r} in front of it {anchor.op.name} {anchor.name!r} is estimated "
+            f"to take {part / target.clock:.1f} us, two kernels {(product + moved) / target.clock:.1f} us",
+            found,
+        )
+    return found
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:

@@ -39,7 +39,7 @@ COPIED, LAUNCH = 35 / 48, 1.053
 WARPS, WARPGROUPS = 0.581, 0.4215
 #: What is chosen.
 NAME, AS_THEY_LIE, LAID_OUT = "layouts of operands", "as they lie", "laid out"
-#: How much more than the copies cost a contraction must gain.
+#: How much more than a copy of values costs attention must gain.
 MARGIN = 1.15
 #: A copy may be so much larger than the operand, and so much for rows that begin with lines.
 MOST_GROWTH, MOST_LINE_GROWTH = 1.5, 1.3
@@ -144,7 +144,7 @@ def _wishes(node: Node, graph: Graph, options: Options, choices: list[Choice]) -
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
     copies = target.clock * sum(outside.values())
-    preferred = LAID_OUT if as_it_is - laid_out > MARGIN * copies else AS_THEY_LIE
+    preferred = LAID_OUT if laid_out + copies < as_it_is else AS_THEY_LIE
     alike = f"{node.op.name} {[(t.type, t.strides) for t in node.inputs]}"
     choice = weigh(
         NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
