@@ -10,8 +10,9 @@ and reading it back.  What it costs is measured:
 - Where threads must fill the operand's tiles they share the way to shared memory with the tensor cores: a product of
   4096 x 4096 x 4096 takes 1.4 times as long as one that TMA brings.
 
-What it takes away from the product besides (a form that is faster, copies of 16 bytes) the cost models of both kernels
-tell: what may be a prologue by the first estimate is a kernel of its own if they say that this is clearly faster.
+What else threads that fill tiles take away from the product (a form that is faster, copies of 16 bytes) the cost models
+of both kernels tell: what may be a prologue by the first estimate is a kernel of its own if they say that this is
+clearly faster.
 """
 
 from __future__ import annotations
@@ -118,8 +119,7 @@ def _accept_operand(
             raise Declined(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
-    read = _read(nodes)
-    large = [t for t in read if t.size == operand.size]
+    read, large = _read(nodes), _large(nodes, operand)
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
         raise Declined(
             f"{operand.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
@@ -140,6 +140,8 @@ def confirmed(view: GroupView, options: Options, choice: Choice, kernel_cycles: 
     (anchor,) = (n for n in view.contractions if n.name == choice.node)
     operand = anchor.inputs[0 if choice.what.endswith("A") else -1]
     nodes, target = before(view, operand), options.target.planned
+    if _in_registers(view, anchor, anchor.inputs.index(operand), nodes, _large(nodes, operand)):
+        return choice  # what that takes was measured
     behind_it = [n for n in view.nodes if n not in nodes]
     try:
         part, product = kernel_cycles(view), kernel_cycles(_Part(view, behind_it))
@@ -164,6 +166,11 @@ def _read(nodes: Sequence[Node]) -> list[Tensor]:
     made = {n.output for n in nodes}
     every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
     return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
+
+
+def _large(nodes: Sequence[Node], operand: Tensor) -> list[Tensor]:
+    """Returns the tensors as large as an operand that nodes read."""
+    return [t for t in _read(nodes) if t.size == operand.size]
 
 
 def _fillings(product: Product, position: int) -> int:
