@@ -84,12 +84,12 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         ):
             raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
-    return [c if c.what == NAME else prologue.confirmed(view, options, c, partial(_cycles, options)) for c in choices]
+    return [c if c.what == NAME else prologue.confirmed(view, options, c, partial(_spec, options)) for c in choices]
 
 
-def _cycles(options: Options, view: GroupView) -> float:
-    """Returns the estimated cycles of a group's kernel.  Raises Declined if it has none."""
-    return FAMILY.cycles(lower(view, options, "estimated").spec, options.target.planned)
+def _spec(options: Options, view: GroupView) -> ContractionSpec:
+    spec: ContractionSpec = lower(view, options, "estimated").spec
+    return spec
 
 
 def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) -> list[Choice]:

@@ -21,8 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen import best_schedule
+from codegen.contraction import FAMILY
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
-from codegen.spec import Gather, Strides
+from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
@@ -131,21 +134,24 @@ def _accept_operand(
     return [_weighed(anchor, position, nodes, read, product, in_registers, options)]
 
 
-def confirmed(view: GroupView, options: Options, choice: Choice, kernel_cycles: Callable[[GroupView], float]) -> Choice:
+def confirmed(
+    view: GroupView, options: Options, choice: Choice, spec_of: Callable[[GroupView], ContractionSpec]
+) -> Choice:
     """Returns the choice of a prologue as the cost models of the kernels make it: of the group, and without it.
 
-    ``kernel_cycles`` are those of a group, or raise Declined if it has no kernel.  Raises Outweighed if the prologue
-    had better be a kernel of its own.
+    What is computed in registers stays as it is: what that takes was measured.  ``spec_of`` returns a group's
+    specification, or raises Declined.  Raises Outweighed if the prologue had better be a kernel of its own.
     """
     (anchor,) = (n for n in view.contractions if n.name == choice.node)
     operand = anchor.inputs[0 if choice.what.endswith("A") else -1]
     nodes, target = before(view, operand), options.target.planned
-    if _in_registers(view, anchor, anchor.inputs.index(operand), nodes, _large(nodes, operand)):
-        return choice  # what that takes was measured
-    behind_it = [n for n in view.nodes if n not in nodes]
     try:
-        part, product = kernel_cycles(view), kernel_cycles(_Part(view, behind_it))
+        spec, apart = spec_of(view), spec_of(_Part(view, [n for n in view.nodes if n not in nodes]))
+        part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
+        schedule = best_schedule(spec, target)
     except Declined:
+        return choice
+    if isinstance(schedule, WgmmaSchedule) and schedule.computes:
         return choice
     moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
     preferred = OWN if part > CLEARLY * (product + moved) else PART
