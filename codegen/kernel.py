@@ -9,10 +9,12 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.buffers import Buffer, Buffers, Edge
+from codegen.declined import Declined
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
-from codegen.spec import KernelSource, TensorMap
+from codegen.sizes import Size, ctype, named
+from codegen.spec import KernelSource, Scalar, TensorMap
 from codegen.trace import Trace
 
 
@@ -153,9 +155,13 @@ class Kernel(Writer):
         head.line()
         bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
-        for number, text in enumerate(self.parameters):
-            head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
-        passed = (self.passed or None) if arguments is None else arguments
+        passed: Sequence[int | TensorMap | Scalar] | None = (self.passed or None) if arguments is None else arguments
+        varying = self._varying()
+        if varying:
+            passed = [*(range(len(self.parameters)) if passed is None else passed), *varying]
+        declared = [*self.parameters, *(f"const {x.ctype} {x.value}" for x in varying)]
+        for number, text in enumerate(declared):
+            head.line(f"    {text}{',' if number < len(declared) - 1 else ')'}")
         return KernelSource(
             self.name,
             self.names.chosen([*head.lines, "{", *self.lines, "}"]),
@@ -167,6 +173,11 @@ class Kernel(Writer):
             cluster=(cluster, 1, 1),
             zeroed=zeroed,
         )
+
+    def _varying(self) -> list[Scalar]:
+        """Returns parameters for the sizes that the body mentions and that vary."""
+        found = named("\n".join(line.partition("//")[0] for line in self.lines))
+        return [Scalar(ctype(size.expression, size.dims), size) for size in found]
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
@@ -203,6 +214,34 @@ def sharing(source: KernelSource) -> KernelSource:
     at = source.code.index("\n{\n", begin)
     opening = source.code[begin:at].replace("* __restrict__ ", "* ")
     return replace(source, code=source.code[:begin] + opening + source.code[at:])
+
+
+def at_position(source: KernelSource, argument: int, ctype: str, step: int, size: int, *, last: int) -> KernelSource:
+    """Returns a kernel that writes an argument ``step`` elements further on for each that another argument says.
+
+    That is argument ``last``, the kernel's last one, a pointer to one ``ctype``; unless it is in [0, size), the kernel
+    does nothing.  Raises Declined if the kernel does not write the argument through a pointer that it is given.
+    """
+    passed = source.parameters if source.parameters is not None else tuple(range(last))
+    maps = {p.argument for p in passed if isinstance(p, TensorMap)}
+    if argument in maps or any(n == argument for n, _ in source.zeroed):
+        raise Declined("it stores by TMA, or adds up what it writes")
+    begin = source.code.index('extern "C" __global__')
+    body = source.code.index("\n{\n", begin)
+    opening = source.code[begin:body]
+    _, _, declared = opening.rpartition("(\n")
+    name = declared.removesuffix(")").split(",\n")[passed.index(argument)].split()[-1]
+    at = body + len("\n{\n")
+    wait = source.code.find("grid_dependency_wait();\n", at)
+    at = wait + len("grid_dependency_wait();\n") if wait >= 0 else at
+    moved = (
+        f"    const int64 position_of_{name} = int64(at_{name}[0]);\n"
+        f"    if (position_of_{name} < 0 || position_of_{name} >= {size}) return;\n"
+        f"    {name} += position_of_{name} * {step};\n"
+    )
+    opening = f"{opening.removesuffix(')')},\n    const {ctype}* at_{name})"
+    code = source.code[:begin] + opening + source.code[body:at] + moved + source.code[at:]
+    return replace(source, code=code, parameters=None if source.parameters is None else (*passed, last))
 
 
 def _ordered(code: str) -> tuple[str, str]:
@@ -269,6 +308,13 @@ def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]], position
         if size > 1:
             w.line(f"const {itype} {name} = {coordinate(position, sizes, d)}{f' * {scale}' if scale > 1 else ''};")
     return prod(sizes)
+
+
+def tile_at(number: str, rows: int, cols: int, group: int) -> str:
+    """Returns the C expression of the place of a tile of this number (``codegen/device/pipeline.cuh``)."""
+    if any(isinstance(size, Size) for size in (rows, cols, group)):
+        return f"tile_at({number}, {rows}, {cols}, {group})"
+    return f"tile_at<{rows}, {cols}, {group}>({number})"
 
 
 #: Gives the C expression of an element's offset in an operand with some strides.

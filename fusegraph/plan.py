@@ -10,7 +10,7 @@ from typing import TypeAlias
 from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.canonical import canonical
 from codegen.declined import Declined
-from codegen.kernel import from_the_end, in_sequence
+from codegen.kernel import from_the_end, in_sequence, sharing
 from codegen.l2_policy import without_evict_last
 from codegen.naming import Identifiers
 from codegen.spec import KernelSource
@@ -21,12 +21,14 @@ from fusegraph.lowering import choices
 from fusegraph.lowering.base import Options
 from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
+from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
+from fusegraph.phases import phase
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Kernel:
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        return self.group.reads + self.group.writes
+        return self.group.reads + self.group.writes + self.group.positions
 
     @property
     def name(self) -> str:
@@ -129,37 +131,57 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     for the target).  Rewrites whose results no kernel takes are left out (`passes.speculation`).  Raises GraphError if
     the graph has no outputs.
     """
-    check_outputs(graph)
     options = options or Options()
     choose = choose or by_cost_model(options.target)
-
-    def accepted(steps: Steps) -> tuple[Steps, Partition, list[_Chosen]]:
-        partition = fuse(steps.graph, steps.options, enabled=fusion)
-        steps.check(partition)
-        if fusion:
-            again, partition = recompute(partition, steps.options)
-            steps = steps.then("recomputation", recompute, again)
-        return steps, partition, _chosen(partition, choose)
-
-    try:
-        _, (steps, partition, chosen) = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
-    except NotAccepted as refusal:  # the kernel families take every node of the op table: a defect of fusegraph
-        raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
-    turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
-    kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned, options.target.planned))
+    steps, partition, chosen = partitioned(graph, options, fusion=fusion, choose=choose)
+    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     return Plan(graph, steps, partition, kernels, plan_memory(partition))
 
 
+def partitioned(
+    graph: Graph, options: Options, *, fusion: bool, choose: Chooser
+) -> tuple[Steps, Partition, Sequence[Chosen]]:
+    """Returns the passes that ran, the partition of what they made, and its kernels with their schedules.
+
+    Raises GraphError if the graph has no outputs.
+    """
+    check_outputs(graph)
+
+    def accepted(steps: Steps) -> tuple[Steps, Partition, list[Chosen]]:
+        with phase("fusion"):
+            partition = fuse(steps.graph, steps.options, enabled=fusion)
+            steps.check(partition)
+            if fusion:
+                again, partition = recompute(partition, steps.options)
+                steps = steps.then("recomputation", recompute, again)
+        chosen = _chosen(partition, choose)
+        check_overwriting(partition.graph, [(group, choice.schedule) for group, _, choice in chosen])
+        return steps, partition, chosen
+
+    try:
+        _, found = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
+    except NotAccepted as refusal:  # the kernel families take every node of the op table: a defect of fusegraph
+        raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+    return found
+
+
+def in_order(partition: Partition, options: Options, *, fusion: bool) -> tuple[Set[Group], Set[Group]]:
+    """Returns the groups whose kernels walk memory from the end, and those that leave their results in the cache."""
+    turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
+    return turned, order.found_in_cache(partition, turned, options.target.planned)
+
+
 #: A group that is a kernel, a key that groups share if they compute the same of other tensors, and its schedule.
-_Chosen: TypeAlias = tuple[Group, str, Choice]
+Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
-def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
+@phase("schedules")
+def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     schedules: dict[str, Choice] = {}
     without: list[tuple[Sequence[Node], str]] = []
-    found = []
+    found: list[Chosen] = []
     for group in partition.groups:
         if group.family == "view":
             continue
@@ -175,7 +197,8 @@ def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
     return found
 
 
-def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
+@phase("rendering")
+def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
     """Returns the kernels of groups.
 
     ``turned`` groups walk memory from the end; those that are ``cached`` find operands in the L2 cache.
@@ -183,17 +206,19 @@ def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group])
     network that are alike are compiled once.
     """
     names = Identifiers()
-    sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
+    sources: dict[tuple[object, ...], KernelSource] = {}
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):
         if group in cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
         early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
-        key = alike, group in turned, number == 0, early, group in cached
+        over, moved = writes_over(group), positions(group)
+        key = alike, group in turned, number == 0, early, group in cached, over, moved
         if key not in sources:
             spec = group.lowered.spec
             source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
             source = from_the_end(source) if group in turned else source
-            sources[key] = in_sequence(source, first=number == 0, early=early)
+            source = in_sequence(sharing(source) if over else source, first=number == 0, early=early)
+            sources[key] = moved_to(source, group)
         kernels.append(Kernel(group, sources[key], choice))
     return tuple(kernels)

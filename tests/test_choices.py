@@ -18,7 +18,7 @@ from fusegraph.engines.partitions import PartitionTuner, compared, settling
 from fusegraph.errors import DeviceError
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, Settled
-from fusegraph.passes.rewrite import copied
+from fusegraph.passes.rewrite import as_given
 from fusegraph.plan import Kernel, Plan, plan
 from fusegraph.report.check import check_executable, random_inputs
 from fusegraph.report.explain import describe, explain_text
@@ -130,12 +130,12 @@ GRAPHS: dict[str, Callable[[], fg.Graph]] = {
 
 
 def settle(graph: fg.Graph, options: Options, choices: Sequence[Choice], other: str) -> Plan:
-    return plan(copied(graph), replace(options, settled={c.key: Settled(other) for c in choices}))
+    return plan(as_given(graph), replace(options, settled={c.key: Settled(other) for c in choices}))
 
 
 def alternatives(graph: fg.Graph, options: Options) -> Iterator[Options]:
     """Yields options that settle each choice otherwise, and all those of a kind together."""
-    choices = plan(copied(graph), options).choices
+    choices = plan(as_given(graph), options).choices
     for choice in choices:
         for other in choice.others:
             yield replace(options, settled={choice.key: Settled(other)})
@@ -151,7 +151,7 @@ def kernels(found: Plan) -> list[str]:
 @pytest.mark.parametrize("what", GRAPHS)
 def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
     graph = GRAPHS[what]()
-    first = plan(copied(graph), H200)
+    first = plan(as_given(graph), H200)
     choices = [c for c in first.choices if c.what == what]
     assert choices, [c.key for c in first.choices]
     for choice in choices:
@@ -193,7 +193,7 @@ def _seeded(seeds: range, **how: Any) -> list[Given]:
 def check_alternatives(given: Sequence[Given]) -> int:
     """Checks all alternatives of graphs against the reference; returns how many there are."""
     made = [
-        (CpuExecutable(copied(g), settled, lazy=True), inputs)
+        (CpuExecutable(as_given(g), settled, lazy=True), inputs)
         for g, inputs, options in given
         for settled in alternatives(g, options)
     ]
@@ -232,7 +232,7 @@ def made_by(clock: Clock, **more: Any) -> PartitionTuner:
 def test_the_faster_alternative_is_kept() -> None:
     graph = prologue()
     key = "prologue of operand A", "product 0"
-    (before,) = (c for c in plan(copied(graph), H200).choices if c.key == key)
+    (before,) = (c for c in plan(as_given(graph), H200).choices if c.key == key)
     found = made_by(Clock("ContractionSpec", 10.0)).tune(graph, H200)
     assert found[key] == Settled(before.taken, found[key].us)
     (other,) = before.others
@@ -244,7 +244,7 @@ def test_the_faster_alternative_is_kept() -> None:
 
     found = made_by(Backwards()).tune(graph, H200)
     assert found[key].taken == other
-    settled = plan(copied(graph), replace(H200, settled=found))
+    settled = plan(as_given(graph), replace(H200, settled=found))
     (choice,) = (c for c in settled.choices if c.key == key)
     assert (choice.taken, choice.preferred) == (other, before.taken)
     assert set(choice.us) == {other, before.taken}
@@ -277,7 +277,7 @@ def test_an_alternative_that_cannot_run_is_none() -> None:
 
 def test_plans_that_are_alike_have_nothing_to_time() -> None:
     graph, clock = prologue(), Clock()
-    assert compared(plan(copied(graph), H200), plan(copied(graph), H200), clock) is None
+    assert compared(plan(as_given(graph), H200), plan(as_given(graph), H200), clock) is None
     assert not clock.timed
 
 
@@ -334,14 +334,14 @@ def test_choices_are_timed_on_a_gpu_and_found_again(tmp_path: Any) -> None:
 
 def test_explain_tells_of_each_choice() -> None:
     graph = prologue()
-    words = " ".join(explain_text(describe(plan(copied(graph), H200), H200.target)).split())
+    words = " ".join(explain_text(describe(plan(as_given(graph), H200), H200.target)).split())
     assert "product 0: prologue of operand A: part of the product" in words
     assert "a kernel of its own: " in words
     assert "us estimated" in words
     assert "not measured" in words
     found = made_by(Clock()).tune(graph, H200)
-    facts = describe(plan(copied(graph), replace(H200, settled=found)), H200.target)
+    facts = describe(plan(as_given(graph), replace(H200, settled=found)), H200.target)
     (told,) = (c for c in facts["choices"] if c["what"] == "prologue of operand A")
     assert set(told["measured_us"]) == set(told["estimated_us"])
     assert "us measured" in explain_text(facts)
-    assert plan_us(plan(copied(graph), H200), H200.target) > 0
+    assert plan_us(plan(as_given(graph), H200), H200.target) > 0

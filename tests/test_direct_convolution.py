@@ -152,20 +152,22 @@ def test_filters_of_every_size(layout):
     cases.append(direct((1, 8, 4, 100), (1, 64), "float64", layout=layout, padding=((0, 0), (31, 32))))
     cases.append(direct((1, 8, 100, 4), (64, 1), layout=layout, padding=((31, 32), (0, 0))))
     cases.append(direct((1, 4, 20, 21), (8, 8), channels=4, filters=8, layout=layout, padding=3))
+    cases.append(direct((2, 6, 5, 9, 8), (7, 7, 7), layout=layout, padding=3))
+    cases.append(direct((1, 6, 20, 17), (31, 17), "bfloat16", layout=layout, padding=(15, 8)))
     check_cases(cases, guard=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", range(1, 16))
-def test_square_filters_up_to_15(layout, size):
+def test_square_filters_up_to_15(size):
+    """In each layout with every other way to stride and dilate."""
     cases = []
     for number, (stride, dilation) in enumerate(((1, 1), (2, 1), (1, 2), (3, 2))):
         cases.append(
             direct(
                 (1, 12, 13, 35),
                 (size, size),
-                layout=layout,
+                layout=LAYOUTS[(number + size) % 2],
                 stride=stride,
                 dilation=dilation,
                 padding=((size // 2 * dilation, size * dilation), (size * dilation, size // 2 * dilation)),
@@ -295,7 +297,7 @@ def test_random_problems():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(1000, 1300, 50))
+@pytest.mark.parametrize("start", range(1000, 1150, 50))
 def test_more_random_problems(start):
     check_cases([_random_case(random.Random(seed)) for seed in range(start, start + 50)], guard=True)
 

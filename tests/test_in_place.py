@@ -338,9 +338,9 @@ def test_operands_of_programs_are_arguments_in_order() -> None:
 def test_random_graphs_in_place() -> None:
     """With any schedules: a result in the memory of an input is what it is elsewhere, where it is not refused."""
     pick = random.Random(5)
-    cases = [(lazily(graph, pick=pick), pairs) for graph, pairs in candidates(range(120))]
+    cases = [(lazily(graph, pick=pick), pairs) for graph, pairs in candidates(range(70))]
     allowed = [(e, pairs) for e, pairs in cases if refusal(e._plans[16], pairs) is None]
-    assert 40 < len(allowed) < len(cases)
+    assert 25 < len(allowed) < len(cases)
     build(allowed)
     for executable, pairs in allowed:
         with np.errstate(all="ignore"):

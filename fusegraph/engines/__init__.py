@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from codegen.target import PORTABLE
 from fusegraph.engines.base import Executable
@@ -11,6 +11,7 @@ from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.ranges import varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
@@ -39,6 +40,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
+    wait: bool = True,
 ) -> Executable:
     """Compiles a graph.
 
@@ -60,6 +62,7 @@ def compile(
                      of kernels (`engines.partitions`), and remembers the fastest; None uses what was remembered; False
                      leaves it to cost models.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
+    wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
     target), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver), NotSupportedError (cuDNN refuses the
@@ -69,9 +72,8 @@ def compile(
         raise ArgumentError(f"compile takes a Graph, got {shown(graph)}")
     if cache is not None and not isinstance(cache, DiskCache):
         raise ArgumentError(f"cache is {shown(cache)}; it may be None or a DiskCache")
-    strict, fusion, partition = (
-        _option(name, flag, value) for name, value in (("strict", strict), ("fusion", fusion), ("partition", partition))
-    )
+    given = (("strict", strict), ("fusion", fusion), ("partition", partition), ("wait", wait))
+    strict, fusion, partition, wait = (_option(name, flag, value) for name, value in given)
     engine, target = _option("engine", optional(word), engine), _option("target", optional(word), target)
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
@@ -79,40 +81,62 @@ def compile(
     check_environment()
     options = Options(strict=strict, target=PORTABLE if target is None else named(target))
     engine = default_engine() if engine is None else engine
+    if engine not in ENGINES:
+        raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune, wait)
+    if not varies(graph):
+        return _known(graph, engine, settings)
+    from fusegraph.engines import sized
+
+    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    if engine == "cuda":
+        return sized.on_cuda(graph, options, **kernels, device=device, jobs=jobs, progress=progress)
+    if engine == "cpu":
+        return sized.on_cpu(graph, options, **kernels)
+    return sized.by_size(graph, options, engine, lambda known: _known(known, engine, settings))
+
+
+class _Settings(NamedTuple):
+    """The options of `compile`, checked."""
+
+    options: Options
+    fusion: bool
+    workspace_limit: int | None
+    cache: DiskCache | None
+    device: int
+    jobs: int | None
+    progress: Callable[..., Any] | None
+    partition: bool
+    autotune: bool | None
+    wait: bool
+
+
+def _known(graph: Graph, engine: str, s: _Settings) -> Executable:
+    """Compiles a graph of known sizes."""
+    kernels: dict[str, Any] = {"fusion": s.fusion, "workspace_limit": s.workspace_limit, "cache": s.cache}
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
 
-        return ReferenceExecutable(graph, strict=strict)
+        return ReferenceExecutable(graph, strict=s.options.strict)
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+        return CpuExecutable(graph, s.options, **kernels)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
         return CudnnExecutable(
             graph,
-            options,
-            partition=partition,
-            autotune=bool(autotune),
-            workspace_limit=workspace_limit,
-            device=device,
+            s.options,
+            partition=s.partition,
+            autotune=bool(s.autotune),
+            workspace_limit=s.workspace_limit,
+            device=s.device,
         )
-    if engine == "cuda":
-        from fusegraph.engines.cuda import CudaExecutable
+    from fusegraph.engines.cuda import CudaExecutable
 
-        return CudaExecutable(
-            graph,
-            options,
-            fusion=fusion,
-            workspace_limit=workspace_limit,
-            cache=cache,
-            device=device,
-            jobs=jobs,
-            progress=progress,
-            autotune=autotune,
-        )
-    raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    compiled: dict[str, Any] = {"jobs": s.jobs, "progress": s.progress, "autotune": s.autotune, "wait": s.wait}
+    return CudaExecutable(graph, s.options, **kernels, device=s.device, **compiled)
 
 
 def _option(name: str, kind: Kind, value: Any) -> Any:

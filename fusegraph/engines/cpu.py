@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
-from fusegraph.engines.plans import planner
+from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
+from fusegraph.phases import phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
@@ -27,7 +29,7 @@ class _Module:
     plan: Plan
     slots: Slots
     module: host_compiler.CpuModule
-    first: int
+    kernels: Sequence[int]
 
 
 class CpuExecutable(KernelExecutable[_Module]):
@@ -51,16 +53,26 @@ class CpuExecutable(KernelExecutable[_Module]):
         cache: DiskCache | None = None,
         order: host_compiler.Order = "forward",
         lazy: bool = False,
+        planner: Planner | None = None,
+        built: Callable[[Plan], host_compiler.CpuModule] | None = None,
     ) -> None:
-        super().__init__(graph, options, CPU, planner=planner(fusion, None), workspace_limit=workspace_limit)
+        """``planner`` makes plans otherwise than from the graph, of kernels in the module that ``built`` returns."""
+        self._all_built = built
+        planner = planner or cached_planner(fusion, None)
+        super().__init__(graph, options, CPU, planner=planner, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
             self._variant(())
 
+    @phase("C++ compiler")
     def _build(self, plan: Plan) -> _Module:
+        if self._all_built is not None:
+            module = self._all_built(plan)
+            numbers = {source.code: number for number, source in enumerate(module.kernels)}
+            return _Module(plan, Slots(plan), module, [numbers[k.source.code] for k in plan.kernels])
         module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
-        return _Module(plan, Slots(plan), module, 0)
+        return _Module(plan, Slots(plan), module, range(len(plan.kernels)))
 
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         built = self._variant((*inputs, *outputs), pairs)
@@ -69,9 +81,10 @@ class CpuExecutable(KernelExecutable[_Module]):
         workspace = _aligned_bytes(size)
         constants = [_address(t.value) for t in built.slots.constants]
         pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
-        for number, kernel in enumerate(built.plan.kernels):
-            arguments = [pointers[k] for k in built.slots.positions(kernel.arguments)]
-            built.module.launch(built.first + number, arguments, order=self.order)
+        for number, kernel in zip(built.kernels, built.plan.kernels):
+            if 0 not in kernel.source.grid:
+                arguments = [pointers[k] for k in built.slots.positions(kernel.arguments)]
+                built.module.launch(number, arguments, order=self.order, source=kernel.source)
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:
@@ -83,7 +96,9 @@ def build_together(executables: Sequence[CpuExecutable]) -> None:
     module = host_compiler.build(sources, cache=executables[0]._cache)
     first = 0
     for executable, plan in zip(executables, plans):
-        executable._built[executable._options.alignment] = _Module(plan, Slots(plan), module, first)
+        executable._built[executable._options.alignment] = _Module(
+            plan, Slots(plan), module, range(first, first + len(plan.kernels))
+        )
         first += len(plan.kernels)
 
 

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock, local
 from typing import Any
 
-from codegen.spec import KernelSource
 from codegen.target import PORTABLE
-from fusegraph.engines.arguments import bind
-from fusegraph.engines.autotune import choosers
+from fusegraph.engines.arguments import bind, with_own_memory
+from fusegraph.engines.autotune import Choosers, choosers
 from fusegraph.engines.base import Queue
 from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
-from fusegraph.engines.plans import planner
+from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.phases import current, phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module
 from fusegraph.runtime.replay import Replay, record
-
-Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
 
 def nvrtc_options(options: Options) -> tuple[str, ...]:
@@ -48,9 +48,10 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     """Runs a plan's kernels on a GPU.
 
     Compiles for the options' target, by default the device's.  A given target needs no driver: without a driver (or on
-    another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Calls queue their kernels
-    on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that lives
-    as long as the Executable.  Several threads may call it at once, also on the same stream.
+    another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Without ``wait`` this
+    returns while kernels are being compiled; the first call waits for them, and raises CompileError.  Calls queue their
+    kernels on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that
+    lives as long as the Executable.  Several threads may call it at once, also on the same stream.
     """
 
     engine = "cuda"
@@ -65,61 +66,90 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         cache: DiskCache | None = None,
         device: int = 0,
         jobs: int | None = None,
-        progress: Progress | None = None,
+        progress: nvrtc.Progress | None = None,
         autotune: bool | None = None,
+        wait: bool = True,
+        planner: Planner | None = None,
+        loaded: dict[str, Function] | None = None,
     ) -> None:
+        """``planner`` makes plans otherwise than from the graph; ``loaded`` are functions on the device by their code,
+        which executables share.
+        """
+        self._loaded = {} if loaded is None else loaded
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
+        self._phases = current()
+        self._compiled: Plan | None = None
         if options.target == PORTABLE:  # its kernels run on the CPU alone
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
         self._nvrtc_options = nvrtc_options(options)
         how = choosers(self.target, device, autotune, self._cache, self._nvrtc_options, jobs)
-        first = planner(fusion, how.first, self._cache if how.state is not None else None, how.state or "")
-        if fusion and how.device_name is not None:
-            tuner = None
-            if how.state is None:
-                clock = DeviceClock(self.target, self._cache, self._nvrtc_options, device, jobs)
-                tuner = PartitionTuner(planner(fusion, how.later), clock, first)
-            first = settling(first, tuner, self._cache, how.device_name)
         super().__init__(
             graph,
             options,
             cuda_device(device),
-            planner=first,
-            later=planner(fusion, how.later),
+            planner=planner or self._settling(fusion, how, device),
+            later=planner or cached_planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
-        #: The compiled kernels, in the order in which they run.
-        self.kernels = self._compile(self.plan)
         self._workspaces = _Workspaces(device)
+        if self._compiled is not self.plan:
+            self._compile(self.plan)
+        if wait:
+            self.kernels  # noqa: B018 - waits
 
-    def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
-        return nvrtc.compile_kernels(
-            [k.source for k in plan.kernels],
-            self.target.arch.name,
-            cache=self._cache,
-            options=self._nvrtc_options,
-            jobs=self._jobs,
-            progress=self._progress,
+    def _settling(self, fusion: bool, how: Choosers, device: int) -> Planner:
+        """Returns what plans with the schedules and the choices that were measured, or are measured now."""
+        cache = self._cache if how.state is not None else None
+        first = cached_planner(fusion, how.first, cache, how.state or "", self._compile)
+        if not fusion or how.device_name is None:
+            return first
+        tuner = None
+        if how.state is None:
+            clock = DeviceClock(self.target, self._cache, self._nvrtc_options, device, self._jobs)
+            tuner = PartitionTuner(cached_planner(fusion, how.later), clock, first)
+        return settling(first, tuner, self._cache, how.device_name)
+
+    @cached_property
+    def kernels(self) -> list[nvrtc.CompiledKernel]:
+        """The compiled kernels, in the order in which they run; waits for those that are still being compiled."""
+        with self._phases.phase("NVRTC"):
+            return self._compilation.kernels(self._progress)
+
+    def _compile(self, plan: Plan) -> None:
+        """Starts to compile the kernels of the first variant."""
+        self._compiled, self._compilation = plan, self._started(plan)
+
+    @phase("NVRTC")
+    def _started(self, plan: Plan) -> nvrtc.Compilation:
+        """Starts to compile a plan's kernels."""
+        sources = [k.source for k in plan.kernels]
+        return nvrtc.start(
+            sources, self.target.arch.name, cache=self._cache, options=self._nvrtc_options, jobs=self._jobs
         )
 
     def _build(self, plan: Plan) -> _Loaded:
-        compiled = self.kernels if plan is self.plan else self._compile(plan)
+        compiled = self.kernels if plan is self.plan else self._started(plan).kernels(self._progress)
+        with self._phases.phase("loading"):
+            return self._on_device(plan, compiled)
+
+    def _on_device(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Loaded:
+        """Loads a plan's kernels and constants on the device."""
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
-        functions: dict[str, Function] = {}
+        functions = self._loaded
         steps = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
                 continue
-            if source.name not in functions:
-                functions[source.name] = Module(cubin.cubin, index).function(source.name)
+            if source.code not in functions:
+                functions[source.code] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
             launch = Launch(
-                functions[source.name],
+                functions[source.code],
                 source.grid,
                 source.block,
                 source.dynamic_shared_bytes,
@@ -156,11 +186,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
         ``replay(stream)`` runs the graph again for about the cost of one driver call: copy new inputs into the arrays
-        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now.
+        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now; inputs
+        that the graph assigns to then have their new values.
         """
         arrays = bind(self.graph, args, named)
         results = self(*arrays, out=out)
-        targets = results if isinstance(results, tuple) else (results,)
+        targets = with_own_memory(self.graph, results)
         driver.synchronize(0, self.device.index)
         replay = record(
             lambda stream: self(*arrays, out=targets, stream=stream), self.device.index, (self, arrays, targets)

@@ -19,6 +19,8 @@ from math import exp, log
 from statistics import median
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from codegen.canonical import canonical
 from codegen.target import Target
 from fusegraph.engines.plans import Planner, graph_key
@@ -27,7 +29,7 @@ from fusegraph.errors import FusegraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import Choice, Key, Settled, Settling
-from fusegraph.passes.rewrite import copied
+from fusegraph.passes.rewrite import as_given
 from fusegraph.plan import Kernel, Plan
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.arrays import to_device
@@ -80,7 +82,7 @@ class PartitionTuner:
         """Returns what measurements say of the choices of a graph; nothing of those without any."""
         end = self.now() + self.limit_s
         settled: dict[Key, Settled] = dict(options.settled)
-        best = (self.tuned or self.planner)(copied(graph), options)
+        best = (self.tuned or self.planner)(as_given(graph), options)
         tried: set[tuple[Key, str]] = set()
         while self.now() < end and (trial := _next(best.choices, tried)) is not None:
             choices, other = trial
@@ -101,10 +103,10 @@ class PartitionTuner:
 
     def _raced(self, graph: Graph, options: Options, best: Plan) -> tuple[Plan, tuple[float, float] | None]:
         """Returns the plan for options, and the microseconds in which the best one and it differ, if they do."""
-        found = self.planner(copied(graph), options)
+        found = self.planner(as_given(graph), options)
         us = compared(best, found, self.clock)
         if us is not None and self.tuned is not None and us[1] < NEAR * us[0]:
-            found = self.tuned(copied(graph), options)
+            found = self.tuned(as_given(graph), options)
             us = compared(best, found, self.clock)
         return found, us
 
@@ -230,11 +232,13 @@ class DeviceClock:
             jobs=self._jobs,
         )  # fmt: skip
         bases = dict.fromkeys(t.base for k in kernels for t in k.arguments)
+        indices = {t.base for k in kernels for t in k.group.positions}  # kernels do nothing at those out of range
+        values = {t: np.zeros(t.shape, t.dtype.numpy) if t in indices else t.value for t in bases}
         arrays = {
             t: random_array(t.shape, t.strides, t.dtype, self._device, seed)
-            if t.value is None
-            else to_device(t.value, self._device)
-            for seed, t in enumerate(bases)
+            if value is None
+            else to_device(value, self._device)
+            for seed, (t, value) in enumerate(values.items())
         }
         steps: list[tuple[Launch, list[int]]] = []
         for kernel, cubin in zip(kernels, compiled):

@@ -17,7 +17,7 @@ class Slots:
     def __init__(self, plan: Plan) -> None:
         simplified = plan.simplified
         self.constants = plan.constants
-        arrays: list[Tensor] = [*simplified.inputs, *simplified.outputs]
+        arrays: list[Tensor] = [*simplified.inputs, *simplified.made]
         inner = tuple(plan.memory.offsets)
         starts: dict[Tensor, list[int]] = {t: [0] for t in (*arrays, *self.constants, *inner)}
         for tensor in (t for kernel in plan.kernels for t in kernel.arguments):

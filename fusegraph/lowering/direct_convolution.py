@@ -7,6 +7,7 @@ strides, and with the filter turned around and its two channel dimensions exchan
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from codegen.contraction import halo_schedule
@@ -23,7 +24,8 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.ops.base import Role
 from fusegraph.ops.contraction import TF32
 
-#: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
+#: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel, unless a
+#: group has one channel and one filter.
 MAX_PRODUCTS = 256
 MAX_CHANNELS = 4
 MAX_FILTERS = 8
@@ -40,7 +42,7 @@ def suits(node: Node, graph: Graph) -> str | None:
     products = channels * prod(w.shape[2:])
     if channels > MAX_CHANNELS or filters > MAX_FILTERS:
         return f"{channels} channels and {filters} filters a group are a matrix product"
-    if products > MAX_PRODUCTS:
+    if products > MAX_PRODUCTS and channels * filters > 1:
         return f"{products} products a result are a matrix product"
     if node.output.size == 0 or x.size == 0:
         return "empty"
@@ -51,6 +53,8 @@ def suits(node: Node, graph: Graph) -> str | None:
 
 def _on_tensor_cores(node: Node, graph: Graph) -> bool:
     """Tells whether there is a form of contractions for groups of so few channels."""
+    if node.attributes["groups"] == 1:
+        return False
     found = contraction.product(node)
     real = compute_type(graph.compute_dtype)
     spec = ContractionSpec(
@@ -70,21 +74,6 @@ def _on_tensor_cores(node: Node, graph: Graph) -> bool:
         return bool(halo_schedule.schedules(spec, PORTABLE))
     except Declined:
         return False
-
-
-def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is one direct convolution with pointwise nodes on its result."""
-    contraction.accept(view, options)
-    anchor, *others = view.anchors
-    if any(n.op.role is Role.PARTIAL for n in view.nodes):
-        raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
-    if others:
-        raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
-    if view.before(anchor.inputs):
-        raise Declined(
-            f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
-            "as it lies in memory"
-        )
 
 
 def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
@@ -170,5 +159,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 LOWERING: FamilyLowering = FamilyLowering(
-    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower
+    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None,
+    partial(contraction.accept_alone, "direct convolution"),
+    lower,
 )

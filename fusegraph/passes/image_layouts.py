@@ -16,7 +16,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import LEFT, whether
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 
 #: What is chosen, for all images of a graph.
 NAME = "images with channels last"
@@ -42,12 +42,8 @@ def lay_out_images(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     if all(t.strides == strides for t, strides in placed.items()):
         return same(graph)
     choice = whether(NAME, next(n.name for n in graph.nodes if n.op.role in _CONVOLUTIONS), options.settled)
-    if choice.taken == LEFT:
-        return replace(same(graph), choices=(choice,))
-    rewrite = Rewrite(graph, placed)
-    for node in graph.nodes:
-        rewrite.take_over(node)
-    return replace(rewrite.done(), choices=(choice,))
+    made = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
+    return replace(made, choices=(choice,))
 
 
 def _images(graph: Graph) -> set[Tensor]:

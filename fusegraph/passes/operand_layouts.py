@@ -9,7 +9,7 @@ is laid out now, which costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -25,10 +25,9 @@ from fusegraph.lowering.base import Options, alignment
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.views import turned_back, view
-from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, intermediate, replaced
 from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
@@ -62,43 +61,33 @@ class _Wish:
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
     choices: list[Choice] = []
-    found = {node: _wishes(node, graph, options, choices) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    wanted = {node: _wishes(node, graph, options, choices) for node in graph.nodes if node.kind is Kind.CONTRACTION}
     attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
-    found |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
-    wanted = {node: wishes for node, wishes in found.items() if wishes}
+    wanted |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     placed = {t: s for node in attention for t, s in _along_keys(node, graph)}
-    if not wanted and not placed:
-        return replace(same(graph), choices=tuple(choices))
     placed |= {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
-    rewrite = Rewrite(graph, placed)
-    new = rewrite.new
-    copies: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
-    for node in graph.nodes:
-        inputs = list(rewrite.inputs(node))
-        for wish in wanted.get(node, ()):
+    copies: dict[_Wish, Tensor] = {}
+
+    def write(rewrite: Rewrite, node: Node, wishes: Sequence[_Wish]) -> None:
+        inputs, new = list(rewrite.inputs(node)), rewrite.new
+        for wish in wishes:
             if wish.tensor not in placed:
-                key = wish.tensor, wish.strides
-                if key not in copies:
-                    made = _constant if _is_laid_out_now(wish) else _copy
-                    copies[key] = made(rewrite.graph, new[wish.tensor], wish.strides)
-                inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
+                if wish not in copies:
+                    made = _constant if _is_laid_out_now(wish) else copied
+                    copies[wish] = made(rewrite.graph, new[wish.tensor], "aligned", wish.strides)
+                inputs = [copies[wish] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
-    return replace(rewrite.done(), choices=tuple(choices))
+
+    return replace(replaced(graph, wanted.get, write, placed), choices=tuple(choices))
 
 
-def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    made = graph.apply(TABLE["identity"], (tensor,), {})
-    made.strides = strides
-    return named(made, tensor.name, "aligned")
-
-
-def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+def _constant(graph: Graph, tensor: Tensor, part: str, strides: tuple[int, ...]) -> Tensor:
     """Returns a constant whose elements lie in another order."""
     assert tensor.value is not None
     order = sorted(range(tensor.rank), key=lambda d: -strides[d])
     value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
     value.setflags(write=False)
-    return intermediate(graph, tensor.name, "aligned", tensor.shape, strides, tensor.dtype, value)
+    return intermediate(graph, tensor.name, part, tensor.shape, strides, tensor.dtype, value)
 
 
 def _is_laid_out_now(wish: _Wish) -> bool:
@@ -142,9 +131,11 @@ def _wishes(node: Node, graph: Graph, options: Options, choices: list[Choice]) -
     target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
+    laid_out = cycles(
+        alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
+    )
     copies = target.clock * sum(outside.values())
-    preferred = LAID_OUT if laid_out + copies < as_it_is else AS_THEY_LIE
+    preferred = LAID_OUT if as_it_is - laid_out > MARGIN * copies else AS_THEY_LIE
     alike = f"{node.op.name} {[(t.type, t.strides) for t in node.inputs]}"
     choice = weigh(
         NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike

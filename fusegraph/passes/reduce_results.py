@@ -16,14 +16,12 @@ from fusegraph.lowering import contraction, partials
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
-from fusegraph.passes.partition import Partition
-from fusegraph.passes.rewrite import Rewritten, same
+from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.split_reductions import (
     SHORT_BYTES,
     Split,
     candidates,
-    half_of,
-    split,
+    split_for,
 )
 
 #: The name of the pass.
@@ -36,25 +34,15 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
     found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
-    weighed = {
-        n: whether(NAME, n.name, options.settled, str(n.inputs[0].type)) for n, how in found.items() if how is not None
-    }
-    choices = tuple(weighed.values())
-    chunks = {node: how for node, how in found.items() if how is not None and weighed[node].taken == MADE}
-    if not chunks:
-        return replace(same(graph), choices=choices)
-    made = split(graph, chunks)
-    halves = {node.name: half_of(made, node).name for node in chunks}
+    splits = {node: how for node, how in found.items() if how is not None}
+    choices = {n: whether(NAME, n.name, options.settled, str(n.inputs[0].type)) for n in splits}
+    made = [{node: how} for node, how in splits.items() if choices[node].taken == MADE]
 
-    def declined(partition: Partition) -> dict[str, str]:
-        def takes(spec: Any) -> bool:
-            return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
+    def takes(spec: Any) -> bool:
+        return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
 
-        taken = partition.nodes_of(takes)
-        reason = "its parts are not made in the kernel of the contraction, or would slow it down"
-        return {whole: reason for whole, part in halves.items() if part not in taken}
-
-    return replace(made, declined=declined, choices=choices)
+    reason = "its parts are not made in the kernel of the contraction, or would slow it down"
+    return replace(split_for(graph, made, takes, reason), choices=tuple(choices.values()))
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

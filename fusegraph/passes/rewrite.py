@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,8 +11,11 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.choices import Choice
+from fusegraph.ops import TABLE
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.pattern import Found, Pattern
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,17 @@ class Rewrite:
     def done(self, decisions: Sequence[Decision] = ()) -> Rewritten:
         """Returns the new graph, all nodes being there; those that no output depends on are removed again."""
         self.graph.outputs = [self.new[t] for t in self._old.outputs]
+        self.graph.updates = {self.new[t]: self.new[x] for t, x in self._old.updates.items()}
         remove_dead(self.graph)
         alive = set(self.graph.tensors.values())
         return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))
 
 
-How = TypeVar("How")
-
 #: A pattern, and what writes in the new graph what replaces a node that it matches.
 Rule: TypeAlias = tuple[Pattern, Callable[[Rewrite, Node, Found], None]]
 
 
-def copied(graph: Graph) -> Graph:
+def as_given(graph: Graph) -> Graph:
     """Returns a graph of the same nodes, whose tensors lie as they did before views of them were made."""
     rewrite = Rewrite(graph, {t: t.own_strides for t in graph.tensors.values() if t.own_strides is not None})
     for node in graph.nodes:
@@ -98,19 +99,32 @@ def copied(graph: Graph) -> Graph:
     return rewrite.done().graph
 
 
-def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Node], None]) -> Rewritten:
-    """Returns a graph in which some nodes are written otherwise: by ``write``, which adds to the new graph."""
-    rewrite = Rewrite(graph)
+def replaced(
+    graph: Graph,
+    find: Callable[[Node], T | None],
+    write: Callable[[Rewrite, Node, T], None],
+    strides: Mapping[Tensor, tuple[int, ...]] | None = None,
+) -> Rewritten:
+    """Returns a graph in which some nodes are written otherwise; the graph itself if there is nothing to change.
+
+    find     returns what is found of a node, all of them before any is written; nothing (None, 0) if it stays.
+    write    adds to the new graph what replaces a node, given what was found.
+    strides  those of tensors that lie otherwise in the new graph.
+    """
+    found = {node: what for node in graph.nodes if (what := find(node))}
+    if not found and all(t.strides == moved for t, moved in (strides or {}).items()):
+        return same(graph)
+    rewrite = Rewrite(graph, strides)
     for node in graph.nodes:
-        if node in nodes:
-            write(rewrite, node)
+        if node in found:
+            write(rewrite, node, found[node])
         else:
             rewrite.take_over(node)
     return rewrite.done()
 
 
 def replaced_where_chosen(
-    graph: Graph, weighed: Callable[[Node], tuple[Choice, How] | None], write: Callable[[Rewrite, Node, How], None]
+    graph: Graph, weighed: Callable[[Node], tuple[Choice, T] | None], write: Callable[[Rewrite, Node, T], None]
 ) -> Rewritten:
     """Returns a graph in which nodes are written as was chosen for them, and the choices.
 
@@ -118,24 +132,17 @@ def replaced_where_chosen(
     None is for nodes about which nothing is chosen.
     """
     found = {node: chosen for node in graph.nodes if (chosen := weighed(node)) is not None}
-    hows = {node: how for node, (_, how) in found.items() if how}
-    made = replaced(graph, hows, lambda rewrite, node: write(rewrite, node, hows[node])) if hows else same(graph)
+    made = replaced(graph, lambda node: found[node][1] if node in found else None, write)
     return replace(made, choices=tuple(choice for choice, _ in found.values()))
 
 
-def replaced_by(graph: Graph, rules: Iterable[Rule]) -> Rewritten:
+def replaced_by(graph: Graph, rules: Sequence[Rule]) -> Rewritten:
     """Returns a graph in which each node that a pattern matches is written by its rule, the first that applies."""
-    found = {
-        node: (write, match)
-        for node in graph.nodes
-        for write, match in islice(((w, m) for pattern, w in rules for m in pattern.of(Found(graph), node)), 1)
-    }
 
-    def write(rewrite: Rewrite, node: Node) -> None:
-        by, match = found[node]
-        by(rewrite, node, match)
+    def find(node: Node) -> tuple[Callable[[Rewrite, Node, Found], None], Found] | None:
+        return next(((write, match) for pattern, write in rules for match in pattern.of(Found(graph), node)), None)
 
-    return replaced(graph, found, write) if found else same(graph)
+    return replaced(graph, find, lambda rewrite, node, found: found[0](rewrite, node, found[1]))
 
 
 def named(tensor: Tensor, after: str, part: str) -> Tensor:
@@ -159,6 +166,13 @@ def intermediate(
     made = graph._add_tensor(graph._unique(f"{after[:180]} {part}"), shape, strides, dtype, value)
     graph._automatic.add(made)
     return made
+
+
+def copied(graph: Graph, tensor: Tensor, part: str, strides: tuple[int, ...]) -> Tensor:
+    """Returns a copy of a tensor that lies otherwise in memory."""
+    made = graph.apply(TABLE["identity"], (tensor,), {})
+    made.strides = strides
+    return named(made, tensor.name, part)
 
 
 def remove_dead(graph: Graph) -> None:

@@ -16,7 +16,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.pattern import Found, op
 
 #: What is chosen.
@@ -36,8 +36,7 @@ def split_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     choices = [whether(NAME, n.name, options.settled, str([t.type for t in n.inputs])) for n in products]
     split = {n for n, choice in zip(products, choices) if choice.taken == MADE}
     parts = {part: n for n in split for part in graph.consumers(n.output)}
-    made = replaced(graph, parts, lambda rewrite, part: _multiply_by_part(rewrite, part, parts[part]))
-    return replace(made if parts else same(graph), choices=tuple(choices))
+    return replace(replaced(graph, parts.get, _multiply_by_part), choices=tuple(choices))
 
 
 def _multiply_by_part(rewrite: Rewrite, part: Node, product: Node) -> None:

@@ -6,7 +6,7 @@ order, so that the same inputs give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -20,20 +20,23 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.partials import mode_of
-from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
+from fusegraph.lowering.rows import LOOKS, Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
 from fusegraph.ops.partial import PARTIAL
+from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
-#: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors, or if no block reads
-#: more bytes.
+#: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors.  Along rows, also if no
+#: block reads more bytes; across rows, if that is estimated to take at most so many times as long as parts: estimates
+#: are those of kernels that write as much as they read.
 BUSY = 32 / 33
 #: What is chosen; with so many blocks for each multiprocessor there is nothing to choose.
 CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
+AS_LONG = 2.0
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
@@ -49,28 +52,43 @@ Split = tuple[tuple[int, ...], int | None]
 
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Splits long reductions into parts where one kernel would leave most of a GPU idle."""
-    found = {node: weighed for node in graph.nodes if (weighed := _weighed(graph, node, options)) is not None}
-    chunks = {node: (node.attributes["axes"], size) for node, (choice, size) in found.items() if choice.taken == PARTS}
-    return replace(split(graph, chunks), choices=tuple(choice for choice, _ in found.values()))
+    target = options.target.planned
+    alike: dict[object, list[Node]] = {}
+    for node in filter(can_be_split, graph.nodes):
+        key = node.inputs[0].shape, node.attributes["axes"], returns(graph, node, target)
+        alike.setdefault(key, []).append(node)
+    choices: list[Choice] = []
+    chunks: dict[Node, Split] = {}
+    for nodes in alike.values():
+        for node, (choice, size) in _weighed(graph, nodes, options).items():
+            choices.append(choice)
+            if choice.taken == PARTS:
+                chunks[node] = node.attributes["axes"], size
+    return replace(split(graph, chunks), choices=tuple(choices))
 
 
-def _weighed(graph: Graph, node: Node, options: Options) -> tuple[Choice, int] | None:
-    """Returns the choice of whether a reduction is split, and the elements of a part; None if there is none."""
-    if not can_be_split(node):
-        return None
-    x, axes, target = node.inputs[0], node.attributes["axes"], options.target.planned
+def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node, tuple[Choice, int]]:
+    """Returns the choices of whether reductions of one shape are split, and the elements of a part; few have none.
+
+    They have parts of one size: one kernel reads all of them.
+    """
+    x, axes, target = nodes[0].inputs[0], nodes[0].attributes["axes"], options.target.planned
     whole = parallelism(x, axes)
-    size, wanted = chunk_of(x, axes, whole, target), chunk(graph, node, target) is not None
+    wanted = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
+    size = min(wanted or [chunk_of(t, axes, parallelism(t, axes), target) for t in (n.inputs[0] for n in nodes)])
     if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
-        return None
-    again = _returns(graph, node, x)
-    moved = (3 if again else 1) * x.nbytes / target.bytes_per_cycle
-    cycles = {
-        WHOLE: target.launch_cycles + moved / min(1.0, whole.blocks / target.sms),
-        PARTS: (3 if again else 2) * target.launch_cycles + moved,
-    }
-    alike = f"{x.type} {x.strides} {axes}"
-    return weigh(CHOICE, node.name, cycles, PARTS if wanted else WHOLE, options.settled, alike), size
+        return {}
+    cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
+    alike, preferred = f"{x.shape} {axes}", PARTS if wanted else WHOLE
+    return {n: (weigh(CHOICE, n.name, cycles, preferred, options.settled, alike), size) for n in nodes}
+
+
+def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, float]:
+    """Returns the cycles of kernels that reduce rows, whole or in parts, and read them ``again`` for another result."""
+    looks, more = (LOOKS, 2) if again else (1, 1)
+    moved = looks * whole.blocks * whole.bytes_each / target.bytes_per_cycle
+    at_once = whole.cycles(target, looks) if whole.across else moved / min(1.0, whole.blocks / target.sms)
+    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -92,6 +110,24 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
     return rewrite.done()
 
 
+def split_for(
+    graph: Graph, together: Sequence[Mapping[Node, Split]], takes: Callable[[Any], bool], reason: str
+) -> Rewritten:
+    """Splits reductions so that kernels of other specifications, those that ``takes`` knows, make the parts.
+
+    Reductions that are ``together`` are declined, for a ``reason``, unless such kernels make the parts of all of them.
+    """
+    made = split(graph, {node: how for alike in together for node, how in alike.items()})
+    halves = {node: half_of(made, node).name for alike in together for node in alike}
+
+    def declined(partition: Partition) -> dict[str, str]:
+        taken = partition.nodes_of(takes)
+        left = (alike for alike in together if any(halves[node] not in taken for node in alike))
+        return {node.name: reason for alike in left for node in alike}
+
+    return replace(made, declined=declined) if together else made
+
+
 def half_of(simplified: Rewritten, node: Node) -> Node:
     """Returns the node that makes the parts of a reduction that `split` has split."""
     x = simplified.counterparts[node.inputs[0]]
@@ -108,9 +144,13 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES:
-        return None
-    if returns(graph, node):
+    if not whole.across:
+        short = whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES
+    elif _returns(graph, node, x):
+        short = keeps_whole(whole, target)
+    else:
+        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
+    if short or returns(graph, node, target):
         return None
     return chunk_of(x, axes, whole, target)
 
@@ -135,10 +175,10 @@ def of_whole(node: Node) -> bool:
     return mode_of(node).part.name in MODES
 
 
-def returns(graph: Graph, node: Node) -> bool:
+def returns(graph: Graph, node: Node, target: Target) -> bool:
     """Returns true if one kernel may read what is reduced once, for the reduction and for a large result behind it."""
     x = node.inputs[0]
-    return keeps_whole(parallelism(x, node.attributes["axes"])) and _returns(graph, node, x)
+    return keeps_whole(parallelism(x, node.attributes["axes"]), target) and _returns(graph, node, x)
 
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
@@ -154,7 +194,7 @@ def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
     means = {node: mean_of_variance(graph, node) for node in graph.nodes}
     paired = {node for node, mean in means.items() if mean is not None}.union(means.values())
     left = (n for n in graph.nodes if n not in paired and (name, n.name) not in options.left_out)
-    return [n for n in left if can_be_split(n) and not returns(graph, n)]
+    return [n for n in left if can_be_split(n) and not returns(graph, n, options.target.planned)]
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
