@@ -462,7 +462,7 @@ def _instance(graph: Graph, planned: RangePlan, sizes: Sizes) -> Plan:
     for group in planned.partition.groups:
         reads, writes = (tuple(map(moved, tensors)) for tensors in (group.reads, group.writes))
         groups[group] = Group(group.nodes, replace(group.lowered, reads=reads, writes=writes))
-    partition = Partition(simplified, tuple(groups.values()), planned.partition.decisions)
+    partition = Partition(simplified, tuple(groups.values()), planned.partition.decisions, planned.partition.choices)
     kernels = []
     for group, variants in planned.kernels:
         variant = next(v for v in variants if sizes in v.range)

@@ -218,7 +218,7 @@ class AlongRenderer(RowsRenderer):
         many = f" * {s.vector}" if s.vector > 1 else ""
         start = f"lane{many}" if several else "0"
         if not self.unrolled and (self.ragged or not self.unroll):
-            if self.length // self.step >= PASSES:
+            if most(self.length // self.step) >= PASSES:
                 w.line(f"#pragma unroll {PASSES}")
             at, more = (f", at = threadIdx.x{many}", f", at += {s.lanes * s.vector}") if beside else ("", "")
             first = f"{s.itype} col = {self._from(start)}{at}"

@@ -58,8 +58,9 @@ def compile(
     jobs             cuda: how many kernels are compiled at a time.
     progress         cuda: called with (KernelSource, CompiledKernel) as each kernel is done.
     partition        cudnn: runs the largest pieces that cuDNN takes instead of refusing what it does not take whole.
-    autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
-                     uses what was remembered; False leaves it to the cost model.  cudnn: True times all plans that
+    autotune         cuda: True times several schedules of every kernel on the device, and the alternatives to choices
+                     of kernels (`engines.partitions`), and remembers the fastest; None uses what was remembered; False
+                     leaves it to cost models.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
     wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 

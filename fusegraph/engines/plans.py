@@ -51,7 +51,7 @@ def planner(
 
     def planned(graph: Graph, options: Options) -> Plan:
         with phase("cache of plans"):
-            key = _key(graph, options, fusion, chosen)
+            key = graph_key(graph, options, fusion, chosen)
             found = _loaded(cache.get(key), graph) if key is not None else None
             if found is not None:
                 return found
@@ -74,8 +74,11 @@ def _sources() -> str:
     return digest(*parts)
 
 
-def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | None:
-    """Returns the key of a plan; None for a graph that holds what cannot be written down."""
+def graph_key(graph: Graph, options: Options, *more: object) -> str | None:
+    """Returns the key of what follows from a graph, options, the sources and ``more``.
+
+    None is for a graph that holds what cannot be written down.
+    """
     tensors = [
         (t.name, t.shape, t.own_strides or t.strides, t.dtype.name, t.value, t in graph._automatic)
         for t in graph.tensors.values()
@@ -84,7 +87,7 @@ def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | Non
         (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
     ]
     ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs, graph.updates, graph.updates.values())]
-    settings = (options, fusion, chosen, sys.version_info[:2])
+    settings = (options, *more, sys.version_info[:2])
     kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
     written = _pickled((tensors, nodes, ends, kinds, settings), None)
     return None if written is None else digest("plan", FORMAT, _sources(), written)

@@ -15,6 +15,7 @@ from typing import Any
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
+from fusegraph.lowering.choices import Choice
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
 from fusegraph.passes.assigned_products import divide_columns
@@ -153,6 +154,10 @@ class Steps:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(d for step in self for d in step.rewritten.decisions)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return tuple(c for step in self for c in step.rewritten.choices)
 
     def note(self, name: str) -> Mapping[Any, Any]:
         """Returns what a pass noted by this name; nothing if none did."""
