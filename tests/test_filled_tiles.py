@@ -43,6 +43,7 @@ def _cases(dtype: str, rows: bool, cols: bool, *, small: bool = False) -> list[C
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prologues_in_products")
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("cols", [False, True])
 @pytest.mark.parametrize("rows", [False, True])

@@ -130,9 +130,9 @@ def build(cases: Sequence[tuple[CpuExecutable, Pairs]]) -> None:
     module = host_compiler.build([k.source for p in plans for k in p.kernels], cache=default_cache())
     first = 0
     for (executable, pairs), plain, own in zip(cases, plans[::2], plans[1::2]):
-        executable._built[16] = _Module(plain, Slots(plain), module, first)
+        executable._built[16] = _Module(plain, Slots(plain), module, range(first, first + len(plain.kernels)))
         first += len(plain.kernels)
-        executable._built_in_place[16, pairs] = _Module(own, Slots(own), module, first)
+        executable._built_in_place[16, pairs] = _Module(own, Slots(own), module, range(first, first + len(own.kernels)))
         first += len(own.kernels)
 
 

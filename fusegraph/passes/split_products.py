@@ -32,7 +32,7 @@ _AXES = {TABLE["matmul"]: (-1, -1), TABLE["conv_fprop"]: (1, 0)}
 def split_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Makes slices of a product that meet again of products with slices of the second operand."""
     found = Found(graph)
-    products = [n for n in graph.nodes if n.op in _AXES and _meets_in_parts(found, n)]
+    products = [n for n in graph.nodes if _AXES.get(n.op) is not None and _meets_in_parts(found, n)]
     choices = [whether(NAME, n.name, options.settled, str([t.type for t in n.inputs])) for n in products]
     split = {n for n, choice in zip(products, choices) if choice.taken == MADE}
     parts = {part: n for n in split for part in graph.consumers(n.output)}

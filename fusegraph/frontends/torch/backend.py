@@ -69,9 +69,13 @@ def backend(
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
+    # A size that was seen to change is compiled for each choice: all of them at once take longer.
+    every = not torch._dynamo.config.assume_static_by_default or any(
+        getattr(x, "_dynamo_dynamic_indices", None) for x in inputs
+    )
 
     def compiler(part: str) -> Callable[[Any, Sequence[Any]], Program]:
-        return lambda traced, _: _boxed(_function(traced, part, settings, names))
+        return lambda traced, _: _boxed(_function(traced, part, settings, names, every=every))
 
     with counted(Phases()), phase("AOTAutograd"), without_collections():
         if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
@@ -133,27 +137,29 @@ def _boxed(program: Program) -> Program:
     return program
 
 
-def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
+def _function(
+    module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str], *, every: bool = False
+) -> Program:
     """Returns the function that computes a traced graph.
 
-    With symbolic sizes, the kernels of all sizes are compiled in the first call; each choice of sizes has a function of
-    its own that launches them.  Where other numbers vary, or sizes beyond what is compiled ahead, each choice is
-    compiled.
+    With symbolic sizes and ``every``, the kernels of all sizes are compiled in the first call; each choice of sizes has
+    a function of its own that launches them.  Else, where other numbers vary, and for sizes beyond what is compiled
+    ahead, each choice is compiled.
     """
     graph = module.graph
     if not is_symbolic(graph):
         return compile_program(graph, forms_of(graph, {}), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
-    every: list[_AllSizes | None] = []
+    whole: list[_AllSizes | None] = [] if every else [None]
 
     def program(arguments: list[Any]) -> Sequence[Any]:
         key = tuple([measures(x) for x in arguments])
         found = known.get(key)
         if found is None:
             values = symbols(graph, arguments)
-            if not every:
-                every.append(_AllSizes.of(graph, values, phase, settings, names))
-            found = every[0].at(values) if every[0] is not None else None
+            if not whole:
+                whole.append(_AllSizes.of(graph, values, phase, settings, names))
+            found = whole[0].at(values) if whole[0] is not None else None
             if found is None:
                 found = compile_program(graph, forms_of(graph, values), phase, settings, names)
             known[key] = found
