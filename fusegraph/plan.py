@@ -22,6 +22,7 @@ from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
+from fusegraph.passes.packing import PACKING
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
@@ -78,6 +79,8 @@ class Plan:
     partition: Partition
     kernels: tuple[Kernel, ...]
     memory: MemoryPlan
+    #: Makes the packed tensors, which are further inputs of the partitioned graph, of parameters and constants.
+    packing: Plan | None = None
 
     @property
     def simplified(self) -> Graph:
@@ -103,6 +106,11 @@ class Plan:
     def namesakes(self) -> Mapping[str, tuple[str, ...]]:
         """The names of nodes that were merged, as they compute the same, by the name of the one that is left."""
         return self.steps.note("namesakes")
+
+    @property
+    def packed(self) -> Mapping[Tensor, tuple[str, ...]]:
+        """The packed tensors, and the names of the parameters that each is made of."""
+        return self.simplified.packed
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
@@ -142,7 +150,9 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
     kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned, options.target.planned))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
-    return Plan(graph, steps, partition, kernels, plan_memory(partition))
+    packing = steps.note(PACKING).get(PACKING)
+    aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
+    return Plan(graph, steps, partition, kernels, plan_memory(partition), aside)
 
 
 #: A group that is a kernel, a key that groups share if they compute the same of other tensors, and its schedule.

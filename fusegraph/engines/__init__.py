@@ -39,6 +39,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
+    prepack_limit: int | None = None,
 ) -> Executable:
     """Compiles a graph.
 
@@ -59,6 +60,8 @@ def compile(
     autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
                      uses what was remembered; False leaves it to the cost model.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
+    prepack_limit    cuda, cpu: the most bytes of packed copies of parameters; those of the largest are left out.  0
+                     computes everything in every call.  Default: a quarter of the parameters' bytes, or 256 MB if more.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
     target), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver), NotSupportedError (cuDNN refuses the
@@ -75,8 +78,9 @@ def compile(
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
     jobs = _option("jobs", optional(_at_least(1)), jobs)
+    prepack_limit = _option("prepack_limit", optional(_at_least(0)), prepack_limit)
     check_environment()
-    options = Options(strict=strict, target=PORTABLE if target is None else named(target))
+    options = Options(strict=strict, target=PORTABLE if target is None else named(target), prepack=prepack_limit)
     engine = default_engine() if engine is None else engine
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.engines.in_place import Pairs
+from codegen.spec import KernelSource
+from fusegraph.engines.base import NOTHING
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.packing import Packing
 from fusegraph.engines.plans import planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -24,10 +26,41 @@ from fusegraph.runtime.memory import check_room
 
 @dataclass(frozen=True)
 class _Module:
+    """A plan whose kernels are in a module from ``first`` on, and its packed tensors."""
+
     plan: Plan
     slots: Slots
     module: host_compiler.CpuModule
     first: int
+    executable: CpuExecutable
+    packing: Packing | None = None
+
+    def queue(self, addresses: Sequence[int], stream: int) -> None:
+        """Runs all kernels."""
+        self.run(range(len(self.plan.kernels)), addresses, stream)
+
+    def run(self, kernels: Sequence[int], addresses: Sequence[int], stream: int) -> None:
+        """Runs some kernels."""
+        size = self.plan.memory.size
+        check_room(size, f"the workspace of graph {self.plan.graph.name!r}")
+        workspace = _aligned_bytes(size)
+        constants = [_address(t.value) for t in self.slots.constants]
+        pointers = self.slots.pointers(addresses, (), constants, _address(workspace))
+        for number in kernels:
+            arguments = [pointers[k] for k in self.slots.positions(self.plan.kernels[number].arguments)]
+            self.module.launch(self.first + number, arguments, order=self.executable.order)
+
+    def allocate(self, nbytes: int) -> tuple[object, int]:
+        """Returns memory of so many bytes and its address."""
+        memory = _aligned_bytes(nbytes)
+        return memory, _address(memory)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Returns false: nothing is recorded."""
+        return False
+
+    def wait(self, stream: int) -> None:
+        """Does nothing: kernels have run."""
 
 
 class CpuExecutable(KernelExecutable[_Module]):
@@ -56,35 +89,37 @@ class CpuExecutable(KernelExecutable[_Module]):
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
-            self._variant(())
+            self._variant_for(0, NOTHING)
 
     def _build(self, plan: Plan) -> _Module:
-        module = host_compiler.build([k.source for k in plan.kernels], cache=self._cache)
-        return _Module(plan, Slots(plan), module, 0)
+        module = host_compiler.build(_sources(plan), cache=self._cache)
+        return self._loaded(plan, module, 0)
 
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        built = self._variant((*inputs, *outputs), pairs)
-        size = built.plan.memory.size
-        check_room(size, f"the workspace of graph {self.graph.name!r}")
-        workspace = _aligned_bytes(size)
-        constants = [_address(t.value) for t in built.slots.constants]
-        pointers = built.slots.pointers(inputs, outputs, constants, _address(workspace))
-        for number, kernel in enumerate(built.plan.kernels):
-            arguments = [pointers[k] for k in built.slots.positions(kernel.arguments)]
-            built.module.launch(built.first + number, arguments, order=self.order)
+    def _loaded(self, plan: Plan, module: host_compiler.CpuModule, first: int) -> _Module:
+        """Returns a plan whose kernels, and those of its packing behind them, are in a module."""
+        packing = None
+        if plan.packing is not None:
+            behind = first + len(plan.kernels)
+            packing = Packing(plan, _Module(plan.packing, Slots(plan.packing), module, behind, self), str(CPU))
+        return _Module(plan, Slots(plan), module, first, self, packing)
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:
     """Builds the kernels of several lazy executables in one run of the host compiler, much faster than one by one."""
     plans = [e.plan for e in executables if e.plan is not None]
-    sources = [k.source for p in plans for k in p.kernels]
+    sources = [source for p in plans for source in _sources(p)]
     if not sources:
         return
     module = host_compiler.build(sources, cache=executables[0]._cache)
     first = 0
     for executable, plan in zip(executables, plans):
-        executable._built[executable._options.alignment] = _Module(plan, Slots(plan), module, first)
-        first += len(plan.kernels)
+        executable._built[executable._options.alignment] = executable._loaded(plan, module, first)
+        first += len(_sources(plan))
+
+
+def _sources(plan: Plan) -> list[KernelSource]:
+    """Returns the sources of a plan's kernels, and of its packing's."""
+    return [k.source for k in (*plan.kernels, *(plan.packing.kernels if plan.packing is not None else ()))]
 
 
 def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:

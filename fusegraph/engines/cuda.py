@@ -11,9 +11,8 @@ from codegen.spec import KernelSource
 from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.autotune import choosers
-from fusegraph.engines.base import Queue
-from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.packing import Packing, Run
 from fusegraph.engines.plans import planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
@@ -36,11 +35,51 @@ def nvrtc_options(options: Options) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A plan loaded on a device: its kernels ready to launch, and the constants that they read."""
+    """A plan loaded on a device: its kernels ready to launch, the constants that they read, and packed tensors."""
 
     plan: Plan
-    queue: Queue
+    queue: Run
     constants: tuple[DeviceArray, ...]
+    packing: Packing | None
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The launches of a plan, and its constants."""
+
+    slots: Slots
+    steps: Sequence[tuple[Launch, tuple[int, ...]] | None]
+    constants: tuple[DeviceArray, ...]
+    device: int
+
+    def sequence(self, kernels: Sequence[int] | None = None) -> LaunchSequence:
+        """Returns what launches all kernels, or some, of those that have something to do."""
+        chosen = self.steps if kernels is None else [self.steps[k] for k in kernels]
+        fixed = self.slots.fixed([c.pointer for c in self.constants])
+        steps = [step for step in chosen if step is not None]
+        return LaunchSequence(steps, self.slots.arrays, fixed, self.slots.offsets, self.slots.views, device=self.device)
+
+
+class _Packer:
+    """Makes packed tensors with the kernels of a packing."""
+
+    def __init__(self, plan: Plan, steps: _Steps) -> None:
+        self._size, self._steps, self._device = plan.memory.size, steps, steps.device
+
+    def allocate(self, nbytes: int) -> tuple[object, int]:
+        buffer = driver.allocate(nbytes, self._device)
+        return buffer, buffer.pointer
+
+    def run(self, kernels: Sequence[int], addresses: Sequence[int], stream: int) -> object:
+        workspace = driver.allocate(self._size, self._device)
+        self._steps.sequence(kernels)(tuple(addresses), stream, workspace.pointer)
+        return workspace
+
+    def is_capturing(self, stream: int) -> bool:
+        return driver.is_capturing(stream, self._device)
+
+    def wait(self, stream: int) -> None:
+        driver.synchronize(stream, self._device)
 
 
 class CudaExecutable(KernelExecutable[_Loaded]):
@@ -84,28 +123,48 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         )
         assert self.plan is not None
         #: The compiled kernels, in the order in which they run.
-        self.kernels = self._compile(self.plan)
+        self.kernels, self._packing_kernels = self._compile(self.plan)
         self._workspaces = _Workspaces(device)
 
-    def _compile(self, plan: Plan) -> list[nvrtc.CompiledKernel]:
-        return nvrtc.compile_kernels(
-            [k.source for k in plan.kernels],
+    def _compile(self, plan: Plan) -> tuple[list[nvrtc.CompiledKernel], list[nvrtc.CompiledKernel]]:
+        """Returns the compiled kernels of a plan, and those of its packing."""
+        every = (*plan.kernels, *(plan.packing.kernels if plan.packing is not None else ()))
+        compiled = nvrtc.compile_kernels(
+            [k.source for k in every],
             self.target.arch.name,
             cache=self._cache,
             options=self._nvrtc_options,
             jobs=self._jobs,
             progress=self._progress,
         )
+        return compiled[: len(plan.kernels)], compiled[len(plan.kernels) :]
 
     def _build(self, plan: Plan) -> _Loaded:
-        compiled = self.kernels if plan is self.plan else self._compile(plan)
+        compiled, packs = (self.kernels, self._packing_kernels) if plan is self.plan else self._compile(plan)
+        loaded = self._steps(plan, compiled)
+        sequence = loaded.sequence()
+        size, workspaces = plan.memory.size, self._workspaces
+
+        def queue(addresses: tuple[int, ...], stream: int) -> None:
+            # Kernels that another thread's call queued in between would overwrite the intermediates.
+            with workspaces.lock:
+                sequence(addresses, stream, workspaces.address(size, stream))
+
+        packing = None
+        if plan.packing is not None:
+            packer = _Packer(plan.packing, self._steps(plan.packing, packs))
+            packing = Packing(plan, packer, str(self.device))
+        return _Loaded(plan, queue if size else sequence, loaded.constants, packing)
+
+    def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
         functions: dict[str, Function] = {}
-        steps = []
+        steps: list[tuple[Launch, tuple[int, ...]] | None] = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
+                steps.append(None)
                 continue
             if source.name not in functions:
                 functions[source.name] = Module(cubin.cubin, index).function(source.name)
@@ -125,24 +184,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         constants = tuple(to_device(t.value, index) for t in slots.constants)
         if constants:
             driver.synchronize(0, index)
-        arrays = len(self._inputs) + len(self._outputs)
-        fixed = slots.fixed([c.pointer for c in constants])
-        sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, slots.views, device=index)
-        size, workspaces = plan.memory.size, self._workspaces
-
-        def queue(addresses: Sequence[int], stream: int) -> None:
-            # Kernels that another thread's call queued in between would overwrite the intermediates.
-            with workspaces.lock:
-                sequence(addresses, stream, workspaces.address(size, stream))
-
-        return _Loaded(plan, queue if size else sequence, constants)
-
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        addresses = (*inputs, *outputs)
-        self._variant(addresses, pairs).queue(addresses, stream)
-
-    def _select(self, bits: int, pairs: Pairs) -> Queue:
-        return self._variant_for(bits, pairs).queue
+        return _Steps(slots, steps, constants, index)
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).

@@ -27,7 +27,7 @@ from fusegraph.runtime.cache import DiskCache, digest
 
 #: The largest entry, in bytes; a plan with larger constants of its own is made anew.
 MOST_BYTES = 16 * 10**6
-FORMAT = "1"
+FORMAT = "2"
 
 #: Makes the plan of a graph with options.
 Planner = Callable[[Graph, Options], Plan]
@@ -66,7 +66,15 @@ def _sources() -> str:
 def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | None:
     """Returns the key of a plan; None for a graph that holds what cannot be written down."""
     tensors = [
-        (t.name, t.shape, t.own_strides or t.strides, t.dtype.name, t.value, t in graph._automatic)
+        (
+            t.name,
+            t.shape,
+            t.own_strides or t.strides,
+            t.dtype.name,
+            t.value,
+            t in graph._automatic,
+            t in graph.parameters,
+        )
         for t in graph.tensors.values()
     ]
     nodes = [

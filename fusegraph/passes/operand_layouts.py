@@ -3,17 +3,15 @@
 Tensor cores are fed in pieces of 16 bytes: an operand should be contiguous along a dimension that they can read along,
 and its rows should begin at multiples of 16 bytes, better still of 128.  An intermediate is simply given such a layout.
 An operand that comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the
-speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  A constant
-is laid out now, which costs nothing.
+speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  That of a
+parameter or a constant costs nothing: it is made once (`passes.packing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
-
-import numpy as np
 
 from codegen.target import Target
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
@@ -27,7 +25,8 @@ from fusegraph.lowering.views import turned_back, view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
+from fusegraph.passes.parameters import fixed
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
@@ -58,7 +57,8 @@ class _Wish:
 
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
-    found = {node: _wishes(node, graph, options) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    known = fixed(graph) if options.prepack != 0 else set()
+    found = {node: _wishes(node, graph, options, known) for node in graph.nodes if node.kind is Kind.CONTRACTION}
     attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
     found |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     wanted = {node: wishes for node, wishes in found.items() if wishes}
@@ -75,8 +75,7 @@ def lay_out(graph: Graph, options: Options) -> Rewritten:
             if wish.tensor not in placed:
                 key = wish.tensor, wish.strides
                 if key not in copies:
-                    made = _constant if _is_laid_out_now(wish) else _copy
-                    copies[key] = made(rewrite.graph, new[wish.tensor], wish.strides)
+                    copies[key] = _copy(rewrite.graph, new[wish.tensor], wish.strides)
                 inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
     return rewrite.done()
@@ -86,21 +85,6 @@ def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     made = graph.apply(TABLE["identity"], (tensor,), {})
     made.strides = strides
     return named(made, tensor.name, "aligned")
-
-
-def _constant(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Returns a constant whose elements lie in another order."""
-    assert tensor.value is not None
-    order = sorted(range(tensor.rank), key=lambda d: -strides[d])
-    value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
-    value.setflags(write=False)
-    return intermediate(graph, tensor.name, "aligned", tensor.shape, strides, tensor.dtype, value)
-
-
-def _is_laid_out_now(wish: _Wish) -> bool:
-    """Returns true if an operand is a constant that can simply have its elements in another order, without gaps."""
-    order = sorted(range(wish.tensor.rank), key=lambda d: -wish.strides[d])
-    return wish.tensor.is_constant and packed_strides(wish.tensor.shape, order) == wish.strides
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
@@ -113,8 +97,11 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
-def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
-    """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay."""
+def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]) -> list[_Wish]:
+    """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay.
+
+    Copies of ``known`` tensors cost nothing.
+    """
     if "parts" in node.attributes:
         return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
@@ -133,7 +120,7 @@ def _wishes(node: Node, graph: Graph, options: Options) -> list[_Wish]:
     if not wishes:
         return []
     target = options.target.planned
-    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
+    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
     return wishes if as_it_is - laid_out > MARGIN * target.clock * sum(outside.values()) else []

@@ -29,7 +29,9 @@ from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
+from fusegraph.passes.packing import PACKING, split_packing
 from fusegraph.passes.padded_channels import pad_channels
+from fusegraph.passes.parameters import PARAMETERS, mark_parameters
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.positions import place
@@ -73,6 +75,7 @@ def summary(run: Callable[..., object]) -> str:
 
 
 PIPELINE: tuple[Pass, ...] = (
+    Pass(PARAMETERS, mark_parameters),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
@@ -102,6 +105,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
+    Pass(PACKING, split_packing),
 )
 
 
@@ -199,7 +203,8 @@ class Pipeline:
 def check(name: str, before: Graph, made: Rewritten) -> None:
     """Raises GraphError, naming the pass, if the graph that it made is wrong.
 
-    It must have the same inputs and outputs, and every node must come after those whose results it takes.
+    It must have the same inputs, but for packed tensors, and outputs, and every node must come after those whose
+    results it takes.
     """
     for wrong in _wrong(before, made):
         raise GraphError(f"pass {name!r} made a wrong graph of {before.name!r}: {wrong}")
@@ -207,7 +212,8 @@ def check(name: str, before: Graph, made: Rewritten) -> None:
 
 def _wrong(before: Graph, made: Rewritten) -> Iterator[str]:
     graph, tensors = made.graph, set(made.graph.tensors.values())
-    for what, old, new in (("inputs", before.inputs, graph.inputs), ("outputs", before.outputs, graph.outputs)):
+    given = [t for t in graph.inputs if t not in graph.packed]
+    for what, old, new in (("inputs", before.inputs, given), ("outputs", before.outputs, graph.outputs)):
         if [t.name for t in old] != [t.name for t in new]:
             yield f"its {what} are {', '.join(t.name for t in new)}, not {', '.join(t.name for t in old)}"
     there = {t for t in tensors if graph.producer(t) is None}

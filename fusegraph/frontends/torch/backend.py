@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
@@ -33,7 +34,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
 from fusegraph.frontends.torch.build import build
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
 from fusegraph.frontends.torch.decompositions import decompositions
-from fusegraph.frontends.torch.forms import Forms, forms_of, is_symbolic, measures, symbols
+from fusegraph.frontends.torch.forms import forms_of, is_symbolic, measures, symbols
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
@@ -42,7 +43,10 @@ from fusegraph.graph import Graph
 from fusegraph.runtime.arrays import torch_dtype
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
-_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
+_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave")
+
+#: The phase of a graph that is not differentiated.
+INFERENCE = "inference"
 
 
 def backend(
@@ -51,8 +55,8 @@ def backend(
     """Compiles a graph from torch's tracer; returns the function that computes it.
 
     ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  ``options`` are those of
-    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and leave: a list of names of operators that
-    torch computes, such as "aten.mm.default".  Raises ArgumentError for other modes and options.
+    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, prepack_limit, jobs) and leave: a list of names of
+    operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other modes and options.
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
@@ -65,7 +69,7 @@ def backend(
     made = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
+        inference_compiler=compiler(INFERENCE),
         decompositions=dict(decompositions()),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
@@ -122,8 +126,9 @@ def _boxed(program: Program) -> Program:
 def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
     """Returns the function that computes a traced graph; with symbolic sizes, it compiles for each choice of them."""
     graph = module.graph
+    parameters = _parameters(graph) if phase == INFERENCE else ()
     if not is_symbolic(graph):
-        return compile_program(graph, forms_of(graph, {}), phase, settings, names)
+        return compile_program(Analysis(graph, forms_of(graph, {}), parameters), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
 
     def program(arguments: list[Any]) -> Sequence[Any]:
@@ -131,19 +136,24 @@ def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mappi
         found = known.get(key)
         if found is None:
             forms = forms_of(graph, symbols(graph, arguments))
-            found = known[key] = compile_program(graph, forms, phase, settings, names)
+            found = known[key] = compile_program(Analysis(graph, forms, parameters), phase, settings, names)
         return found(arguments)
 
     return program
 
 
-def compile_program(
-    graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
-) -> Program:
+def _parameters(graph: Any) -> list[Any]:
+    """Returns the inputs of the graph that is being compiled that are parameters and buffers, as torch knows them."""
+    context: Any = TracingContext.try_get()
+    known = getattr(context.fw_metadata, "static_input_indices", None) if context is not None else None
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return [inputs[n] for n in known or () if n < len(inputs)]
+
+
+def compile_program(analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
     """Cuts a graph, compiles the pieces and writes the function that runs them."""
     start = time.perf_counter()
-    analysis = Analysis(graph, forms)
-    labels = {node: names.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
+    labels = {node: names.get(node.name, node.name) for node in analysis.graph.nodes if node.op == "placeholder"}
     division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
     run = {}
     pieces = []

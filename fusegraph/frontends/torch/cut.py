@@ -10,7 +10,7 @@ torch's strides, and views of them stay views.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,6 +19,9 @@ import torch
 
 from fusegraph.frontends.torch.forms import Forms, is_projection
 from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Form
+
+#: The operator that writes to an input.
+COPY = "aten.copy_.default"
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,13 @@ class Cut:
 class Analysis:
     """Finds out which nodes of a graph a piece can compute, and which are views and constants."""
 
-    def __init__(self, graph: Any, forms: Forms) -> None:
+    def __init__(self, graph: Any, forms: Forms, parameters: Iterable[Any] = ()) -> None:
+        """``parameters`` are the inputs that are a model's parameters and buffers."""
         self.graph = graph
         self.forms = forms
+        changed = {n.args[0] for n in graph.nodes if str(n.target) == COPY}
+        #: Those that the graph does not change.
+        self.parameters = frozenset(parameters) - changed
         self._roots: dict[Any, tuple[Any, ...]] = {}
         #: Nodes that torch computes.
         self.torchs: set[Any] = set()
@@ -101,7 +108,7 @@ class Analysis:
         if node.op != "call_function":
             return f"{node.op} of {node.target}"
         name = str(node.target)
-        if name == "aten.copy_.default":
+        if name == COPY:
             return "it writes to an input"
         if name not in HANDLERS:
             return "not in the table" if name not in FREE else "of a dtype, or of sizes, that fusegraph has not"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusegraph.frontends.torch.cut import Analysis, Cut, Piece
+from fusegraph.frontends.torch.cut import COPY, Analysis, Cut, Piece
 from fusegraph.frontends.torch.forms import is_projection
 from fusegraph.runtime.arrays import torch_dtype
 
@@ -39,7 +39,7 @@ class _Writer:
         for node in graph.nodes:
             if node.op == "get_attr":
                 self._scope[self._name(node)] = attrgetter(node.target)(graph.owning_module)
-        copies = [n for n in self._cut.left if str(n.target) == "aten.copy_.default"]
+        copies = [n for n in self._cut.left if str(n.target) == COPY]
         left = [n for n in graph.nodes if n in self._cut.left and n not in copies]
         for level in sorted({*self._cut.levels.values()}):
             for node in left:
