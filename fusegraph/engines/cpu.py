@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class _Module:
     slots: Slots
     module: host_compiler.CpuModule
     first: int
-    executable: CpuExecutable
+    executable: ReferenceType[CpuExecutable]
     packing: Packing | None = None
 
     def queue(self, addresses: Sequence[int], stream: int) -> None:
@@ -44,11 +45,13 @@ class _Module:
         size = self.plan.memory.size
         check_room(size, f"the workspace of graph {self.plan.graph.name!r}")
         workspace = _aligned_bytes(size)
+        executable = self.executable()
+        order = executable.order if executable is not None else "forward"
         constants = [_address(t.value) for t in self.slots.constants]
         pointers = self.slots.pointers(addresses, (), constants, _address(workspace))
         for number in kernels:
             arguments = [pointers[k] for k in self.slots.positions(self.plan.kernels[number].arguments)]
-            self.module.launch(self.first + number, arguments, order=self.executable.order)
+            self.module.launch(self.first + number, arguments, order=order)
 
     def allocate(self, nbytes: int) -> tuple[object, int]:
         """Returns memory of so many bytes and its address."""
@@ -97,11 +100,11 @@ class CpuExecutable(KernelExecutable[_Module]):
 
     def _loaded(self, plan: Plan, module: host_compiler.CpuModule, first: int) -> _Module:
         """Returns a plan whose kernels, and those of its packing behind them, are in a module."""
-        packing = None
+        this, packing = ref(self), None
         if plan.packing is not None:
             behind = first + len(plan.kernels)
-            packing = Packing(plan, _Module(plan.packing, Slots(plan.packing), module, behind, self), str(CPU))
-        return _Module(plan, Slots(plan), module, first, self, packing)
+            packing = Packing(plan, _Module(plan.packing, Slots(plan.packing), module, behind, this), str(CPU))
+        return _Module(plan, Slots(plan), module, first, this, packing)
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:

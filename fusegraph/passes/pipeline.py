@@ -25,6 +25,7 @@ from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.joined_products import join_products
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
@@ -94,6 +95,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("image layouts", lay_out_images),
     Pass("transposes", move_transposes),
     Pass("views", foresee_views),
+    Pass("joined products", join_products),
     Pass("algorithms", choose, When.ALWAYS),
     Pass(reduce_results.NAME, reduce_results.reduce_results),
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
