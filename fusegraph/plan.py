@@ -23,6 +23,7 @@ from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.packing import PACKING
+from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
@@ -111,6 +112,16 @@ class Plan:
     def packed(self) -> Mapping[Tensor, tuple[str, ...]]:
         """The packed tensors, and the names of the parameters that each is made of."""
         return self.simplified.packed
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory that packed tensors take."""
+        return sum(map(memory, self.packed))
+
+    @property
+    def every_kernel(self) -> tuple[Kernel, ...]:
+        """The kernels of a call, and behind them those that make packed tensors."""
+        return self.kernels + (self.packing.kernels if self.packing is not None else ())
 
     @property
     def constants(self) -> tuple[Tensor, ...]:

@@ -9,7 +9,6 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from codegen.spec import KernelSource
 from fusegraph.engines.base import NOTHING
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing
@@ -95,7 +94,7 @@ class CpuExecutable(KernelExecutable[_Module]):
             self._variant_for(0, NOTHING)
 
     def _build(self, plan: Plan) -> _Module:
-        module = host_compiler.build(_sources(plan), cache=self._cache)
+        module = host_compiler.build([k.source for k in plan.every_kernel], cache=self._cache)
         return self._loaded(plan, module, 0)
 
     def _loaded(self, plan: Plan, module: host_compiler.CpuModule, first: int) -> _Module:
@@ -103,26 +102,22 @@ class CpuExecutable(KernelExecutable[_Module]):
         this, packing = ref(self), None
         if plan.packing is not None:
             behind = first + len(plan.kernels)
-            packing = Packing(plan, _Module(plan.packing, Slots(plan.packing), module, behind, this), str(CPU))
+            packer = _Module(plan.packing, Slots(plan.packing), module, behind, this)
+            packing = Packing(plan, packer, str(CPU), self._give_up_packing)
         return _Module(plan, Slots(plan), module, first, this, packing)
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:
     """Builds the kernels of several lazy executables in one run of the host compiler, much faster than one by one."""
     plans = [e.plan for e in executables if e.plan is not None]
-    sources = [source for p in plans for source in _sources(p)]
+    sources = [k.source for p in plans for k in p.every_kernel]
     if not sources:
         return
     module = host_compiler.build(sources, cache=executables[0]._cache)
     first = 0
     for executable, plan in zip(executables, plans):
         executable._built[executable._options.alignment] = executable._loaded(plan, module, first)
-        first += len(_sources(plan))
-
-
-def _sources(plan: Plan) -> list[KernelSource]:
-    """Returns the sources of a plan's kernels, and of its packing's."""
-    return [k.source for k in (*plan.kernels, *(plan.packing.kernels if plan.packing is not None else ()))]
+        first += len(plan.every_kernel)
 
 
 def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:

@@ -122,15 +122,14 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
-        #: The compiled kernels, in the order in which they run.
-        self.kernels, self._packing_kernels = self._compile(self.plan)
+        #: The compiled kernels, in the order in which they run, and those that make packed tensors.
+        self.kernels, self.packing_kernels = self._compile(self.plan)
         self._workspaces = _Workspaces(device)
 
     def _compile(self, plan: Plan) -> tuple[list[nvrtc.CompiledKernel], list[nvrtc.CompiledKernel]]:
         """Returns the compiled kernels of a plan, and those of its packing."""
-        every = (*plan.kernels, *(plan.packing.kernels if plan.packing is not None else ()))
         compiled = nvrtc.compile_kernels(
-            [k.source for k in every],
+            [k.source for k in plan.every_kernel],
             self.target.arch.name,
             cache=self._cache,
             options=self._nvrtc_options,
@@ -140,7 +139,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         return compiled[: len(plan.kernels)], compiled[len(plan.kernels) :]
 
     def _build(self, plan: Plan) -> _Loaded:
-        compiled, packs = (self.kernels, self._packing_kernels) if plan is self.plan else self._compile(plan)
+        compiled, packs = (self.kernels, self.packing_kernels) if plan is self.plan else self._compile(plan)
         loaded = self._steps(plan, compiled)
         sequence = loaded.sequence()
         size, workspaces = plan.memory.size, self._workspaces
@@ -153,7 +152,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         packing = None
         if plan.packing is not None:
             packer = _Packer(plan.packing, self._steps(plan.packing, packs))
-            packing = Packing(plan, packer, str(self.device))
+            packing = Packing(plan, packer, str(self.device), self._give_up_packing)
         return _Loaded(plan, queue if size else sequence, loaded.constants, packing)
 
     def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:

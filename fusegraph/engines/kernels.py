@@ -91,6 +91,13 @@ class KernelExecutable(Executable, Generic[Built]):
         for packing in self._packings():
             packing.forget()
 
+    def _give_up_packing(self) -> None:
+        """Computes everything in every call, from the next one on: the parameters change too often."""
+        with self._lock:
+            self._options = replace(self._options, prepack=0)
+            for known in (self._plans, self._built, self._built_in_place, self._known):
+                known.clear()
+
     def _packings(self) -> list[Packing]:
         with self._lock:
             built = [*self._built.values(), *self._built_in_place.values()]

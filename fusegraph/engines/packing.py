@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Protocol
-from weakref import WeakValueDictionary, ref
+from weakref import WeakMethod, WeakValueDictionary, ref
 
 from codegen.canonical import canonical
 from fusegraph.engines.versions import Watch
@@ -22,6 +22,9 @@ from fusegraph.graph import Tensor
 from fusegraph.passes.parameters import memory
 from fusegraph.plan import Plan
 from fusegraph.runtime.cache import digest
+
+#: Parameters that change so many times, with at most so many calls between two changes, had better not be packed.
+MOST_CHANGES, CALLS_BETWEEN = 5, 2
 
 #: Queues a plan's kernels for addresses: those of the call's inputs, of packed tensors, of the call's outputs.
 Run = Callable[[tuple[int, ...], int], None]
@@ -124,12 +127,27 @@ class _Set:
     pointers: tuple[int, ...]
 
 
+def repack() -> None:
+    """Says that parameters have changed, unseen by torch's version counters: what is packed of any is made again.
+
+    Changes through ``parameter.data``, or by other libraries, are such.  The next call of a model makes its copies, at
+    the same addresses, which recordings by ``torch.cuda.graph`` then read as well.
+    """
+    with _SHARED.lock:
+        for copy in list(_SHARED.copies.values()):
+            copy.made_of = None
+        _SHARED.epoch += 1
+
+
 class Packing:
     """The packed tensors of a loaded plan, for whatever parameters it is called with."""
 
-    def __init__(self, plan: Plan, packer: Packer, device: str) -> None:
+    def __init__(self, plan: Plan, packer: Packer, device: str, give_up: Callable[[], None]) -> None:
+        """``give_up`` is called, and not kept alive, if the parameters change too often."""
         assert plan.packing is not None
         self.packer, self._device = packer, device
+        self._give_up = WeakMethod(give_up)
+        self.calls = self._changes = 0
         made = plan.packing.simplified
         self.parts = parts_of(plan.packing)
         self._sizes = [memory(t) for t in made.outputs]
@@ -167,6 +185,9 @@ class Packing:
         if capturing and found not in self._pinned:
             self._pinned.append(found)
         if stale:
+            if any(found.copies[n].made_of is not None for n in stale):
+                self._changes = self._changes + 1 if self.calls <= CALLS_BETWEEN else 1
+                self.calls = 0
             kernels = sorted(k for n in stale for k in self.parts[n].kernels)
             keep = self.packer.run(kernels, (*addresses, *found.pointers), stream)
             if capturing:
@@ -177,6 +198,12 @@ class Packing:
                     found.copies[n].made_of = wanted[n]
                 _SHARED.epoch += 1
         return found
+
+    def reconsider(self) -> None:
+        """Gives up if the parameters have changed too often."""
+        give_up = self._give_up()
+        if self._changes >= MOST_CHANGES and give_up is not None:
+            give_up()
 
     def pin(self, arrays: Sequence[Any]) -> None:
         """Keeps the copies for parameters as long as the plan: a recording reads them."""
@@ -237,8 +264,10 @@ class Bound:
         """Queues the kernels for the call's inputs, which are at the addresses that this was made with."""
         packing = self._packing
         given = packing.parameters(arrays)
+        packing.calls += 1
         if self._epoch != _SHARED.epoch or self._watch is None or self._watch.seen(given) != self._seen:
             self._renew(given, stream)
+            packing.reconsider()
         elif packing.packer.is_capturing(stream):
             packing.pin(given)
         self._run(self._whole, stream)

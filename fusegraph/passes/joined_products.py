@@ -55,7 +55,7 @@ class _Branch:
 
 def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Joins the parameters that one tensor is multiplied by, where slices of the whole product serve as well."""
-    known = fixed(graph) if graph.parameters else set()
+    known = fixed(graph, options)
     joined = [found for found in _alike(graph, known) if len(found) > 1 and _pays(graph, found, options)]
     if not joined:
         return same(graph)

@@ -29,7 +29,7 @@ def split_packing(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
     The note "packing" has the graph that computes it, whose results are inputs of the other one.
     """
-    kept, packed = _parts(graph) if options.prepack != 0 else (set(), [])
+    kept, packed = _parts(graph, fixed(graph, options))
     if not packed:
         return same(graph)
     rewrite = Rewrite(graph)
@@ -47,9 +47,8 @@ def split_packing(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     return replace(made, notes={PACKING: {PACKING: packing}}, decisions=tuple(decisions))
 
 
-def _parts(graph: Graph) -> tuple[set[Node], list[Tensor]]:
-    """Returns the nodes that every call computes, and the packed tensors that these take."""
-    known = fixed(graph)
+def _parts(graph: Graph, known: set[Tensor]) -> tuple[set[Node], list[Tensor]]:
+    """Returns the nodes that every call computes, and the packed tensors, of the known ones, that these take."""
     kept = {node for node in graph.nodes if not known.issuperset(node.inputs)}
     kept |= _behind(graph, [t for t in graph.outputs if t in known])  # what leaves the graph is written by every call
     packed: dict[Tensor, None] = {}

@@ -33,8 +33,13 @@ def mark_parameters(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     return replace(made, declined=lambda partition: _beyond(partition.graph, limit))
 
 
-def fixed(graph: Graph) -> set[Tensor]:
-    """Returns the tensors that depend on parameters and constants alone: these themselves, and what is made of them."""
+def fixed(graph: Graph, options: Options) -> set[Tensor]:
+    """Returns the tensors that depend on parameters and constants alone: these themselves, and what is made of them.
+
+    None if nothing is to be packed.
+    """
+    if options.prepack == 0:
+        return set()
     found = {t for t in graph.tensors.values() if t.is_constant} | graph.parameters
     for node in graph.nodes:
         if found.issuperset(node.inputs):
