@@ -218,6 +218,8 @@ def test_the_text_in_a_pipe(file, capsys):
             "nodes",
             "simplified_away",
             "algorithms",
+            "packed",
+            "packing",
             "views",
             "kernels",
             "kernels_unfused",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from threading import RLock
 from typing import Any, Protocol
 from weakref import WeakMethod, WeakValueDictionary, ref
@@ -152,7 +153,8 @@ class Packing:
         self.parts = parts_of(plan.packing)
         self._sizes = [memory(t) for t in made.outputs]
         names = [t.name for t in plan.graph.inputs]
-        self._places = [names.index(t.name) for t in made.inputs]
+        #: Returns those of the call's arrays, or addresses, that copies are made of.
+        self.parameters = _picked([names.index(t.name) for t in made.inputs])
         self.inputs = len(names)
         self._sets: dict[tuple[int, ...], _Set] = {}
         self._pinned: list[_Set] = []
@@ -163,10 +165,6 @@ class Packing:
         """Bytes of all copies that the plan holds."""
         with _SHARED.lock:
             return sum({c: c.nbytes for s in [*self._sets.values(), *self._pinned] for c in s.copies}.values())
-
-    def parameters(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns those of the call's arrays, or addresses, that copies are made of."""
-        return tuple([values[n] for n in self._places])
 
     def current(self, watch: Watch, arrays: Sequence[Any], addresses: Sequence[int], stream: int) -> _Set:
         """Returns the copies for parameters, after making those that are not up to date; the caller holds the lock.
@@ -281,6 +279,13 @@ class Bound:
             self._whole = (*addresses[: packing.inputs], *found.pointers, *addresses[packing.inputs :])
             recorded = packing.packer.is_capturing(stream)  # copies made in a recording are not made yet
             self._seen, self._epoch = None if recorded else seen, _SHARED.epoch
+
+
+def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Returns a function that returns the values at some places of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[n] for n in places])
 
 
 def _reference(array: Any, gone: Callable[[object], None]) -> Callable[[], Any]:

@@ -39,8 +39,8 @@ class Watch:
         """
         try:
             if self._torch:
-                storages = [self._storage(arrays[n]) for n in self._large]
-                return (*map(id, arrays), *map(_version, arrays), *storages)
+                large = [arrays[n] for n in self._large]
+                return (*map(id, arrays), *map(_version, arrays), *map(self._storage, large))
         except RuntimeError:  # made by torch in inference mode: without a counter
             pass
         return (*map(id, arrays), *map(_counted, arrays))

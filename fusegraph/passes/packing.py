@@ -77,9 +77,9 @@ def _is_worthwhile(graph: Graph, node: Node) -> bool:
     That is not so for views, which cost nothing, nor for pointwise work that makes more bytes of fewer: a kernel does
     that as it reads them.
     """
-    behind = _behind(graph, node.outputs)
-    if _is_view(node) or not behind:
+    if _is_view(node):
         return False
+    behind = _behind(graph, node.outputs)
     sources = {t for n in behind for t in n.inputs if graph.producer(t) is None}
     if not sources:
         return False
