@@ -15,7 +15,7 @@ import fusegraph as fg
 from codegen.target import target
 from fusegraph.engines import packing
 from fusegraph.engines.plans import planner
-from fusegraph.errors import ArgumentError
+from fusegraph.errors import ArgumentError, OutOfMemoryError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import memory
 from fusegraph.plan import plan
@@ -245,6 +245,19 @@ def test_parameters_that_change_all_the_time_are_not_packed() -> None:
     torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
 
 
+def test_without_memory_for_copies_calls_compute_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    executable = executable_of_layer()
+    x, w = np.ones((64, 16), np.float32), np.ones((16, 16), np.float32)
+
+    def fail(*_: object) -> Any:
+        raise OutOfMemoryError("for a test")
+
+    monkeypatch.setattr(packing.Copy, "__init__", fail)
+    for _ in range(2):
+        np.testing.assert_allclose(executable(x, w), expected(x, w))
+    assert executable.packed_bytes == 0
+
+
 def test_threads() -> None:
     torch = pytest.importorskip("torch")
     executable = executable_of_layer()
@@ -375,6 +388,22 @@ def double_recorded() -> None:
     assert held == 64
     del w
     assert executable.packed_bytes == held  # the recording reads it
+
+
+def double_given_up() -> None:
+    """What has been recorded can be replayed after packing has been given up."""
+    lib = library()
+    executable = layer().compile("cuda")
+    x, w, y = (DeviceArray.empty(s, "float32") for s in ((64, 16), (16, 16), (64, 16)))
+    executable(x, w, out=y)
+    executable(x, w, out=y, stream=CAPTURING)
+    lib.double_clear()
+    executable._built[16].packing._changes = packing.MOST_CHANGES
+    executable.repack()
+    for _ in range(2):
+        executable(x, w, out=y)
+        assert len(launches(lib)) == 2
+    assert not any(line.startswith(("free", "unload")) for line in log(lib))
 
 
 def double_freed() -> None:

@@ -103,7 +103,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         if plan.packing is not None:
             behind = first + len(plan.kernels)
             packer = _Module(plan.packing, Slots(plan.packing), module, behind, this)
-            packing = Packing(plan, packer, str(CPU), self._give_up_packing)
+            packing = Packing(plan, packer, str(CPU), self._without_packing)
         return _Module(plan, Slots(plan), module, first, this, packing)
 
 

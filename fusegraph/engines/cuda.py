@@ -45,19 +45,24 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The launches of a plan, and its constants."""
+    """The launches of a plan's kernels; None for those that have nothing to do."""
 
     slots: Slots
     steps: Sequence[tuple[Launch, tuple[int, ...]] | None]
-    constants: tuple[DeviceArray, ...]
     device: int
 
-    def sequence(self, kernels: Sequence[int] | None = None) -> LaunchSequence:
-        """Returns what launches all kernels, or some, of those that have something to do."""
-        chosen = self.steps if kernels is None else [self.steps[k] for k in kernels]
-        fixed = self.slots.fixed([c.pointer for c in self.constants])
-        steps = [step for step in chosen if step is not None]
-        return LaunchSequence(steps, self.slots.arrays, fixed, self.slots.offsets, self.slots.views, device=self.device)
+    def constants(self) -> tuple[DeviceArray, ...]:
+        """Returns the plan's constants, copied to the device."""
+        constants = tuple(to_device(t.value, self.device) for t in self.slots.constants)
+        if constants:
+            driver.synchronize(0, self.device)
+        return constants
+
+    def sequence(self, kernels: Sequence[int], constants: Sequence[DeviceArray]) -> LaunchSequence:
+        """Returns what launches some of the kernels."""
+        steps = [step for k in kernels if (step := self.steps[k]) is not None]
+        slots, fixed = self.slots, self.slots.fixed([c.pointer for c in constants])
+        return LaunchSequence(steps, slots.arrays, fixed, slots.offsets, slots.views, device=self.device)
 
 
 class _Packer:
@@ -71,9 +76,9 @@ class _Packer:
         return buffer, buffer.pointer
 
     def run(self, kernels: Sequence[int], addresses: Sequence[int], stream: int) -> object:
-        workspace = driver.allocate(self._size, self._device)
-        self._steps.sequence(kernels)(tuple(addresses), stream, workspace.pointer)
-        return workspace
+        workspace, constants = driver.allocate(self._size, self._device), self._steps.constants()
+        self._steps.sequence(kernels, constants)(tuple(addresses), stream, workspace.pointer)
+        return workspace, constants
 
     def is_capturing(self, stream: int) -> bool:
         return driver.is_capturing(stream, self._device)
@@ -141,7 +146,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _build(self, plan: Plan) -> _Loaded:
         compiled, packs = (self.kernels, self.packing_kernels) if plan is self.plan else self._compile(plan)
         loaded = self._steps(plan, compiled)
-        sequence = loaded.sequence()
+        constants = loaded.constants()
+        sequence = loaded.sequence(range(len(plan.kernels)), constants)
         size, workspaces = plan.memory.size, self._workspaces
 
         def queue(addresses: tuple[int, ...], stream: int) -> None:
@@ -152,8 +158,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         packing = None
         if plan.packing is not None:
             packer = _Packer(plan.packing, self._steps(plan.packing, packs))
-            packing = Packing(plan, packer, str(self.device), self._give_up_packing)
-        return _Loaded(plan, queue if size else sequence, loaded.constants, packing)
+            packing = Packing(plan, packer, str(self.device), self._without_packing)
+        return _Loaded(plan, queue if size else sequence, constants, packing)
 
     def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
         slots = Slots(plan)
@@ -180,10 +186,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
                 zeroed=source.zeroed,
             )
             steps.append((launch, positions))
-        constants = tuple(to_device(t.value, index) for t in slots.constants)
-        if constants:
-            driver.synchronize(0, index)
-        return _Steps(slots, steps, constants, index)
+        return _Steps(slots, steps, index)
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).

@@ -71,6 +71,8 @@ class KernelExecutable(Executable, Generic[Built]):
         self._built_in_place: dict[tuple[int, Pairs], Built] = {}
         self._refusals: dict[tuple[int, Pairs], str | None] = {}
         self._lock = Lock()
+        #: What was built with packed tensors, if these were given up: recordings may use it.
+        self._retired: list[Built] = []
 
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
@@ -80,7 +82,7 @@ class KernelExecutable(Executable, Generic[Built]):
         if not self._prepacks:
             return built.queue
         if built.packing is not None:
-            return Bound(built.packing, addresses, built.queue)
+            return Bound(built.packing, addresses, built.queue, (bits, pairs))
         return lambda _, stream: built.queue(addresses, stream)
 
     @property
@@ -91,12 +93,18 @@ class KernelExecutable(Executable, Generic[Built]):
         for packing in self._packings():
             packing.forget()
 
-    def _give_up_packing(self) -> None:
-        """Computes everything in every call, from the next one on: the parameters change too often."""
+    def _without_packing(self, form: tuple[int, Pairs]) -> Run:
+        """Computes everything in every call from now on; returns what queues the kernels of a form (bits, pairs)."""
         with self._lock:
-            self._options = replace(self._options, prepack=0)
-            for known in (self._plans, self._built, self._built_in_place, self._known):
-                known.clear()
+            if self._options.prepack != 0:
+                self._options = replace(self._options, prepack=0)
+                self._retired = [*self._built.values(), *self._built_in_place.values()]
+                for built in self._retired:
+                    if built.packing is not None:
+                        built.packing.retire()
+                for known in (self._plans, self._built, self._built_in_place, self._refusals, self._known):
+                    known.clear()
+        return self._variant_for(*form).queue
 
     def _packings(self) -> list[Packing]:
         with self._lock:

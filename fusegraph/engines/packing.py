@@ -19,6 +19,7 @@ from weakref import WeakMethod, WeakValueDictionary, ref
 
 from codegen.canonical import canonical
 from fusegraph.engines.versions import Watch
+from fusegraph.errors import DeviceError, OutOfMemoryError
 from fusegraph.graph import Tensor
 from fusegraph.passes.parameters import memory
 from fusegraph.plan import Plan
@@ -143,11 +144,11 @@ def repack() -> None:
 class Packing:
     """The packed tensors of a loaded plan, for whatever parameters it is called with."""
 
-    def __init__(self, plan: Plan, packer: Packer, device: str, give_up: Callable[[], None]) -> None:
-        """``give_up`` is called, and not kept alive, if the parameters change too often."""
+    def __init__(self, plan: Plan, packer: Packer, device: str, give_up: Callable[[Any], Run]) -> None:
+        """``give_up`` returns what works without packed tensors, for calls of a form; it is not kept alive."""
         assert plan.packing is not None
         self.packer, self._device = packer, device
-        self._give_up = WeakMethod(give_up)
+        self.give_up = WeakMethod(give_up)
         self.calls = self._changes = 0
         made = plan.packing.simplified
         self.parts = parts_of(plan.packing)
@@ -197,11 +198,10 @@ class Packing:
                 _SHARED.epoch += 1
         return found
 
-    def reconsider(self) -> None:
-        """Gives up if the parameters have changed too often."""
-        give_up = self._give_up()
-        if self._changes >= MOST_CHANGES and give_up is not None:
-            give_up()
+    @property
+    def is_futile(self) -> bool:
+        """Whether the parameters change too often."""
+        return self._changes >= MOST_CHANGES
 
     def pin(self, arrays: Sequence[Any]) -> None:
         """Keeps the copies for parameters as long as the plan: a recording reads them."""
@@ -209,6 +209,11 @@ class Packing:
             found = self._sets.get(tuple(map(id, arrays)))
             if found is not None and found not in self._pinned:
                 self._pinned.append(found)
+
+    def retire(self) -> None:
+        """Frees the copies that no recording reads."""
+        with _SHARED.lock:
+            self._sets.clear()
 
     def forget(self) -> None:
         """Makes all copies again when they are needed."""
@@ -249,10 +254,10 @@ class Packing:
 class Bound:
     """A loaded plan and the addresses of a call: queues its kernels once the packed tensors are up to date."""
 
-    __slots__ = ("_addresses", "_epoch", "_packing", "_run", "_seen", "_watch", "_whole")
+    __slots__ = ("_addresses", "_epoch", "_form", "_packing", "_run", "_seen", "_watch", "_whole")
 
-    def __init__(self, packing: Packing, addresses: tuple[int, ...], run: Run) -> None:
-        self._packing, self._addresses, self._run = packing, addresses, run
+    def __init__(self, packing: Packing, addresses: tuple[int, ...], run: Run, form: Any) -> None:
+        self._packing, self._addresses, self._run, self._form = packing, addresses, run, form
         self._seen: Any = None
         self._watch: Watch | None = None
         self._whole: tuple[int, ...] = ()
@@ -264,21 +269,31 @@ class Bound:
         given = packing.parameters(arrays)
         packing.calls += 1
         if self._epoch != _SHARED.epoch or self._watch is None or self._watch.seen(given) != self._seen:
-            self._renew(given, stream)
-            packing.reconsider()
+            if not self._renew(given, stream):
+                without = packing.give_up()
+                assert without is not None  # the executable, which is being called
+                without(self._form)(self._addresses, stream)
+                return
         elif packing.packer.is_capturing(stream):
             packing.pin(given)
         self._run(self._whole, stream)
 
-    def _renew(self, given: Sequence[Any], stream: int) -> None:
+    def _renew(self, given: Sequence[Any], stream: int) -> bool:
+        """Brings the packed tensors up to date; returns false if that is futile, or memory does not suffice."""
+        packing, addresses = self._packing, self._addresses
+        if packing.is_futile:
+            return False
         with _SHARED.lock:
-            packing, addresses = self._packing, self._addresses
             self._watch = Watch(given)
             seen = self._watch.seen(given)
-            found = packing.current(self._watch, given, packing.parameters(addresses), stream)
+            try:
+                found = packing.current(self._watch, given, packing.parameters(addresses), stream)
+            except (DeviceError, OutOfMemoryError):
+                return False
             self._whole = (*addresses[: packing.inputs], *found.pointers, *addresses[packing.inputs :])
             recorded = packing.packer.is_capturing(stream)  # copies made in a recording are not made yet
             self._seen, self._epoch = None if recorded else seen, _SHARED.epoch
+        return True
 
 
 def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
