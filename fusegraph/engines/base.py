@@ -19,8 +19,8 @@ from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
 from fusegraph.runtime.streams import stream_query
 
-#: (addresses of the inputs and outputs, stream): queues the kernels.  If the graph has parameters or constants, of
-#: which packed tensors may be made: (arrays of the inputs, stream), for addresses that it knows.
+#: (addresses of the inputs and outputs, stream): queues the kernels.  Where there may be packed tensors: (arrays of the
+#: inputs, stream), for addresses that it knows.
 Queue = Callable[[tuple[Any, ...], int], None]
 
 NOTHING: Pairs = frozenset()
@@ -84,7 +84,7 @@ class Executable:
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._overlaps = Overlaps(self._inputs, self._outputs)
-        self._prepacks = bool(graph.parameters) or any(t.is_constant and t.size > 1 for t in graph.tensors.values())
+        self._prepacks = bool(graph.parameters) or (plan is not None and plan.packing is not None)
         self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         self._names = [t.name for t in graph.inputs]
         self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index

@@ -134,7 +134,8 @@ class KernelExecutable(Executable, Generic[Built]):
     def _planned(self, alignment: int) -> Plan:
         """Returns the plan for pointers of an alignment; the caller holds the lock."""
         if alignment not in self._plans:
-            options = replace(self._options, alignment=alignment)
+            prepack = self._options.prepack if self._prepacks else 0
+            options = replace(self._options, alignment=alignment, prepack=prepack)
             self._plans[alignment] = self._planner(self.graph, options)
         return self._plans[alignment]
 
