@@ -70,16 +70,21 @@ def test_filters_are_laid_out_once() -> None:
     assert names(after) == {"w aligned"}
 
 
-def three(parameters: bool = True, width: int = 64) -> Any:
+def three(weights: str = "parameters") -> Any:
     """Returns a graph of queries, keys and values, of which one has no bias, as attention takes them."""
-    graph = fg.Graph("three")
-    x = graph.tensor("x", (2, 16, width))
+    graph, rng = fg.Graph("three"), np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> Any:
+        if weights == "constants":
+            return graph.constant(rng.normal(size=shape).astype(np.float32), name)
+        return graph.tensor(name, shape, parameter=weights == "parameters")
+
+    x = graph.tensor("x", (2, 16, 64))
     found = []
-    for name, columns in (("q", width), ("k", width // 2), ("v", width // 2)):
-        w = graph.tensor(f"w{name}", (columns, width), parameter=parameters)
-        made = graph.matmul(x, w.T)
+    for name, columns in (("q", 64), ("k", 32), ("v", 32)):
+        made = graph.matmul(x, weight(f"w{name}", columns, 64).T)
         if name != "k":
-            made = made + graph.tensor(f"b{name}", (columns,), parameter=parameters)
+            made = made + weight(f"b{name}", columns)
         found.append(made.reshape(2, 16, columns // 16, 16).transpose(0, 2, 1, 3))
     q, k, v = found
     k, v = (graph.concatenate(t, t, axis=1) for t in (k, v))
@@ -88,10 +93,10 @@ def three(parameters: bool = True, width: int = 64) -> Any:
 
 
 def test_products_of_one_tensor_are_joined() -> None:
-    made = plan(three())
-    assert [t.shape for t in made.packed] == [(64, 128), (128,)]
-    assert sum(n.op.name == "matmul" for n in made.simplified.nodes) == 1
-    assert sum(n.op.name == "matmul" for n in plan(three(False)).simplified.nodes) == 3
+    for weights, expected in (("parameters", 1), ("constants", 1), ("inputs", 3)):
+        made = plan(three(weights))
+        assert sum(n.op.name == "matmul" for n in made.simplified.nodes) == expected
+        assert [t.shape for t in made.packed] == ([(64, 128), (128,)] if expected == 1 else [])
 
 
 def test_products_that_epilogues_go_on_with_are_not_joined() -> None:
@@ -133,7 +138,7 @@ def test_constants_are_packed_like_parameters() -> None:
 
 
 def test_results_are_right() -> None:
-    check_all([three(), layer()])
+    check_all([three(), three("constants"), layer()])
 
 
 def executable_of_layer() -> Any:
