@@ -248,6 +248,15 @@ def test_parameters_that_change_all_the_time_are_not_packed() -> None:
         torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
     assert executable.packed_bytes == 0
     torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
+    executable = executable_of_layer()
+    for _ in range(packing.MOST_CHANGES + 2):
+        executable(x, w[:])  # another object in every call
+    assert executable._options.prepack == 0
+    executable = executable_of_layer()
+    others = [torch.randn(16, 16) for _ in range(packing.MOST_CHANGES + 2)]  # as of layers that share their code
+    for w in (*others, *others):
+        executable(x, w)
+    assert executable.packed_bytes == 64 * len(others)
 
 
 def test_without_memory_for_copies_calls_compute_everything(monkeypatch: pytest.MonkeyPatch) -> None:

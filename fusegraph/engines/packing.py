@@ -150,6 +150,7 @@ class Packing:
         self.packer, self._device = packer, device
         self.give_up = WeakMethod(give_up)
         self.calls = self._changes = 0
+        self._dropped = False
         made = plan.packing.simplified
         self.parts = parts_of(plan.packing)
         self._sizes = [memory(t) for t in made.outputs]
@@ -174,6 +175,7 @@ class Packing:
         """
         key = tuple(map(id, arrays))
         found = self._sets.get(key)
+        is_further = found is None and not self._dropped  # rather than in the place of others
         if found is None:
             found = self._sets[key] = self._new_set(key, watch, arrays)
         found.held[:] = watch.held(arrays)
@@ -184,9 +186,9 @@ class Packing:
         if capturing and found not in self._pinned:
             self._pinned.append(found)
         if stale:
-            if any(found.copies[n].made_of is not None for n in stale):
+            if not is_further:
                 self._changes = self._changes + 1 if self.calls <= CALLS_BETWEEN else 1
-                self.calls = 0
+                self.calls, self._dropped = 0, False
             kernels = sorted(k for n in stale for k in self.parts[n].kernels)
             keep = self.packer.run(kernels, (*addresses, *found.pointers), stream)
             if capturing:
@@ -246,6 +248,7 @@ class Packing:
     def _drop(self, key: tuple[int, ...]) -> None:
         """Frees the copies for arrays of which one has been freed: its identity may be another one's soon."""
         found = self._sets.pop(key, None)
+        self._dropped = True
         for name in found.keys if found is not None else ():
             _SHARED.copies.pop(name, None)
         _SHARED.epoch += 1
