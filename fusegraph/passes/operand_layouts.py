@@ -35,7 +35,7 @@ ROW_BYTES, LINE_BYTES = 16, 128
 COPIED, LAUNCH = 35 / 48, 1.053
 #: The shares of the tensor cores' rates that attention of 8-bit floats has: by warps, as float16, and by warpgroups.
 WARPS, WARPGROUPS = 0.581, 0.4215
-#: How many times as long a contraction must take as laid out, and how much more than the copies cost it must gain.
+#: How much a contraction must gain by copies of parameters, which take memory, and how much more than others cost.
 GAIN, MARGIN = 1.02, 1.15
 #: A copy may be so much larger than the operand, and so much for rows that begin with lines.
 MOST_GROWTH, MOST_LINE_GROWTH = 1.5, 1.3
@@ -123,7 +123,8 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
-    return wishes if as_it_is > GAIN * laid_out + MARGIN * target.clock * sum(outside.values()) else []
+    gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
+    return wishes if as_it_is > gain * laid_out + MARGIN * target.clock * sum(outside.values()) else []
 
 
 def _keys(node: Node, graph: Graph) -> list[_Wish]:

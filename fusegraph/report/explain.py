@@ -37,7 +37,8 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     workspace_bytes        device memory for intermediates; ``workspace`` maps each of them to ``offset`` and ``bytes``.
     """
     kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
-    kept = {node.name for node in plan.simplified.nodes}
+    aside = plan.packing.simplified.nodes if plan.packing is not None else []
+    kept = {node.name for node in (*plan.simplified.nodes, *aside)}
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
