@@ -95,23 +95,26 @@ def _part(plan: Plan, kernels: Sequence[int]) -> Part:
 
 
 class Copy:
-    """The packed tensors of a part: where they are, and what the parameters were when they were made."""
+    """The packed tensors of a part: where they are, what the parameters were when they were made, and what keeps other
+    memory from looking like theirs.
+    """
 
-    __slots__ = ("__weakref__", "made_of", "memory", "nbytes", "pointers")
+    __slots__ = ("__weakref__", "held", "made_of", "memory", "nbytes", "pointers")
 
     def __init__(self, packer: Packer, sizes: Sequence[int]) -> None:
         self.memory = [packer.allocate(size) for size in sizes]
         self.pointers = tuple(pointer for _, pointer in self.memory)
         self.nbytes = sum(sizes)
         self.made_of: Any = None
+        self.held: list[object] = []
 
 
 class _Shared:
-    """What all packings of the process share: copies, a lock, and how often any of them were made or freed."""
+    """What all packings share: copies, a lock, and an epoch, which ends when copies are made or freed."""
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.epoch = 0
+        self.epoch = object()
         self.copies: WeakValueDictionary[Any, Copy] = WeakValueDictionary()
 
 
@@ -120,13 +123,12 @@ _SHARED = _Shared()
 
 @dataclass(eq=False)
 class _Set:
-    """The copies for some arrays; references to these, and what keeps their memory from being confused."""
+    """The copies for some arrays, the names that they are shared by, and references to the arrays."""
 
-    keys: list[Any]
     copies: list[Copy]
-    arrays: list[Callable[[], Any]]
-    held: list[object]
     pointers: tuple[int, ...]
+    keys: list[Any]
+    arrays: list[Callable[[], Any]]
 
 
 def repack() -> None:
@@ -138,7 +140,7 @@ def repack() -> None:
     with _SHARED.lock:
         for copy in list(_SHARED.copies.values()):
             copy.made_of = None
-        _SHARED.epoch += 1
+        _SHARED.epoch = object()
 
 
 class Packing:
@@ -171,34 +173,42 @@ class Packing:
     def current(self, watch: Watch, arrays: Sequence[Any], addresses: Sequence[int], stream: int) -> _Set:
         """Returns the copies for parameters, after making those that are not up to date; the caller holds the lock.
 
-        While a stream is captured, making them becomes part of the recording.
+        While a stream is captured, making them becomes part of the recording, which gets copies of its own for that.
         """
         key = tuple(map(id, arrays))
         found = self._sets.get(key)
         is_further = found is None and not self._dropped  # rather than in the place of others
         if found is None:
-            found = self._sets[key] = self._new_set(key, watch, arrays)
-        found.held[:] = watch.held(arrays)
+            found = self._sets[key] = self._new_set(key, arrays)
         states = watch.states(arrays, addresses)
         wanted = [tuple(states[n] for n in part.inputs) for part in self.parts]
         stale = [n for n, copy in enumerate(found.copies) if copy.made_of != wanted[n]]
-        capturing = self.packer.is_capturing(stream)
-        if capturing and found not in self._pinned:
+        if self.packer.is_capturing(stream):
+            own = [self._copy(n) if n in stale else copy for n, copy in enumerate(found.copies)]
+            found = _Set(own, self._pointers(own), [], found.arrays) if stale else found
             self._pinned.append(found)
-        if stale:
+            if stale:
+                self._recorded.append(self._make(stale, (*addresses, *found.pointers), stream))
+        elif stale:
             if not is_further:
                 self._changes = self._changes + 1 if self.calls <= CALLS_BETWEEN else 1
                 self.calls, self._dropped = 0, False
-            kernels = sorted(k for n in stale for k in self.parts[n].kernels)
-            keep = self.packer.run(kernels, (*addresses, *found.pointers), stream)
-            if capturing:
-                self._recorded.append(keep)
-            else:
-                self.packer.wait(stream)  # whoever reads them on another stream need not
-                for n in stale:
-                    found.copies[n].made_of = wanted[n]
-                _SHARED.epoch += 1
+            held = watch.held(arrays)
+            for n in stale:
+                found.copies[n].made_of = None  # until they are made
+            keep = self._make(stale, (*addresses, *found.pointers), stream)
+            self.packer.wait(stream)  # whoever reads them on another stream need not
+            del keep
+            for n in stale:
+                found.copies[n].made_of = wanted[n]
+                found.copies[n].held = [held[k] for k in self.parts[n].inputs]
+            _SHARED.epoch = object()
         return found
+
+    def _make(self, parts: Sequence[int], addresses: Sequence[int], stream: int) -> object:
+        """Queues the kernels of some parts; returns what must stay alive meanwhile."""
+        kernels = sorted(k for n in parts for k in self.parts[n].kernels)
+        return self.packer.run(kernels, addresses, stream)
 
     @property
     def is_futile(self) -> bool:
@@ -222,20 +232,26 @@ class Packing:
         with _SHARED.lock:
             for copy in [c for s in self._sets.values() for c in s.copies]:
                 copy.made_of = None
-            _SHARED.epoch += 1
+            _SHARED.epoch = object()
 
-    def _new_set(self, key: tuple[int, ...], watch: Watch, arrays: Sequence[Any]) -> _Set:
+    def _copy(self, part: int) -> Copy:
+        """Returns memory for the packed tensors of a part."""
+        return Copy(self.packer, [self._sizes[n] for n in self.parts[part].outputs])
+
+    def _pointers(self, copies: Sequence[Copy]) -> tuple[int, ...]:
+        """Returns the addresses of the packed tensors, in the order of the packing's outputs."""
+        found = {n: pointer for p, c in zip(self.parts, copies) for n, pointer in zip(p.outputs, c.pointers)}
+        return tuple(found[n] for n in range(len(self._sizes)))
+
+    def _new_set(self, key: tuple[int, ...], arrays: Sequence[Any]) -> _Set:
         """Returns copies that are not made yet, or are shared with other executables."""
         keys = [(self._device, p.name, tuple(key[n] for n in p.inputs), p.constants) for p in self.parts]
         copies = []
-        pointers = [0] * len(self._sizes)
-        for part, name in zip(self.parts, keys):
+        for part, name in enumerate(keys):
             copy = _SHARED.copies.get(name)
             if copy is None:
-                copy = _SHARED.copies[name] = Copy(self.packer, [self._sizes[n] for n in part.outputs])
+                copy = _SHARED.copies[name] = self._copy(part)
             copies.append(copy)
-            for n, pointer in zip(part.outputs, copy.pointers):
-                pointers[n] = pointer
         this = ref(self)
 
         def gone(_: object) -> None:
@@ -243,7 +259,7 @@ class Packing:
             if packing is not None:
                 packing._drop(key)
 
-        return _Set(keys, copies, [_reference(x, gone) for x in arrays], [], tuple(pointers))
+        return _Set(copies, self._pointers(copies), keys, [_reference(x, gone) for x in arrays])
 
     def _drop(self, key: tuple[int, ...]) -> None:
         """Frees the copies for arrays of which one has been freed: its identity may be another one's soon."""
@@ -251,7 +267,7 @@ class Packing:
         self._dropped = True
         for name in found.keys if found is not None else ():
             _SHARED.copies.pop(name, None)
-        _SHARED.epoch += 1
+        _SHARED.epoch = object()
 
 
 class Bound:
@@ -264,14 +280,14 @@ class Bound:
         self._seen: Any = None
         self._watch: Watch | None = None
         self._whole: tuple[int, ...] = ()
-        self._epoch = -1
+        self._epoch: object = None
 
     def __call__(self, arrays: Sequence[Any], stream: int) -> None:
         """Queues the kernels for the call's inputs, which are at the addresses that this was made with."""
         packing = self._packing
         given = packing.parameters(arrays)
         packing.calls += 1
-        if self._epoch != _SHARED.epoch or self._watch is None or self._watch.seen(given) != self._seen:
+        if self._epoch is not _SHARED.epoch or self._watch is None or self._watch.seen(given) != self._seen:
             if not self._renew(given, stream):
                 without = packing.give_up()
                 assert without is not None  # the executable, which is being called

@@ -56,7 +56,7 @@ class Watch:
     def held(self, arrays: Sequence[Any]) -> list[object]:
         """Returns what to keep, so that other memory does not look like that of these arrays."""
         if not self._torch or not arrays:
-            return []
+            return [None] * len(arrays)
         from torch.multiprocessing.reductions import StorageWeakRef
 
         large = {*self._large}
