@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from codegen.combiners import Combiner
 from codegen.dtypes import DType
 from codegen.naming import Names, Writer
+from codegen.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,8 @@ class Program:
 
 def literal(value: Any, ctype: str) -> str:
     """Returns a number, NaN or infinity as exact C literal of a compute type (``1.0f``, ``1.0``, ``-5``, ``true``)."""
+    if isinstance(value, Size):
+        return f"{ctype}({value})"
     if ctype == "bool":
         return "true" if value else "false"
     if ctype in ("float", "double"):

@@ -12,7 +12,8 @@ from codegen.buffers import Buffer, Buffers, Edge
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
-from codegen.spec import KernelSource, TensorMap
+from codegen.sizes import Size, ctype, named
+from codegen.spec import KernelSource, Scalar, TensorMap
 from codegen.trace import Trace
 
 
@@ -153,9 +154,13 @@ class Kernel(Writer):
         head.line()
         bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
-        for number, text in enumerate(self.parameters):
-            head.line(f"    {text}{',' if number < len(self.parameters) - 1 else ')'}")
-        passed = (self.passed or None) if arguments is None else arguments
+        passed: Sequence[int | TensorMap | Scalar] | None = (self.passed or None) if arguments is None else arguments
+        varying = self._varying()
+        if varying:
+            passed = [*(range(len(self.parameters)) if passed is None else passed), *varying]
+        declared = [*self.parameters, *(f"const {x.ctype} {x.value}" for x in varying)]
+        for number, text in enumerate(declared):
+            head.line(f"    {text}{',' if number < len(declared) - 1 else ')'}")
         return KernelSource(
             self.name,
             self.names.chosen([*head.lines, "{", *self.lines, "}"]),
@@ -167,6 +172,11 @@ class Kernel(Writer):
             cluster=(cluster, 1, 1),
             zeroed=zeroed,
         )
+
+    def _varying(self) -> list[Scalar]:
+        """Returns parameters for the sizes that the body mentions and that vary."""
+        found = named("\n".join(line.partition("//")[0] for line in self.lines))
+        return [Scalar(ctype(size.expression, size.dims), size) for size in found]
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
@@ -269,6 +279,13 @@ def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]], position
         if size > 1:
             w.line(f"const {itype} {name} = {coordinate(position, sizes, d)}{f' * {scale}' if scale > 1 else ''};")
     return prod(sizes)
+
+
+def tile_at(number: str, rows: int, cols: int, group: int) -> str:
+    """Returns the C expression of the place of a tile of this number (``codegen/device/pipeline.cuh``)."""
+    if any(isinstance(size, Size) for size in (rows, cols, group)):
+        return f"tile_at({number}, {rows}, {cols}, {group})"
+    return f"tile_at<{rows}, {cols}, {group}>({number})"
 
 
 #: Gives the C expression of an element's offset in an operand with some strides.

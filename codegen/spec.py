@@ -54,6 +54,14 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A kernel parameter that is a number of a C type of integers: a `codegen.sizes.Size` in a kernel for all sizes."""
+
+    ctype: str
+    value: int
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """One rendered kernel: CUDA C, and how to launch it.
 
@@ -63,8 +71,8 @@ class KernelSource:
     grid, block           launch dimensions (x, y, z).  A grid with a zero means there is nothing to launch.
     dynamic_shared_bytes  dynamic shared memory of a block, in bytes.
     uses_barriers         whether threads of a block depend on each other (barriers, shuffles): CPUs then need fibers.
-    parameters            the kernel's parameters: a tensor map, or n for the address of the n-th argument.  None: the
-                          addresses of all arguments in order.
+    parameters            the kernel's parameters: a tensor map, a number, or n for the address of the n-th argument.
+                          None: the addresses of all arguments in order.
     cluster               blocks of a cluster (x, y, z); the grid is a multiple of it.
     dependent             whether it may be launched before the previous kernel is done: it waits for that itself.
     zeroed                arguments, and bytes of each from its first on, that the launcher sets to zero before.
@@ -76,7 +84,7 @@ class KernelSource:
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
     uses_barriers: bool = False
-    parameters: tuple[int | TensorMap, ...] | None = None
+    parameters: tuple[int | TensorMap | Scalar, ...] | None = None
     cluster: tuple[int, int, int] = (1, 1, 1)
     dependent: bool = False
     zeroed: tuple[tuple[int, int], ...] = ()

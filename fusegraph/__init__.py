@@ -22,6 +22,7 @@ from fusegraph.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fusegraph import errors, onnx
+    from fusegraph.dims import Dim
     from fusegraph.dtypes import (
         DType,
         bfloat16,
@@ -60,6 +61,7 @@ __all__ = [
     "ENGINES",
     "DType",
     "DeviceArray",
+    "Dim",
     "Executable",
     "FusegraphError",
     "Graph",
@@ -100,6 +102,7 @@ _HOME = {
     **dict.fromkeys(("ENGINES", "compile"), "fusegraph.engines"),
     **dict.fromkeys(("DeviceArray", "to_device", "to_numpy"), "fusegraph.runtime.arrays"),
     **dict.fromkeys(("Graph", "Node", "Tensor"), "fusegraph.graph"),
+    "Dim": "fusegraph.dims",
     "Executable": "fusegraph.engines.base",
     "FusegraphError": "fusegraph.errors",
     "from_cudnn": "fusegraph.frontends.cudnn",

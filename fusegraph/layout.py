@@ -51,6 +51,20 @@ def check_shape(shape: object) -> tuple[int, ...]:
     return result
 
 
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the shape to which NumPy broadcasts all shapes.  Raises ShapeError, naming them and the axis."""
+    rank = max(len(shape) for shape in shapes)
+    result = []
+    for axis in range(-rank, 0):
+        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
+        if len(sizes) > 1:
+            listed = " and ".join(str(list(shape)) for shape in shapes)
+            differing = " and ".join(map(str, sorted(sizes)))
+            raise ShapeError(f"shapes {listed} do not broadcast: along axis {axis} the sizes are {differing}")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
     """Returns the strides of a tensor without gaps; ``order`` has its dimensions, slowest first (default: as given)."""
     strides = [0] * len(shape)

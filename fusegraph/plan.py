@@ -142,11 +142,26 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     for the target).  Rewrites whose results no kernel takes are left out (`passes.speculation`).  Raises GraphError if
     the graph has no outputs.
     """
-    check_outputs(graph)
     options = options or Options()
     choose = choose or by_cost_model(options.target)
+    steps, partition, chosen = partitioned(graph, options, fusion=fusion, choose=choose)
+    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion))
+    partition = replace(partition, decisions=steps.decisions + partition.decisions)
+    packing = steps.note(PACKING).get(PACKING)
+    aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
+    return Plan(graph, steps, partition, kernels, plan_memory(partition), aside)
 
-    def accepted(steps: Steps) -> tuple[Steps, Partition, list[_Chosen]]:
+
+def partitioned(
+    graph: Graph, options: Options, *, fusion: bool, choose: Chooser
+) -> tuple[Steps, Partition, Sequence[Chosen]]:
+    """Returns the passes that ran, the partition of what they made, and its kernels with their schedules.
+
+    Raises GraphError if the graph has no outputs.
+    """
+    check_outputs(graph)
+
+    def accepted(steps: Steps) -> tuple[Steps, Partition, list[Chosen]]:
         partition = fuse(steps.graph, steps.options, enabled=fusion)
         steps.check(partition)
         if fusion:
@@ -155,26 +170,27 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         return steps, partition, _chosen(partition, choose)
 
     try:
-        _, (steps, partition, chosen) = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
+        _, found = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
     except NotAccepted as refusal:  # the kernel families take every node of the op table: a defect of fusegraph
         raise GraphError(f"graph {graph.name!r} has a node without a kernel: {refusal}") from None
+    return found
+
+
+def in_order(partition: Partition, options: Options, *, fusion: bool) -> tuple[Set[Group], Set[Group]]:
+    """Returns the groups whose kernels walk memory from the end, and those that leave their results in the cache."""
     turned = order.from_the_end(partition, options.target.planned) if fusion else frozenset()
-    kernels = _rendered(chosen, turned, order.found_in_cache(partition, turned, options.target.planned))
-    partition = replace(partition, decisions=steps.decisions + partition.decisions)
-    packing = steps.note(PACKING).get(PACKING)
-    aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
-    return Plan(graph, steps, partition, kernels, plan_memory(partition), aside)
+    return turned, order.found_in_cache(partition, turned, options.target.planned)
 
 
 #: A group that is a kernel, a key that groups share if they compute the same of other tensors, and its schedule.
-_Chosen: TypeAlias = tuple[Group, str, Choice]
+Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
-def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
+def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     choices: dict[str, Choice] = {}
     without: list[tuple[Sequence[Node], str]] = []
-    found = []
+    found: list[Chosen] = []
     for group in partition.groups:
         if group.family == "view":
             continue
@@ -190,7 +206,7 @@ def _chosen(partition: Partition, choose: Chooser) -> list[_Chosen]:
     return found
 
 
-def _rendered(chosen: Sequence[_Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
+def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
     """Returns the kernels of groups.
 
     ``turned`` groups walk memory from the end; those that are ``cached`` find operands in the L2 cache.

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.dtypes import DType, as_dtype
 from fusegraph.errors import DTypeError
 
@@ -30,7 +31,9 @@ class Unfit(Exception):
 
 
 def integer(value: Any) -> int:
-    """Returns an integer of at most 64 bits, from anything with ``__index__`` but truth values."""
+    """Returns an integer of at most 64 bits, from anything with ``__index__`` but truth values; a Size as it is."""
+    if isinstance(value, Size):
+        return value
     if type(value) is not int:
         if isinstance(value, (bool, np.bool_)) or not hasattr(type(value), "__index__"):
             raise Unfit("an integer")
@@ -49,6 +52,8 @@ def position(value: Any) -> int:
 
 def number(value: Any) -> float | int:
     """Returns a number that is not NaN: an integer of at most 64 bits, signed or unsigned, or a float."""
+    if isinstance(value, Size):
+        return value
     if isinstance(value, (bool, np.bool_)):
         raise Unfit("a number")
     if hasattr(type(value), "__index__"):

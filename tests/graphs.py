@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from recipes import Recipe, WrongGraph, check_recipes, failure, recipes, seeded,
 
 import fusegraph as fg
 from codegen.target import target
+from fusegraph.dtypes import DType
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.cuda import CudaExecutable
 from fusegraph.lowering.base import Options
@@ -26,7 +27,7 @@ from fusegraph.runtime.host_compiler import Order
 __all__ = [
     "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "check_all", "check_on_gpu",
     "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "leave_out_pass", "quick",
-    "recipes", "seeded", "share", "show", "smaller", "undecided_share",
+    "quick_dtypes", "recipes", "results_of", "seeded", "share", "show", "smaller", "undecided_share",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -79,6 +80,15 @@ def check_all(
     return results
 
 
+def results_of(body: Callable[..., Iterable[fg.Tensor]], *inputs: Any) -> tuple[Any, ...]:
+    """Runs a graph on the cpu engine: ``body`` makes its outputs, given the graph and a tensor for each input."""
+    g = fg.Graph("made")
+    for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
+        g.output(made)
+    found = g.compile("cpu")(*inputs)
+    return found if isinstance(found, tuple) else (found,)
+
+
 def check_on_gpu(
     graphs: Sequence[fg.Graph],
     *,
@@ -116,6 +126,11 @@ def compile_for(
 def quick(first: T, *others: T) -> list[Any]:
     """Marks all but the first parameters of a test as slow."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
+
+
+def quick_dtypes(dtypes: Iterable[DType], *names: str) -> list[Any]:
+    """Marks dtypes as slow, but those of some names."""
+    return [pytest.param(d, marks=() if d.name in names else pytest.mark.slow, id=d.name) for d in dtypes]
 
 
 #: `ARCHS` as parameters of a test; all but Hopper are left to the slow tier.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,28 +71,31 @@ def strict(model: onnx.ModelProto) -> bool:
     return all(value.type.tensor_type.elem_type not in _HALVES for value in every)
 
 
-def run(tests: list[Any], engine: str = "reference") -> Outcome:
-    """Runs every test, by its own tolerance.  Only what the importer does not support is skipped."""
-    outcome = Outcome()
+def run(tests: Sequence[Any], engines: Sequence[str] = ("reference",)) -> dict[str, Outcome]:
+    """Runs every test on engines, by its own tolerance.  Only what the importer does not support is skipped."""
+    outcomes = {engine: Outcome() for engine in engines}
     for first in range(0, len(tests), TOGETHER):
-        ready: dict[str, Any] = {}
+        ready: list[tuple[Any, Model, str, Executable]] = []
         for test in tests[first : first + TOGETHER]:
             try:
-                ready[test.name] = test, *_prepared(test, engine)
+                model = Backend.prepare(test.model, engine="reference").model(inputs(test))
+                ready += [(test, model, engine, _executable(test, model, engine)) for engine in engines]
             except UnsupportedModelError as error:
-                outcome.skipped[test.name] = error.reasons
+                for outcome in outcomes.values():
+                    outcome.skipped[test.name] = error.reasons
             except Exception as error:  # a failure, whatever it is
-                outcome.failed[test.name] = f"{type(error).__name__}: {error}"
-        if engine == "cpu":
-            build_together([executable for _, _, executable in ready.values()])
-        for name, (test, model, executable) in ready.items():
+                for outcome in outcomes.values():
+                    outcome.failed[test.name] = f"{type(error).__name__}: {error}"
+        build_together([made for *_, made in ready if isinstance(made, CpuExecutable)])
+        for test, model, engine, executable in ready:
+            outcome = outcomes[engine]
             try:
                 if _check(test, model, executable):
-                    outcome.exact.append(name)
-                outcome.passed.append(name)
+                    outcome.exact.append(test.name)
+                outcome.passed.append(test.name)
             except Exception as error:
-                outcome.failed[name] = f"{type(error).__name__}: {error}"
-    return outcome
+                outcome.failed[test.name] = f"{type(error).__name__}: {error}"
+    return outcomes
 
 
 def inputs(test: Any) -> dict[str, Any]:
@@ -102,13 +105,12 @@ def inputs(test: Any) -> dict[str, Any]:
     return {name: array(x) for name, x in zip(names, data[0])}
 
 
-def _prepared(test: Any, engine: str) -> tuple[Model, Executable]:
-    """Returns a test's model and its Executable, whose kernels are not built yet."""
+def _executable(test: Any, model: Model, engine: str) -> Executable:
+    """Returns a test's Executable, whose kernels are not built yet."""
     rounded = strict(test.model)
-    model = Backend.prepare(test.model, engine="reference").model(inputs(test))
     if engine == "cpu":
-        return model, CpuExecutable(model.graph, Options(strict=rounded), lazy=True)
-    return model, model.compile(engine, strict=rounded)
+        return CpuExecutable(model.graph, Options(strict=rounded), lazy=True)
+    return model.compile(engine, strict=rounded)
 
 
 def _check(test: Any, model: Model, executable: Executable) -> bool:
@@ -181,7 +183,7 @@ def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = summary({engine: run(cases(), engine) for engine in ENGINES})
+    found = summary(run(cases(), ENGINES))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     for engine, counts in found["engines"].items():
         print(f"{engine}: {counts['passed']} passed, {len(counts['failed'])} failed: {', '.join(counts['failed'])}")

@@ -108,6 +108,7 @@ def test_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kernels(plan(made(**QUICK[0]), choose=HOPPER))) == 2
 
 
+@pytest.mark.slow
 def test_again() -> None:
     """A second call begins with counters of its own, and gives the same bits."""
     graph = made(**QUICK[1])

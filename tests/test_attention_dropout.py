@@ -98,8 +98,7 @@ def test_weights(arch: str) -> None:
     check_all(graphs, arch=arch)
 
 
-@pytest.mark.parametrize("keys", [40, 1100])  # the latter in parts
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("keys", "dtype"), [(40, "float32"), (1100, "bfloat16")])  # the latter in parts
 def test_zeros_chosen_in_rows_without_keys_are_zeros(keys: int, dtype: str) -> None:
     """Softmax makes NaN of such a row, of which nothing is left where zeros are chosen instead: for the whole row, or
     key by key.  Rows of which no zeros are chosen stay NaN.

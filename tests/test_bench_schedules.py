@@ -161,6 +161,7 @@ def test_regret(tmp_path: Path, here: None) -> None:
     assert failed["why"] == "DeviceError: it has too many threads"
 
 
+@pytest.mark.slow
 def test_command(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None) -> None:
     command = ["bench", "--suite", "schedules", "--only", "no such model", "--count", "2", "--seed", "3"]
     monkeypatch.setattr("fusegraph.runtime.driver.unavailable_reason", lambda: "no driver; use engine='cpu'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from fusegraph.bench.sweep.run import Row as SweepRow
+from fusegraph.bench.torch_engines import OURS, kept, on_engine
 from fusegraph.bench.zoo.run import Figures, Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,3 +75,24 @@ def test_schedules(tool: dict[str, Any], tmp_path: Path) -> None:
     assert "| contraction wgmma | 2 | 0.74 | 1.48 | 50% | 2.0 | 2.000 |" in said
     (picture,) = tool["pictures"](tmp_path).values()
     assert len(ET.fromstring(picture).findall("{http://www.w3.org/2000/svg}circle")) == 3  # and one that tells the form
+
+
+def test_what_fails_or_takes_too_long_is_kept() -> None:
+    why: dict[str, str] = {}
+    with kept(why, "wrong", 60):
+        raise ValueError("of\n two lines")
+    with kept(why, "slow", 0.01):
+        time.sleep(10)
+    with kept(why, "right", 60):
+        pass
+    assert why == {"wrong": "ValueError: of two lines", "slow": "not done within 0.01 s"}
+
+
+def test_engines_run_the_same() -> None:
+    def call(x: Any) -> Any:
+        return x * 2 + 1
+
+    x = torch.arange(6.0)
+    assert on_engine("eager", call) is call
+    with torch.no_grad():
+        torch.testing.assert_close(on_engine(OURS, call)(x), call(x))

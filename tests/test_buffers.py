@@ -69,6 +69,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100", "h200"])
 def test_bytes_are_those_of_the_struct(name: str) -> None:
     machine, checked = target(name), []

@@ -16,6 +16,7 @@ from test_cli import POINTWISE
 ENTRY = [sys.executable, "-m", "fusegraph"]
 
 
+@pytest.mark.slow
 def test_stdout_is_json_whatever_the_file_prints(write, tmp_path):
     file = write("import os\nprint('noise')\nos.system('echo more noise')\n" + POINTWISE)
     command = [*ENTRY, "compile", file, "--out", str(tmp_path / "out"), "--json"]
@@ -47,6 +48,7 @@ def test_no_room_for_the_result(options, write):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c(write, tmp_path):
     ready = tmp_path / "ready"
     file = write(f"import pathlib, time\npathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n")

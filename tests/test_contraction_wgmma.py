@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +38,6 @@ def hopper(case: Case, pick: Pick | None = None, pick_any: random.Random | None 
         return replace(pick_any.choice(fitting) if pick_any else fitting[0], **fields)
 
     return replace(case, schedule=schedule, arch="sm_90a")
-
-
-def passes(cases: Iterable[Case], **more: Any) -> None:
-    check_cases(cases, **more)
 
 
 def shape(groups: int = 0, cols: int = 0, split_k: int = 0, gather: bool | None = None) -> Pick:
@@ -100,7 +96,7 @@ def test_layouts(dtype):
                     )
                 )
             )
-    passes(cases)
+    check_cases(cases)
 
 
 @pytest.mark.slow
@@ -110,7 +106,7 @@ def test_ragged():
         cases.append(hopper(matmul((m, k), (k, n), "bfloat16", epilogue=bias)))
     for m, n, k in ((65, 7, 64), (64, 33, 72), (70, 9, 16)):  # rows of the result that no tensor map describes
         cases.append(hopper(matmul((m, k), (k, n), "float16", b_strides=(1, k), epilogue=bias)))
-    passes(cases, guard=True)
+    check_cases(cases, guard=True)
 
 
 @pytest.mark.slow
@@ -125,7 +121,7 @@ def test_tiles():
     for cols in (16, 32, 96, 160):  # in panels that are narrower than 128 bytes
         product = matmul((72, 72), (72, cols * 2 - 8), "bfloat16", epilogue=bias)
         cases.append(hopper(product, shape(1, cols)))
-    passes(cases)
+    check_cases(cases)
 
 
 @pytest.mark.slow
@@ -144,7 +140,7 @@ def test_blocks_go_through_several_tiles():
             blocks=2,
         )
     )
-    passes(cases)
+    check_cases(cases)
 
 
 def test_sums_of_a_cluster_fit_its_ring():
@@ -186,7 +182,7 @@ def test_consumers_take_turns():
             (matmul((300, 96), (96, 48), "int8", b_strides=(1, 96)), 1),
         )
     ]
-    passes(cases, guard=True)
+    check_cases(cases, guard=True)
 
 
 @pytest.mark.slow
@@ -197,7 +193,7 @@ def test_clusters_share_the_reduction(split_k):
     cases = [hopper(deep, shape(split_k=split_k))]
     if split_k == 2:
         cases += [hopper(filtered, shape(split_k=split_k)), hopper(deep, shape(split_k=split_k, groups=1))]
-    passes(cases)
+    check_cases(cases)
 
 
 @pytest.mark.slow
@@ -210,7 +206,7 @@ def test_batches():
         matmul((64, 64), (5, 64, 48), "float16"),
         matmul((2, 3, 40, 64), (2, 3, 64, 48), "bfloat16", a_strides=(64 * 120, 64, 3 * 64, 1)),
     ]
-    passes([hopper(case) for case in cases])
+    check_cases([hopper(case) for case in cases])
 
 
 @pytest.mark.slow
@@ -230,7 +226,7 @@ def test_epilogues():
             epilogue=nchw,
         ),
     ]
-    passes([hopper(case) for case in cases])
+    check_cases([hopper(case) for case in cases])
 
 
 def nchw(graph: fg.Graph, y: fg.Tensor) -> None:
@@ -270,7 +266,7 @@ def test_backward_to_the_image():
         dgrad((2, 32, 30), 64, (3,), padding=4),
         dgrad((1, 128, 8, 8), 128, (3, 3), padding=1, groups=2),
     ]
-    passes(hopper(case) for case in cases)
+    check_cases(hopper(case) for case in cases)
 
 
 @pytest.mark.slow
@@ -285,7 +281,7 @@ def test_backward_to_the_filter():
         wgrad((8, 64, 16, 16), 64, (3, 3), "channels_last", padding=1),
     ]
     others = [hopper(cases[-1], shape(split_k=2)), hopper(cases[0], shape(groups=3))]
-    passes([*(hopper(case) for case in cases), *others])
+    check_cases([*(hopper(case) for case in cases), *others])
 
 
 def test_panels_of_fewer_channels():
@@ -298,7 +294,7 @@ def test_panels_of_fewer_channels():
         wgrad((2, 64, 9, 9), 64, (3, 3), "channels_last", padding=1, groups=2),
     )
     cases = [hopper(case, shape(groups=1 + n % 3)) for n, case in enumerate(narrow)]
-    passes([*cases, hopper(narrow[0], in_pingpong(), blocks=2, pingpong=True)], guard=True)
+    check_cases([*cases, hopper(narrow[0], in_pingpong(), blocks=2, pingpong=True)], guard=True)
 
 
 CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
@@ -317,7 +313,7 @@ CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
 
 
 def test_convolutions():
-    passes(
+    check_cases(
         hopper(
             image(x, w, epilogue=channel_bias, **attributes),
             shape(gather=False),
@@ -335,7 +331,7 @@ def test_gathered():
         ((2, 8, 50), (16, 8, 5), {"dilation": 2}),
         ((1, 8, 4, 5, 6), (16, 8, 3, 3, 3), {"padding": 1}),
     ]
-    passes(
+    check_cases(
         hopper(
             image(x, w, epilogue=channel_bias, **attributes),
             shape(groups=groups, gather=True),
@@ -360,7 +356,7 @@ def test_bytes(types):
         ),
     ]
     fast = matmul((70, 96), (96, 48), first, second, b_strides=(1, 96), compute="fast_float_for_fp8")
-    passes([hopper(case) for case in (*cases, fast)])
+    check_cases([hopper(case) for case in (*cases, fast)])
 
 
 @pytest.mark.slow
@@ -381,7 +377,7 @@ def test_infinities_and_nan_stay_where_they_belong():
             shape(gather=False),
         ),
     ]
-    passes(cases)
+    check_cases(cases)
 
 
 def anything(r: random.Random) -> Case:
@@ -425,7 +421,7 @@ def anything(r: random.Random) -> Case:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 12, 24])
 def test_random_problems_and_schedules(start):
-    passes(anything(random.Random(seed)) for seed in range(start, start + 12))
+    check_cases(anything(random.Random(seed)) for seed in range(start, start + 12))
 
 
 def spec(case: Case) -> Any:

@@ -378,7 +378,8 @@ class TestMemory:
             module.launch("trap", [])
 
 
-def test_faults_outside_launches_are_not_caught(module: CpuModule, cache: DiskCache) -> None:
+@pytest.mark.parametrize("_host_threads", ["3 host threads"], indirect=True)
+def test_faults_outside_launches_are_not_caught(cache: DiskCache) -> None:
     """The handlers are gone after a launch: a fault of Python's own still ends the process."""
     program = (
         "import ctypes, pathlib, sys; sys.path.insert(0, sys.argv[1])\n"

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_what_is_reported(tmp_path):
     file = tmp_path / "test_user.py"
     shutil.copy(HERE / "cudnn_user.py", file)

@@ -156,16 +156,16 @@ def test_filters_of_every_size(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", range(1, 16))
-def test_square_filters_up_to_15(layout, size):
+def test_square_filters_up_to_15(size):
+    """In each layout with every other way to stride and dilate."""
     cases = []
     for number, (stride, dilation) in enumerate(((1, 1), (2, 1), (1, 2), (3, 2))):
         cases.append(
             direct(
                 (1, 12, 13, 35),
                 (size, size),
-                layout=layout,
+                layout=LAYOUTS[(number + size) % 2],
                 stride=stride,
                 dilation=dilation,
                 padding=((size // 2 * dilation, size * dilation), (size * dilation, size // 2 * dilation)),
@@ -295,7 +295,7 @@ def test_random_problems():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(1000, 1300, 50))
+@pytest.mark.parametrize("start", range(1000, 1150, 50))
 def test_more_random_problems(start):
     check_cases([_random_case(random.Random(seed)) for seed in range(start, start + 50)], guard=True)
 

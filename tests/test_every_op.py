@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, share, undecided_share
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, quick_dtypes, share, undecided_share
 from test_ops_pointwise import CASES, POINTWISE
 
 import fusegraph as fg
@@ -59,9 +59,7 @@ def taking(dtype: dt.DType) -> list[str]:
     return [name for name in POINTWISE if dtype.kind in kinds(name)]
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(d, marks=[] if d.name in QUICK else pytest.mark.slow, id=d.name) for d in dt.ALL]
-)
+@pytest.mark.parametrize("dtype", quick_dtypes(dt.ALL, *QUICK))
 def test_every_op_of(dtype: dt.DType) -> None:
     graphs = [graph_of(name, dtype) for name in taking(dtype)]
     results = check_all(graphs, inputs=special_inputs)

@@ -77,6 +77,7 @@ TRUE = {
 }
 
 
+@pytest.mark.slow
 def test_known_constants_are_found_again() -> None:
     every = triples(_measured(TRUE))
     before = {name: constants(H200, [WGMMA])[name] for name in TRUE}
@@ -116,6 +117,7 @@ def test_closeness() -> None:
     assert closeness("equal", [(0, 5.0, 10.0), (0, 5.0, 8.0)]).regret == pytest.approx(1.25)  # the first is taken
 
 
+@pytest.mark.slow
 def test_tool(tmp_path: Path, capsys: Any) -> None:
     made = Measurements(H200, 12, tmp_path / "schedules.json")
     for kernel, rows in _measured(TRUE):

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import quick_dtypes, results_of
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
 from fusegraph.report.check import check
 
 EIGHT = tuple(d for d in dt.ALL if d.is_float and d.bits == 8)
+EACH = quick_dtypes(EIGHT, "float8_e4m3", "float8_e5m2")
 HALVES = (dt.float16, dt.bfloat16)
 
 
@@ -40,19 +42,10 @@ def assert_same(found: Any, expected: Any) -> None:
     assert same.all(), (found[~same][:5], expected[~same][:5])
 
 
-def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Runs a graph on the cpu engine; returns the results, checked against the reference."""
-    g = fg.Graph("eight")
-    for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
-        g.output(made)
-    found = g.compile("cpu")(*inputs)
-    return found if isinstance(found, tuple) else (found,)
-
-
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
     x = every(dtype)
-    found = run(
+    found = results_of(
         lambda g, x: [
             g.transpose(x), g.concatenate(x, x, axis=1), g.slice(x, (1, 0), None), g.identity(x),
             g.binary_select(x, x, True), g.max(x, x),
@@ -66,26 +59,29 @@ def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
 
 
 @pytest.mark.parametrize("saturate", [True, False])
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
     """Stored at once, after a movement, and taken on by the kernel that made it."""
-    for x in (*map(every, (*HALVES, *EIGHT)), wide(dtype), np.arange(-(2**17), 2**17, 113, np.int32).reshape(-1, 1)):
-        if x.dtype == dtype.numpy:
-            continue
+    given = [*(every(d) for d in (*HALVES, *EIGHT) if d != dtype), wide(dtype)]
+    given.append(np.arange(-(2**17), 2**17, 113, np.int32).reshape(-1, 1))
 
-        def body(g: Any, x: Any) -> list[Any]:
+    def body(g: Any, *inputs: Any) -> list[Any]:
+        made = []
+        for x in inputs:
             y = g.cast(x, dtype, saturate=saturate)
-            return [y, g.transpose(g.cast(x, dtype, saturate=saturate)), g.cast(y, "float32")]
+            made += [y, g.transpose(g.cast(x, dtype, saturate=saturate)), g.cast(y, "float32")]
+        return made
 
+    found = iter(results_of(body, *given))
+    for x in given:
         with np.errstate(all="ignore"):
             exact = x.astype(np.float32)
             if saturate:
                 exact = np.clip(exact, dtype.min, dtype.max)
             expected = exact.astype(dtype.numpy)
-        found = run(body, x)
-        assert_same(found[0], expected)
-        assert_same(found[1], np.ascontiguousarray(expected.T))
-        assert_same(found[2], expected.astype(np.float32))
+        assert_same(next(found), expected)
+        assert_same(next(found), np.ascontiguousarray(expected.T))
+        assert_same(next(found), expected.astype(np.float32))
 
 
 def test_casts_to_other_types_are_one() -> None:
@@ -113,7 +109,7 @@ def test_check_knows_both_casts(strict: bool) -> None:
 
 def test_infinities_of_arithmetic_stay() -> None:
     x = np.array([[np.inf, -np.inf, 1e30, 2.0]], np.float32)
-    (found,) = run(lambda g, x: [g.add(g.cast(x, "float8_e5m2", saturate=False), 1)], x)
+    (found,) = results_of(lambda g, x: [g.add(g.cast(x, "float8_e5m2", saturate=False), 1)], x)
     np.testing.assert_array_equal(found.astype(np.float32), [[np.inf, -np.inf, np.inf, 3.0]])
     g = fg.Graph("constant")
     assert np.isinf(g.constant(-np.inf, dtype="float8_e5m2").value)  # type: ignore[call-overload]
@@ -122,36 +118,37 @@ def test_infinities_of_arithmetic_stay() -> None:
 # ---- front doors
 
 
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_torchs(dtype: dt.DType) -> None:
     torch = pytest.importorskip("torch")
     import fusegraph.torch
 
     target = getattr(torch, dtype.numpy.name)
-    for source, values in (
-        (torch.float16, every(dt.float16).view(np.int16)),
-        (torch.bfloat16, every(dt.bfloat16).view(np.int16)),
-        (torch.float32, wide(dtype).view(np.int32)),
-    ):
-        x = torch.from_numpy(values).view(source)
+    given = [
+        torch.from_numpy(values).view(source)
+        for source, values in (
+            (torch.float16, every(dt.float16).view(np.int16)),
+            (torch.bfloat16, every(dt.bfloat16).view(np.int16)),
+            (torch.float32, wide(dtype).view(np.int32)),
+        )
+    ]
 
-        def cast(x: Any) -> Any:
-            y = x.to(target)
-            return y, y.t().contiguous(), y.to(torch.float32)
+    def cast(*inputs: Any) -> Any:
+        return [z for y in (x.to(target) for x in inputs) for z in (y, y.t().contiguous(), y.to(torch.float32))]
 
-        torch._dynamo.reset()
-        fusegraph.torch.report(clear=True)
-        found, expected = torch.compile(cast, backend="fusegraph")(x), cast(x)
-        assert "identity" in str(fusegraph.torch.report())
-        for result, wanted in zip(found, expected, strict=True):
-            assert result.dtype == wanted.dtype
-            kind = np.float32 if wanted.dtype == torch.float32 else dtype.numpy
-            bits = [t.contiguous().view(torch.uint8).numpy().view(kind) for t in (result, wanted)]
-            assert_same(*bits)
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    found, expected = torch.compile(cast, backend="fusegraph")(*given), cast(*given)
+    assert "identity" in str(fusegraph.torch.report())
+    for result, wanted in zip(found, expected, strict=True):
+        assert result.dtype == wanted.dtype
+        kind = np.float32 if wanted.dtype == torch.float32 else dtype.numpy
+        bits = [t.contiguous().view(torch.uint8).numpy().view(kind) for t in (result, wanted)]
+        assert_same(*bits)
 
 
 @pytest.mark.parametrize("saturate", [1, 0])
-@pytest.mark.parametrize("dtype", EIGHT, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_onnxs(dtype: dt.DType, saturate: int) -> None:
     pytest.importorskip("onnx")
     from onnx import helper

@@ -129,9 +129,9 @@ def build(cases: Sequence[tuple[CpuExecutable, Pairs]]) -> None:
     module = host_compiler.build([k.source for p in plans for k in p.kernels], cache=default_cache())
     first = 0
     for (executable, pairs), plain, own in zip(cases, plans[::2], plans[1::2]):
-        executable._built[16] = executable._loaded(plain, module, first)
+        executable._built[16] = executable._loaded(plain, module, range(first, first + len(plain.kernels)))
         first += len(plain.kernels)
-        executable._built_in_place[16, pairs] = executable._loaded(own, module, first)
+        executable._built_in_place[16, pairs] = executable._loaded(own, module, range(first, first + len(own.kernels)))
         first += len(own.kernels)
 
 
@@ -337,9 +337,9 @@ def test_operands_of_programs_are_arguments_in_order() -> None:
 def test_random_graphs_in_place() -> None:
     """With any schedules: a result in the memory of an input is what it is elsewhere, where it is not refused."""
     pick = random.Random(5)
-    cases = [(lazily(graph, pick=pick), pairs) for graph, pairs in candidates(range(120))]
+    cases = [(lazily(graph, pick=pick), pairs) for graph, pairs in candidates(range(70))]
     allowed = [(e, pairs) for e, pairs in cases if refusal(e._plans[16], pairs) is None]
-    assert 40 < len(allowed) < len(cases)
+    assert 25 < len(allowed) < len(cases)
     build(allowed)
     for executable, pairs in allowed:
         with np.errstate(all="ignore"):

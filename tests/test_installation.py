@@ -42,6 +42,7 @@ def installed(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_packages_are_enough(installed: Path) -> None:
     code = "import sys; sys.modules['benchmarks'] = None; from fusegraph.cli import main; main(['bench', '--list'])"
     assert "sigmoid(a+b*c) 64Mi fp32" in run(code, [installed])

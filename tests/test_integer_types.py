@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import QUICK_ARCHS, check_all, compile_for
+from graphs import ARCHS, check_all, compile_for, quick_dtypes, results_of
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -16,6 +16,7 @@ from fusegraph.ops import TABLE, Kind
 from fusegraph.report.check import random_inputs
 
 INTEGERS = tuple(d for d in dt.ALL if d.is_int and d.bits >= 8)
+EACH = quick_dtypes(INTEGERS, "int8", "uint32", "uint64")
 
 
 def values(dtype: dt.DType, shape: tuple[int, ...], seed: int) -> Any:
@@ -26,26 +27,17 @@ def values(dtype: dt.DType, shape: tuple[int, ...], seed: int) -> Any:
     return np.where(rng.random(shape) < 0.3, rng.choice(ends, shape), x)
 
 
-def run(body: Any, *inputs: Any) -> tuple[Any, ...]:
-    """Runs a graph on the cpu engine."""
-    g = fg.Graph("integers")
-    for made in body(g, *(g.tensor(f"x{k}", x.shape, x.dtype) for k, x in enumerate(inputs))):
-        g.output(made)
-    found = g.compile("cpu")(*inputs)
-    return found if isinstance(found, tuple) else (found,)
-
-
 def assert_equal(found: tuple[Any, ...], expected: list[Any]) -> None:
     for k, (result, wanted) in enumerate(zip(found, expected, strict=True)):
         assert result.dtype == wanted.dtype, k
         np.testing.assert_array_equal(result, wanted, err_msg=str(k))
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_pointwise(dtype: dt.DType) -> None:
     a, b = values(dtype, (3, 41), 0), values(dtype, (3, 41), 1)
     mask = values(dtype, (3, 41), 2) > 1
-    found = run(
+    found = results_of(
         lambda g, a, b, m: [
             a + b, a - b, a * b, g.max(a, b), g.min(a, b), -a, abs(a), g.sign(a), g.quotient(a, b), g.mod(a, b),
             g.binary_select(a, b, m), g.clamp(a, 2, 100), g.relu(a), a > b, a >= b, a < b, a <= b, g.cmp_eq(a, b),
@@ -72,12 +64,12 @@ def test_pointwise(dtype: dt.DType) -> None:
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_reductions_scans_and_products(dtype: dt.DType) -> None:
     x, w = values(dtype, (37, 70), 0), values(dtype, (70, 9), 1)
     small = dt.int32 if dtype.bits < 32 else dtype
     wide = dt.uint64 if dtype.min == 0 else dt.int64
-    found = run(
+    found = results_of(
         lambda g, x, w: [
             *(g.reduction(x, mode, axes, keepdims=False) for mode in ("add", "max", "min", "mul") for axes in (0, 1)),
             g.reduction(x, "amax", 1, keepdims=False), g.reduction(x, "norm1", 1, keepdims=False),
@@ -97,11 +89,11 @@ def test_reductions_scans_and_products(dtype: dt.DType) -> None:
     assert_equal(found, [np.asarray(e) for e in expected])
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", EACH)
 def test_movement_and_indices(dtype: dt.DType) -> None:
     x = values(dtype, (5, 6, 7), 0)
     index = np.array([[0, 4], [2, 2], [1, 3]], dtype.numpy)
-    found = run(
+    found = results_of(
         lambda g, x, i: [
             g.transpose(x, (2, 0, 1)), x[::-1, 1:5:2], g.concatenate(x, x, axis=1), g.pad(x, [(1, 2), (0, 0), (3, 1)]),
             g.gather(x, i, axis=0), g.broadcast(x[:, :1], (5, 6, 7)), g.gather(g.cast(x, "float32"), i, axis=1),
@@ -136,7 +128,8 @@ def test_numbers_beside_unsigned_tensors() -> None:
         y + -1
 
 
-@pytest.mark.parametrize("arch", QUICK_ARCHS)
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile(arch: str) -> None:
     graphs = []
     for dtype in (dt.int16, dt.uint16, dt.uint32, dt.uint64):

@@ -20,6 +20,11 @@ from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 
 DTYPES = [d.name for d in ALL]
+ALIKE = (
+    ("float16", "bfloat16"),
+    ("float8_e4m3", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *((f"int{bits}", f"uint{bits}") for bits in (8, 16, 32, 64)),
+)
 
 
 def golden_graphs() -> dict[str, fg.Graph]:
@@ -131,9 +136,9 @@ def test_every_dtype_compiles_without_spills(dtype: str, arch: str) -> None:
         convolution((8, 64, 4000), (64, 1, 31), dtype, first, padding=15, groups=64),
         convolution((8, 3, 224, 224), (8, 3, 7, 7), dtype, last, padding=3, stride=2),
     ]
-    for alike in ("float16", "bfloat16"), ("float8_e4m3", "float8_e5m2"), ("int8", "uint8"):
-        if dtype in alike:  # of two types that are as wide and converted alike each has half of the kernels
-            graphs = graphs[alike.index(dtype) :: 2]
+    for alike in ALIKE:
+        if dtype in alike:  # of types that are as wide and converted alike each has its share of the kernels
+            graphs = graphs[alike.index(dtype) :: len(alike)]
     compiled(sources(share(arch, graphs, DTYPES.index(dtype))), arch)
 
 

@@ -25,7 +25,7 @@ from fusegraph.onnx import Backend
 def test_the_node_tests_of_onnx() -> None:
     """As kernels on the CPU, and by the reference."""
     tests = cases()
-    outcomes = {engine: run(tests, engine) for engine in ENGINES}
+    outcomes = run(tests, ENGINES)
     recorded = json.loads(RESULTS.read_text())
     for outcome in outcomes.values():
         if onnx.__version__ == recorded["onnx"]:
@@ -89,22 +89,22 @@ def size(test: Any) -> int:
 
 
 def supported(test: Any) -> bool:
-    return not run([test]).skipped
+    return not run([test])["reference"].skipped
 
 
 @pytest.mark.slow
 def test_mutated_models_end_in_a_graph_or_an_error() -> None:
     """Bytes and parts of models changed, in a process of its own: nothing crashes it, or takes its time or memory."""
-    count, script = 2400, RESULTS.with_name("onnx_mutations.py")
+    count, script = 1200, RESULTS.with_name("onnx_mutations.py")
     command = [sys.executable, str(script), "0", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     ends = json.loads(done.stdout)["ends"]
     assert sum(ends.values()) == count
     assert "an error of pages" not in ends
-    assert ends["run"] > 200
-    assert ends["ModelError"] > 500
-    assert ends["UnsupportedModelError"] > 200
+    assert ends["run"] > 100
+    assert ends["ModelError"] > 250
+    assert ends["UnsupportedModelError"] > 100
 
 
 def test_recorded_results_have_no_failures() -> None:

@@ -107,8 +107,9 @@ def transformed(x: Array, axis: int, size: int | None, inverse: int, onesided: i
 
 
 def transforms(sizes: tuple[tuple[int, int | None], ...]) -> Iterator[Case]:
-    for (n, size), inverse, onesided, parts in product(sizes, (0, 1), (0, 1), (1, 2)):
-        if size is None and inverse and onesided and n == 1:
+    """Every other one of all ways, others for each size."""
+    for (number, (n, size)), inverse, onesided, parts in product(enumerate(sizes), (0, 1), (0, 1), (1, 2)):
+        if (number + inverse + onesided + parts) % 2 or (size is None and inverse and onesided and n == 1):
             continue
         x = normal(2, n, 3, parts)
         length = None if size is None else np.int64(size)
@@ -171,13 +172,20 @@ def test_regions() -> None:
                      [3, 3, 3, 3]], np.float32)  # fmt: skip
     images = np.array([0, 1, 1, 0, 1, 0])
     cases = []
-    for mode, how, ratio in product(("avg", "max"), ("half_pixel", "output_half_pixel"), (2, 0)):
-        more = {"mode": mode, "coordinate_transformation_mode": how, "sampling_ratio": ratio, "spatial_scale": 0.75}
+    halves = ("half_pixel", "output_half_pixel")
+    for mode, how, ratio in (("avg", 0, 2), ("avg", 1, 0), ("max", 0, 0), ("max", 1, 2)):
+        more = {
+            "mode": mode,
+            "coordinate_transformation_mode": halves[how],
+            "sampling_ratio": ratio,
+            "spatial_scale": 0.75,
+        }
         values = () if ratio else (1,)
         cases.append(case("RoiAlign", [x, rois, images], values=values, output_height=3, output_width=2, **more))
     agree(cases)
 
 
+@pytest.mark.slow
 def test_deformed_windows() -> None:
     cases = []
     for groups, shares, stride, dilation, masked in ((1, 1, 1, 1, True), (2, 2, 2, 1, False), (1, 2, 1, 2, True)):
@@ -238,9 +246,10 @@ def test_images_are_enlarged(opset: int) -> None:
 # ---- matrices
 
 
+@pytest.mark.slow
 def test_determinants() -> None:
     cases = [case("Det", [x], np.asarray(np.linalg.det(x.astype(np.float64))), opset=22)
-             for x in (normal(4, 2, n, n) for n in (0, 1, 2, 3, 5, 8))]  # fmt: skip
+             for x in (normal(4, 2, n, n) for n in (0, 1, 3, 6))]  # fmt: skip
     swapped = np.array([[0, 2, 1], [0, 0, 3], [4, 5, 6]], np.float32)  # pivots that are zeros
     singular = np.array([[1, 2, 3], [2, 4, 6], [0, 1, 1]], np.float32)
     infinite = np.full((3, 3), np.nan, np.float32)
@@ -288,7 +297,7 @@ def test_grams() -> None:
     pool = [0, 1, 2, 7, 0, 1, 1, 2, 3, 3, 0, 1, 2, 3, 2, 1]
     more = {"pool_int64s": pool, "ngram_counts": [0, 4, 10], "ngram_indexes": [0, 3, 2, 1, 4, 5, 3, 8, 7]}
     cases = []
-    for mode, least, most, skips in product(("TF", "IDF", "TFIDF"), (1, 2), (2, 3), (0, 2)):
+    for mode, least, most, skips in (("TF", 1, 3, 2), ("IDF", 2, 3, 0), ("TFIDF", 1, 2, 0), ("TFIDF", 2, 2, 2)):
         each = {"mode": mode, "min_gram_length": least, "max_gram_length": most, "max_skip_count": skips, **more}
         each["weights"] = [0.5 * n - 1 for n in range(9)]
         cases += [case("TfIdfVectorizer", [rows], **each) for rows in (x, x[0])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, quick
 from written_cases import CALLS, COMPOSITES, graphs
 
 import fusegraph as fg
@@ -45,7 +45,7 @@ def _by_nodes(g: fg.Graph, inputs: dict[str, Array]) -> dict[fg.Tensor, Array]:
 
 
 @pytest.mark.parametrize("dtype", APART)
-@pytest.mark.parametrize("scale", [1, 300])
+@pytest.mark.parametrize("scale", quick(300, 1))
 def test_the_nodes_are_what_is_meant(dtype: str, scale: int) -> None:
     for g in graphs({**COMPOSITES, **CALLS}, dtype):
         inputs = random_inputs(g, 1)

@@ -42,6 +42,15 @@ def test_passes_are_named_and_described() -> None:
         assert re.fullmatch(r"[A-Z].{10,300}[.]", text), each.name
 
 
+def test_the_page_on_architecture_has_the_passes_in_their_order() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    section = page.partition("## Passes about layouts and parts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    told = [name for row in rows for name in re.findall("`(.*?)`", row)]
+    assert len(told) > 15
+    assert [p.name for p in PIPELINE if p.name in told] == told
+
+
 def test_without_fusion_only_what_kernels_need_runs() -> None:
     ran = [step.name for step in plan(_graph(), fusion=False).steps]
     assert ran == [p.name for p in PIPELINE if p.when is When.ALWAYS]

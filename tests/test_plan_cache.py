@@ -114,7 +114,7 @@ def test_random_graphs(cache, made):
 
 
 def test_kernels_of_a_cached_plan_compute_the_same(cache, made, monkeypatch):
-    monkeypatch.setattr(cpu, "planner", lambda fusion, choose: plans.planner(fusion, choose, cache))
+    monkeypatch.setattr(cpu, "cached_planner", lambda fusion, choose: plans.planner(fusion, choose, cache))
     fed = {
         name: np.random.default_rng(1).standard_normal(s) for name, s in (("x", (2, 16, 8, 8)), ("w", (16, 16, 3, 3)))
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, check_on_gpu, compile_for, executables, share
+from graphs import check_all, check_on_gpu, compile_for, executables, quick_dtypes, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import check_cases
@@ -111,7 +111,7 @@ def check_bits(graph: fg.Graph, made: CpuExecutable, axis: int, descending: bool
     np.testing.assert_array_equal(bits(found["values"]), bits(values), err_msg=graph.name)
 
 
-@pytest.mark.parametrize("dtype", dt.ALL, ids=str)
+@pytest.mark.parametrize("dtype", quick_dtypes(dt.ALL, "float32", "float8_e4m3", "int64", "bool"))
 def test_every_dtype_bit_by_bit(dtype: dt.DType) -> None:
     """NaN behind (or in front), zeros of both signs and all that is equal in the order in which it was."""
     long = longest_row(dtype, fg.Graph("any")) + 5
@@ -158,7 +158,7 @@ def test_axes_and_layouts() -> None:
     check_all(graphs, inputs=special)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_graph(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)))
@@ -288,11 +288,12 @@ def searched(sequence: Array, values: Array, right: bool) -> Array:
     return np.stack([np.searchsorted(a, v.astype(wide), side) for a, v in zip(rows, values)])
 
 
-@pytest.mark.parametrize("dtype", dt.ALL, ids=str)
+@pytest.mark.parametrize("dtype", quick_dtypes(dt.ALL, "float32", "float8_e4m3", "int64", "bool"))
 def test_searchsorted_is_numpys(dtype: dt.DType) -> None:
     """Equal elements, values below, between and above all, NaN among both; rows of any length."""
-    lengths = [1, 2, 3, 4, 5, 7, 8, 31, 100] if dtype.name == "float32" else [3, 100]
-    graphs = [search_of(n, s, r, dtype.name) for n in lengths for s in (True, False) for r in (True, False)]
+    lengths = [1, 2, 3, 4, 7, 8, 31] if dtype.name == "float32" else []
+    ways = [(100, True, False), (3, False, True), *((n, n % 2 == 0, n % 3 > 0) for n in lengths)]
+    graphs = [search_of(*way, dtype.name) for way in ways]
     for graph, made in zip(graphs, executables(graphs)):
         assert len(made.plan.kernels) == 1, graph.name
         inputs = special(graph)

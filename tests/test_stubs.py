@@ -57,6 +57,7 @@ def test_every_method_is_told() -> None:
     assert all(hasattr(Graph, name) for name in METHODS)
 
 
+@pytest.mark.slow
 def test_type_checker(tmp_path: Path) -> None:
     """Right uses have their types; of each wrong one mypy says what is wrong."""
     pytest.importorskip("mypy")

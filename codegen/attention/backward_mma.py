@@ -8,7 +8,6 @@ products leave them, they are the operands A of the sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.backward_fragments import BackwardFragments, random_registers
 from codegen.attention.backward_scores import sums, without_places
@@ -78,9 +77,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
         preferred = [(4, 32), (8, 32), (4, 16), (8, 64), (2, 16)]
     if spec.rows <= 2 * MMA_16816.m:
         preferred = [(2, 32), (2, 16), *preferred]
-    shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
-    each = spec.cols * (a.depth + a.width) * 2
-    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
+    heads = spec.together(target.l2_share(SHARED_IN_L2))
     every = (AttentionBackwardMmaSchedule(n, min(cols, padded(spec.cols)), heads) for n, cols in preferred)
     found = [s for s in every if _registers(spec, s.cols) <= HELD]
     found = [s for s in found if buffers(spec, s).bytes <= target.arch.shared_bytes_per_block]

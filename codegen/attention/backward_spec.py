@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from codegen.attention.spec import AttentionSpec
 from codegen.expr import Operand, Program
@@ -109,6 +110,15 @@ class AttentionBackwardSpec(KernelSpec):
     def summed(self) -> int:
         """The number of queries that share a key, over which its results are summed."""
         return self.attention.batch[-1] if self.shared and not self.queries else 1
+
+    def together(self, most: int) -> int:
+        """Returns how many batches are worked on together: their tiles of columns, those that are shared counted once,
+        have so many bytes at most.
+        """
+        a = self.attention
+        shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if self.queries else 1
+        each = self.cols * (a.depth + a.width) * 2
+        return max(1, min(prod(self.batch), most // max(each, 1)) * shares)
 
     @property
     def approximate(self) -> bool:

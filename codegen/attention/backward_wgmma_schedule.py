@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 
 from codegen.attention.backward_fragments import random_registers
 from codegen.attention.backward_scores import INTERVALS, own_ranges
@@ -121,9 +120,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     widths = [128, 96, 112, 80, 64, 48, 32] if spec.queries else [64, 80, 96, 48, 32]
     if spec.queries and tall > 64:
         widths.remove(128)
-    shares = prod(n for n, step in zip(a.batch, a.k.strides) if step == 0) if spec.queries else 1
-    each = spec.cols * (a.depth + a.width) * 2
-    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // max(each, 1)) * shares)
+    heads = spec.together(target.l2_share(SHARED_IN_L2))
     found = []
     for groups, width in product((1, 2) if spec.rows <= ROWS else (2,), widths):
         cols = min(width, max(16, padded(spec.cols)))

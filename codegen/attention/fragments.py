@@ -17,7 +17,7 @@ from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
-from codegen.kernel import Kernel
+from codegen.kernel import Kernel, tile_at
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
@@ -91,7 +91,7 @@ class ScoreFragments(Scores):
     def begin(self, number: str) -> None:
         """Writes where the tile of queries of this number begins."""
         w, spec, tiles = self.w, self.spec, self.tiles
-        w.line(f"const Tile at = tile_at<{prod(spec.batch)}, {tiles}, {self.heads}>({number});")
+        w.line(f"const Tile at = {tile_at(number, prod(spec.batch), tiles, self.heads)};")
         # The last queries of a causal mask meet the most keys: they begin first.
         position = f"({tiles - 1} - at.col)" if spec.growing and tiles > 1 else "at.col"
         w.line(f"const int m0 = {position} * {self.block_rows};")

@@ -16,7 +16,7 @@ from codegen.contraction.mma_schedule import MmaSchedule, buffers, staged_bytes
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Sum, space, staging
 from codegen.iteration import coordinate, linear, signed_index_type
-from codegen.kernel import Kernel
+from codegen.kernel import Kernel, tile_at
 from codegen.partials import PartialNames, Partials, Sink
 from codegen.phases import condition, idle
 from codegen.prologue import Prologue
@@ -117,7 +117,7 @@ class _Renderer:
         )
         w.line(f"const int warp_row = {warp_row}, warp_col = {warp_col};  // of the warp's part of the tile")
         tile = f"blockIdx.x / {s.split_k}" if s.split_k > 1 else "blockIdx.x"
-        w.line(f"const Tile tile = tile_at<{self.edges[0].tiles}, {self.edges[1].tiles}, {s.raster_group}>({tile});")
+        w.line(f"const Tile tile = {tile_at(tile, self.edges[0].tiles, self.edges[1].tiles, s.raster_group)};")
         w.line(f"const {self.t} m0 = {self.t}(tile.row) * {s.tile_m}, n0 = {self.t}(tile.col) * {s.tile_n};")
         if self.parts.batch > 1:
             t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"

@@ -9,7 +9,7 @@ from math import prod
 from codegen.buffers import Edge
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, Layout
 from codegen.iteration import extent, signed_index_type
-from codegen.kernel import Kernel
+from codegen.kernel import Kernel, tile_at
 from codegen.operands import ComputedOperand, MappedOperand
 from codegen.pipeline import Pipeline
 
@@ -65,7 +65,7 @@ class Block:
         elif not self.persistent:
             w.line(f"const int tile = blockIdx.x{f' / {s.split_k}' if s.split_k > 1 else ''};")
         with w.loop(loop) if self.persistent else nullcontext():
-            w.line(f"const Tile at = tile_at<{self.m.tiles}, {self.n.tiles}, {s.raster_group}>(tile);")
+            w.line(f"const Tile at = {tile_at('tile', self.m.tiles, self.n.tiles, s.raster_group)};")
             w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
             yield
 

@@ -55,15 +55,19 @@ struct Tile {
     int row, col, batch;
 };
 
-// The n-th of Rows x Cols tiles a batch.  They come in raster groups of `Group` rows of tiles, column after column
+// The n-th of rows x cols tiles a batch.  They come in raster groups of `group` rows of tiles, column after column
 // within a group, so that blocks at work at the same time share the tiles of both operands in the L2 cache.
+__device__ __forceinline__ Tile tile_at(int n, int rows, int cols, int group) {
+    const int batch = n / (rows * cols), within = n % (rows * cols);
+    const int first = within / (group * cols) * group;
+    const int height = rows - first < group ? rows - first : group;
+    const int rest = within - first * cols;
+    return {first + rest % height, rest / height, batch};
+}
+
 template <int Rows, int Cols, int Group>
 __device__ __forceinline__ Tile tile_at(int n) {
-    const int batch = n / (Rows * Cols), within = n % (Rows * Cols);
-    const int first = within / (Group * Cols) * Group;
-    const int height = Rows - first < Group ? Rows - first : Group;
-    const int rest = within - first * Cols;
-    return {first + rest % height, rest / height, batch};
+    return tile_at(n, Rows, Cols, Group);
 }
 
 // Returns where byte `offset` of a tile lies whose rows have `Bytes` bytes, a multiple of 16.  With 32, 64 or 128 bytes

@@ -25,6 +25,7 @@ from codegen.naming import Writer
 from codegen.pointwise.body import Body, Position, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS, PointwiseSchedule, access, cycle, normalize, repeats
 from codegen.pointwise.tables import ahead
+from codegen.sizes import Size
 from codegen.spec import KernelSource, PointwiseSpec
 
 #: Bytes of registers for what a thread reads of tables before it computes.
@@ -123,7 +124,8 @@ class VectorsRenderer:
 
     def _size(self, vectors: Edge) -> None:
         if vectors.ragged:
-            self.w.line(f"constexpr {self.schedule.itype} size = {self.total};")
+            kind = "const" if isinstance(self.total, Size) else "constexpr"
+            self.w.line(f"{kind} {self.schedule.itype} size = {self.total};")
 
     def _apart(self, first: str, vectors: Edge, shared: _Place | None = None, once: Sequence[int] = ()) -> None:
         """Writes the program for vectors at even distances, the first of which is at ``first``."""

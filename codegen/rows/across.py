@@ -14,6 +14,7 @@ from codegen.iteration import Coordinates, at_most
 from codegen.kernel import block_number, held_row
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
+from codegen.sizes import least, most
 from codegen.spec import RowsSpec
 
 #: Passes of a loop that reads rows again which are all in flight at once.
@@ -30,7 +31,7 @@ class AcrossRenderer(RowsRenderer):
         self.dim, self.neighbours = len(self.space.outer) - 1, schedule.vector
         #: neighbouring threads with rows of their own
         self.side = schedule.rows // schedule.vector
-        self.unroll = -(-self.length // schedule.lanes)
+        self.unroll = most(-(-self.length // schedule.lanes))
         self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
         self.array, self.u = f"[{self.unroll}]", "[u]"
 
@@ -105,7 +106,7 @@ class AcrossRenderer(RowsRenderer):
                 start = at_most(start, self.space.total - 1, s.itype)
             w.line(f"const {s.itype} col = {start};")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-            full = self.length // s.lanes if self.space.total % max(self.length, 1) == 0 else 0
+            full = least(self.length // s.lanes) if self.space.total % max(self.length, 1) == 0 else 0
             inside = f"u < {full} || col < {self.end}" if full else f"col < {self.end}"
             with w.guarded(inside if self.ragged and not loading else ""):
                 yield

@@ -14,6 +14,7 @@ from codegen.pointwise.body import plus, read, vector_type, write
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.stages import Running
+from codegen.sizes import least, most
 from codegen.spec import RowsSpec
 
 #: Narrow elements of a row in one thread from which on the registers for converted copies matter.
@@ -31,7 +32,7 @@ class AlongRenderer(RowsRenderer):
         super().__init__(spec, schedule)
         #: elements that the row's threads take in one pass, and passes for the whole row
         self.step = schedule.lanes * schedule.cluster * schedule.vector
-        self.unroll = -(-self.length // self.step)
+        self.unroll = most(-(-self.length // self.step))
         self.array, self.u = (f"[{self.unroll}]", "[u]") if self.unroll > 1 else ("", "")
         total, chunked = self.space.total, self.space.chunk is not None
         self.ragged = total % self.step != 0 or (chunked and (self.length % self.step or total % self.length) != 0)
@@ -234,6 +235,7 @@ class AlongRenderer(RowsRenderer):
             start = f"({inner}){many}" if several and many else f"{inner}{many}"
         start = self._from(start)
         if self.ragged and loading:
+            start = start if several else f"{s.itype}({start})"
             start = at_most(start, self.space.total - s.vector, s.itype)
         with w.block(loop):
             places = {"col": len(w.lines)}  # the lines that say where a vector is
@@ -243,7 +245,7 @@ class AlongRenderer(RowsRenderer):
                 inner = f"(u * {s.lanes} + threadIdx.x)" if self.unroll > 1 else "threadIdx.x"
                 w.line(f"const uint32 at = {inner}{many};")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-            with w.guarded(self._inside(self.length // self.step) if self.ragged and not loading else ""):
+            with w.guarded(self._inside(least(self.length // self.step)) if self.ragged and not loading else ""):
                 yield
             for name, line in reversed(places.items()):
                 if not re.search(rf"\b{name}\b", "\n".join(w.lines[line + 1 :])):

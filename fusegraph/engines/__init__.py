@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from codegen.target import PORTABLE
 from fusegraph.engines.base import Executable
@@ -11,6 +11,7 @@ from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.ranges import varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
@@ -82,40 +83,61 @@ def compile(
     check_environment()
     options = Options(strict=strict, target=PORTABLE if target is None else named(target), prepack=prepack_limit)
     engine = default_engine() if engine is None else engine
+    if engine not in ENGINES:
+        raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune)
+    if not varies(graph):
+        return _known(graph, engine, settings)
+    from fusegraph.engines import sized
+
+    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    if engine == "cuda":
+        return sized.on_cuda(graph, options, **kernels, device=device, jobs=jobs, progress=progress)
+    if engine == "cpu":
+        return sized.on_cpu(graph, options, **kernels)
+    return sized.by_size(graph, options, engine, lambda known: _known(known, engine, settings))
+
+
+class _Settings(NamedTuple):
+    """The options of `compile`, checked."""
+
+    options: Options
+    fusion: bool
+    workspace_limit: int | None
+    cache: DiskCache | None
+    device: int
+    jobs: int | None
+    progress: Callable[..., Any] | None
+    partition: bool
+    autotune: bool | None
+
+
+def _known(graph: Graph, engine: str, s: _Settings) -> Executable:
+    """Compiles a graph of known sizes."""
+    kernels: dict[str, Any] = {"fusion": s.fusion, "workspace_limit": s.workspace_limit, "cache": s.cache}
     if engine == "reference":
         from fusegraph.engines.reference import ReferenceExecutable
 
-        return ReferenceExecutable(graph, strict=strict)
+        return ReferenceExecutable(graph, strict=s.options.strict)
     if engine == "cpu":
         from fusegraph.engines.cpu import CpuExecutable
 
-        return CpuExecutable(graph, options, fusion=fusion, workspace_limit=workspace_limit, cache=cache)
+        return CpuExecutable(graph, s.options, **kernels)
     if engine == "cudnn":
         from fusegraph.engines.cudnn import CudnnExecutable
 
         return CudnnExecutable(
             graph,
-            options,
-            partition=partition,
-            autotune=bool(autotune),
-            workspace_limit=workspace_limit,
-            device=device,
+            s.options,
+            partition=s.partition,
+            autotune=bool(s.autotune),
+            workspace_limit=s.workspace_limit,
+            device=s.device,
         )
-    if engine == "cuda":
-        from fusegraph.engines.cuda import CudaExecutable
+    from fusegraph.engines.cuda import CudaExecutable
 
-        return CudaExecutable(
-            graph,
-            options,
-            fusion=fusion,
-            workspace_limit=workspace_limit,
-            cache=cache,
-            device=device,
-            jobs=jobs,
-            progress=progress,
-            autotune=autotune,
-        )
-    raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
+    measured: dict[str, Any] = {"jobs": s.jobs, "progress": s.progress, "autotune": s.autotune}
+    return CudaExecutable(graph, s.options, **kernels, device=s.device, **measured)
 
 
 def _option(name: str, kind: Kind, value: Any) -> Any:

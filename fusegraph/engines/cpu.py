@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
@@ -12,7 +12,8 @@ import numpy as np
 from fusegraph.engines.base import NOTHING
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing
-from fusegraph.engines.plans import planner
+from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
@@ -26,12 +27,12 @@ from fusegraph.runtime.memory import check_room
 
 @dataclass(frozen=True)
 class _Module:
-    """A plan whose kernels are in a module from ``first`` on, and its packed tensors."""
+    """A plan, the numbers of its kernels in a module, and its packed tensors."""
 
     plan: Plan
     slots: Slots
     module: host_compiler.CpuModule
-    first: int
+    kernels: Sequence[int]
     executable: ReferenceType[CpuExecutable]
     packing: Packing | None = None
 
@@ -48,9 +49,10 @@ class _Module:
         order = executable.order if executable is not None else "forward"
         constants = [_address(t.value) for t in self.slots.constants]
         pointers = self.slots.pointers(addresses, (), constants, _address(workspace))
-        for number in kernels:
-            arguments = [pointers[k] for k in self.slots.positions(self.plan.kernels[number].arguments)]
-            self.module.launch(self.first + number, arguments, order=order)
+        for number, kernel in ((self.kernels[k], self.plan.kernels[k]) for k in kernels):
+            if 0 not in kernel.source.grid:
+                arguments = [pointers[k] for k in self.slots.positions(kernel.arguments)]
+                self.module.launch(number, arguments, order=order, source=kernel.source)
 
     def allocate(self, nbytes: int) -> tuple[object, int]:
         """Returns memory of so many bytes and its address."""
@@ -86,25 +88,33 @@ class CpuExecutable(KernelExecutable[_Module]):
         cache: DiskCache | None = None,
         order: host_compiler.Order = "forward",
         lazy: bool = False,
+        planner: Planner | None = None,
+        built: Callable[[Plan], host_compiler.CpuModule] | None = None,
     ) -> None:
-        super().__init__(graph, options, CPU, planner=planner(fusion, None), workspace_limit=workspace_limit)
+        """``planner`` makes plans otherwise than from the graph, of kernels in the module that ``built`` returns."""
+        self._all_built = built
+        planner = planner or cached_planner(fusion, None)
+        super().__init__(graph, options, CPU, planner=planner, workspace_limit=workspace_limit)
         self._cache = cache or default_cache()
         self.order = order
         if not lazy:
             self._variant_for(0, NOTHING)
 
     def _build(self, plan: Plan) -> _Module:
+        if self._all_built is not None:
+            module = self._all_built(plan)
+            numbers = {source.code: number for number, source in enumerate(module.kernels)}
+            return self._loaded(plan, module, [numbers[k.source.code] for k in plan.every_kernel])
         module = host_compiler.build([k.source for k in plan.every_kernel], cache=self._cache)
-        return self._loaded(plan, module, 0)
+        return self._loaded(plan, module, range(len(plan.every_kernel)))
 
-    def _loaded(self, plan: Plan, module: host_compiler.CpuModule, first: int) -> _Module:
-        """Returns a plan whose kernels, and those of its packing behind them, are in a module."""
-        this, packing = ref(self), None
+    def _loaded(self, plan: Plan, module: host_compiler.CpuModule, kernels: Sequence[int]) -> _Module:
+        """Returns a plan whose kernels, and behind them those of its packing, have these numbers in a module."""
+        this, packing, count = ref(self), None, len(plan.kernels)
         if plan.packing is not None:
-            behind = first + len(plan.kernels)
-            packer = _Module(plan.packing, Slots(plan.packing), module, behind, this)
+            packer = _Module(plan.packing, Slots(plan.packing), module, kernels[count:], this)
             packing = Packing(plan, packer, str(CPU), self._without_packing)
-        return _Module(plan, Slots(plan), module, first, this, packing)
+        return _Module(plan, Slots(plan), module, kernels[:count], this, packing)
 
 
 def build_together(executables: Sequence[CpuExecutable]) -> None:
@@ -116,8 +126,9 @@ def build_together(executables: Sequence[CpuExecutable]) -> None:
     module = host_compiler.build(sources, cache=executables[0]._cache)
     first = 0
     for executable, plan in zip(executables, plans):
-        executable._built[executable._options.alignment] = executable._loaded(plan, module, first)
-        first += len(plan.every_kernel)
+        numbers = range(first, first + len(plan.every_kernel))
+        executable._built[executable._options.alignment] = executable._loaded(plan, module, numbers)
+        first = numbers.stop
 
 
 def _aligned_bytes(size: int) -> np.ndarray[Any, Any]:

@@ -13,7 +13,8 @@ from fusegraph.engines.arguments import bind
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing, Run
-from fusegraph.engines.plans import planner
+from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
@@ -110,7 +111,13 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         jobs: int | None = None,
         progress: Progress | None = None,
         autotune: bool | None = None,
+        planner: Planner | None = None,
+        loaded: dict[str, Function] | None = None,
     ) -> None:
+        """``planner`` makes plans otherwise than from the graph; ``loaded`` are functions on the device by their code,
+        which executables share.
+        """
+        self._loaded = {} if loaded is None else loaded
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
         if options.target == PORTABLE:  # its kernels run on the CPU alone
@@ -122,8 +129,9 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             graph,
             options,
             cuda_device(device),
-            planner=planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
-            later=planner(fusion, how.later),
+            planner=planner
+            or cached_planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
+            later=planner or cached_planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
@@ -164,18 +172,18 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
-        functions: dict[str, Function] = {}
+        functions = self._loaded
         steps: list[tuple[Launch, tuple[int, ...]] | None] = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
                 steps.append(None)
                 continue
-            if source.name not in functions:
-                functions[source.name] = Module(cubin.cubin, index).function(source.name)
+            if source.code not in functions:
+                functions[source.code] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
             launch = Launch(
-                functions[source.name],
+                functions[source.code],
                 source.grid,
                 source.block,
                 source.dynamic_shared_bytes,

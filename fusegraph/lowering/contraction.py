@@ -82,6 +82,23 @@ def accept(view: GroupView, options: Options) -> None:
     check_size(view)
 
 
+def accept_alone(what: str, view: GroupView, options: Options) -> None:
+    """Raises Declined with the reason unless the group is one ``what``, a sum over few channels whose operands are read
+    as they lie in memory, with pointwise nodes on its result.
+    """
+    accept(view, options)
+    anchor, *others = view.anchors
+    if any(n.op.role is Role.PARTIAL for n in view.nodes):
+        raise Declined(f"{anchor.name!r} is a {what}: its results are not reduced in parts")
+    if others:
+        raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two {what}s")
+    if view.before(anchor.inputs):
+        raise Declined(
+            f"{anchor.op.name} {anchor.name!r} has so few channels that it is a {what}: its operands are read as they "
+            "lie in memory"
+        )
+
+
 def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     """Raises Declined unless contractions can share operand A's tiles, and their results one kernel."""
     first = anchors[0]

@@ -7,6 +7,7 @@ strides, and with the filter turned around and its two channel dimensions exchan
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from codegen.contraction import halo_schedule
@@ -70,21 +71,6 @@ def _on_tensor_cores(node: Node, graph: Graph) -> bool:
         return bool(halo_schedule.schedules(spec, PORTABLE))
     except Declined:
         return False
-
-
-def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is one direct convolution with pointwise nodes on its result."""
-    contraction.accept(view, options)
-    anchor, *others = view.anchors
-    if any(n.op.role is Role.PARTIAL for n in view.nodes):
-        raise Declined(f"{anchor.name!r} is a direct convolution: its results are not reduced in parts")
-    if others:
-        raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels: two direct convolutions")
-    if view.before(anchor.inputs):
-        raise Declined(
-            f"{anchor.op.name} {anchor.name!r} has so few channels that it is a direct convolution: its input is read "
-            "as it lies in memory"
-        )
 
 
 def _channels(node: Node) -> tuple[int, int, tuple[int, int, int]]:
@@ -170,5 +156,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 LOWERING: FamilyLowering = FamilyLowering(
-    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None, accept, lower
+    lambda view: view.anchors and suits(view.anchors[0], view.graph) is None,
+    partial(contraction.accept_alone, "direct convolution"),
+    lower,
 )

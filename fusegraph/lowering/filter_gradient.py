@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from codegen.declined import Declined
 from codegen.expr import Operand, Program, compute_type
 from codegen.filter_gradient.spec import FilterGradientSpec
 from fusegraph.graph import Graph, Node, Tensor
@@ -34,20 +34,6 @@ def band_of(node: Node) -> int:
     """Returns how many rows of positions a band has: whole planes that have few, or of which there are many."""
     high = _three(node.inputs[1].shape[2:], 1)[1]
     return high if high <= WHOLE else BAND
-
-
-def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is one filter gradient with pointwise nodes on its result."""
-    contraction.accept(view, options)
-    anchor, *others = view.anchors
-    if any(n.op.role is Role.PARTIAL for n in view.nodes):
-        raise Declined(f"{anchor.name!r} is a filter gradient: its results are not reduced in parts")
-    if others:
-        raise Declined(f"{anchor.name!r} and {others[0].name!r} have few channels a group: two filter gradients")
-    if view.before(anchor.inputs):
-        raise Declined(
-            f"{anchor.op.name} {anchor.name!r} has few channels a group: its operands are read as they lie in memory"
-        )
 
 
 def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
@@ -116,5 +102,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
 
 
 LOWERING: FamilyLowering = FamilyLowering(
-    lambda view: view.anchors and "band" in view.anchors[0].attributes, accept, lower
+    lambda view: view.anchors and "band" in view.anchors[0].attributes,
+    partial(contraction.accept_alone, "filter gradient"),
+    lower,
 )

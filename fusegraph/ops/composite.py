@@ -14,6 +14,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.layout import broadcast
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.modes import reduced_shape
 from fusegraph.ops.pointwise import accepted_kinds, number
@@ -115,8 +116,8 @@ def composite(
             if broadcasts is not None and key not in (*broadcasts, "x", "y", "loss"):
                 continue
             try:
-                wide = np.broadcast_shapes(x.shape, other.shape)
-            except ValueError:
+                wide = broadcast([x.shape, other.shape])
+            except ShapeError:
                 raise ShapeError(f"shapes {list(x.shape)} and {list(other.shape)} do not broadcast") from None
             if wide != x.shape:
                 raise ShapeError(f"{key} {list(other.shape)} does not broadcast to {operands[0]} {list(x.shape)}")

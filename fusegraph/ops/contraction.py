@@ -8,6 +8,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType, as_dtype, float8_e4m3, float8_e5m2, float32, promote
 from fusegraph.errors import DTypeError, ShapeError
+from fusegraph.layout import broadcast
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.reduction import summed
 
@@ -59,8 +60,8 @@ def _matmul_infer(types: Types, attributes: Attributes) -> TensorType:
     if a[-1] != b[-2]:
         raise ShapeError(f"the inner sizes differ: {a[-1]} columns against {b[-2]} rows")
     try:
-        batch = np.broadcast_shapes(a[:-2], b[:-2])
-    except ValueError:
+        batch = broadcast([a[:-2], b[:-2]])
+    except ShapeError:
         raise ShapeError(f"the batch dimensions {list(a[:-2])} and {list(b[:-2])} do not broadcast") from None
     return TensorType((*batch, a[-2], b[-1]), accumulator_result(types, attributes["dtype"]))
 

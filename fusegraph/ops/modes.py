@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
+from codegen.expr import literal
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype
 from fusegraph.ops.base import Array
 
@@ -87,7 +88,7 @@ DEVIATION = Before("square", lambda x: np.square(x - x.mean(axis=-1, keepdims=Tr
 MEAN = After(
     "div",
     lambda total, count: np.asarray(total / np.float64(count)),
-    lambda count, ctype: f"{{0}} / {float(count)!r}{'f' if ctype == 'float' else ''}",
+    lambda count, ctype: f"{{0}} / {literal(count, ctype if ctype == 'float' else 'double')}",
     _mean_error,
 )
 ROOT = After("sqrt", lambda total, _: np.sqrt(total), lambda *_: "math::sqrt({0})", _root_error)

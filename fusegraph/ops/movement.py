@@ -14,10 +14,9 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
-from fusegraph.layout import check_shape
+from fusegraph.layout import broadcast, check_shape
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.convert import from_reference
-from fusegraph.ops.pointwise import broadcast
 from fusegraph.ops.reduction import normal_axes
 
 #: mode of a pad -> the mode of `numpy.pad`.

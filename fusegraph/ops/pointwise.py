@@ -11,26 +11,13 @@ import numpy as np
 
 from fusegraph.dtypes import ALL, DType, bool_, float32, float64, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
+from fusegraph.layout import broadcast
 from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, Role, TensorType, Types, register
 
 #: (attribute name, value given, promoted operand dtype, result shape) -> value in canonical form.
 Check: TypeAlias = Callable[[str, Any, DType, tuple[int, ...]], Any]
 Template: TypeAlias = str | Callable[[Attributes], str]
 ROUNDING, PAIR, SIMPLE, FUNCTION = Cost
-
-
-def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the shape to which NumPy broadcasts all shapes.  Raises ShapeError, naming them and the axis."""
-    rank = max(len(shape) for shape in shapes)
-    result = []
-    for axis in range(-rank, 0):
-        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
-        if len(sizes) > 1:
-            listed = " and ".join(str(list(shape)) for shape in shapes)
-            differing = " and ".join(map(str, sorted(sizes)))
-            raise ShapeError(f"shapes {listed} do not broadcast: along axis {axis} the sizes are {differing}")
-        result.append(sizes.pop() if sizes else 1)
-    return tuple(result)
 
 
 # ---- checks of attribute values

@@ -13,6 +13,7 @@ import numpy as np
 
 from codegen.combiners import COMBINERS, MOST
 from fusegraph.dtypes import DType, int32, int64
+from fusegraph.layout import broadcast
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Cost, Kind, Op, TensorType, Types
 
 
@@ -61,8 +62,7 @@ def _part(
     """Returns a pointwise op of a number, whose type decides on the result's, and integers."""
 
     def infer(types: Types, _: Attributes) -> TensorType:
-        shape = np.broadcast_shapes(*(t.shape for t in types))
-        return TensorType(tuple(shape), result(types[0]))
+        return TensorType(broadcast([t.shape for t in types]), result(types[0]))
 
     return Op(
         name=name,

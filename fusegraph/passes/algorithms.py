@@ -20,7 +20,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
 from fusegraph.passes import estimates
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 
 #: How much faster than the direct sum Winograd's algorithm must be estimated to be, to be taken.
@@ -45,17 +45,9 @@ def choose(graph: Graph, options: Options) -> Rewritten:
     The note "algorithms" has the algorithm of each convolution, by the name of its node.
     """
     algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
-    if all(a.tile is None for a in algorithms.values()):
-        return replace(same(graph), notes={"algorithms": algorithms})
-    rewrite = Rewrite(graph)
-    parts = _Parts(rewrite.graph)
-    for node in graph.nodes:
-        tile = algorithms[node.name].tile if node.name in algorithms else None
-        if tile is not None:
-            rewrite.new[node.output] = parts.convolution(node, rewrite.inputs(node), tile)
-        else:
-            rewrite.take_over(node)
-    return replace(rewrite.done(), notes={"algorithms": algorithms})
+    tiles = {name: found.tile for name, found in algorithms.items()}
+    made = replaced(graph, lambda node: tiles.get(node.name), _Parts().write)
+    return replace(made, notes={"algorithms": algorithms})
 
 
 # ---- the choice
@@ -144,37 +136,37 @@ def _products(places: int, rows: int, columns: int, terms: int) -> Graph:
 
 
 class _Parts:
-    """Adds Winograd's convolutions to a graph; those with an operand in common share its transform."""
+    """Writes Winograd's convolutions; those with an operand in common share its transform."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self) -> None:
         self._made: dict[Any, Tensor] = {}
 
-    def convolution(self, node: Node, inputs: tuple[Tensor, ...], tile: int) -> Tensor:
-        """Returns the result of a convolution, with its name, layout and dtype.
+    def write(self, rewrite: Rewrite, node: Node, tile: int) -> None:
+        """Adds the result of a convolution, with its name, layout and dtype.
 
         Places of a tile come first, then tiles, channels or filters: what is contiguous in memory is so in the image
         that is read or written.
         """
-        old = node.output
+        old, graph = node.output, rewrite.graph
         of_filter, of_input, of_output = w.transforms(node.op.role, node.attributes, old.shape, tile)
-        x, taps = inputs
-        u = self._once("filter", node, w.FILTER, taps, of_filter, (0, 2, 1))
-        v = self._once("input", node, w.INPUT, x, of_input, _order(x))
-        m = self._graph.apply(TABLE["matmul"], (v, u), {})
+        x, taps = rewrite.inputs(node)
+        u = self._once(graph, "filter", node, w.FILTER, taps, of_filter, (0, 2, 1))
+        v = self._once(graph, "input", node, w.INPUT, x, of_input, _order(x))
+        m = graph.apply(TABLE["matmul"], (v, u), {})
         m.strides = packed_strides(m.shape, _order(old))
         named(m, node.name, "products")
-        y = self._graph.apply(w.OUTPUT, (m,), {**of_output, "dtype": old.dtype})
+        y = graph.apply(w.OUTPUT, (m,), {**of_output, "dtype": old.dtype})
         y.strides = old.strides
-        self._graph._rename(y, old.name)
-        return y
+        graph._rename(y, old.name)
+        rewrite.new[old] = y
 
     def _once(
-        self, part: str, node: Node, op: Any, operand: Tensor, attributes: dict[str, Any], order: tuple[int, ...]
-    ) -> Tensor:
+        self, graph: Graph, part: str, node: Node, op: Any, operand: Tensor, attributes: dict[str, Any],
+        order: tuple[int, ...],
+    ) -> Tensor:  # fmt: skip
         key = op, operand, tuple(attributes.items())
         if key not in self._made:
-            made = self._graph.apply(op, (operand,), attributes)
+            made = graph.apply(op, (operand,), attributes)
             made.strides = packed_strides(made.shape, order)
             self._made[key] = named(made, node.name, part)
         return self._made[key]

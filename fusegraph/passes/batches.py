@@ -7,13 +7,14 @@ softmax between two products has the shape of its masks.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
 from fusegraph.pattern import only_consumer
 
 Shape = tuple[int, ...]
@@ -21,10 +22,7 @@ Shape = tuple[int, ...]
 
 def take_apart(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Takes apart the batch dimensions that are joined around products and divided again behind them."""
-    found = {node: product for node in graph.nodes if (product := _joined(graph, node)) is not None}
-    if not found:
-        return same(graph)
-    return replaced(graph, found, lambda rewrite, node: _divide(graph, rewrite, node, found[node]))
+    return replaced(graph, partial(_joined, graph), partial(_divide, graph))
 
 
 def _joined(graph: Graph, node: Node) -> Node | None:

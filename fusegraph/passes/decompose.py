@@ -11,7 +11,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, Role, TensorType
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 
 
 def decompose_for_kernels(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -25,11 +25,10 @@ def decompose(graph: Graph, *, scatters: bool = False) -> Rewritten:
     The last of a composite's nodes has its name, layout and dtype; the others are named after it, with the same names
     each time.
     """
-    made_of_others = {n for n in graph.nodes if _is_made_of_others(n, scatters)}
-    return replaced(graph, made_of_others, _expand) if made_of_others else same(graph)
+    return replaced(graph, lambda node: _is_made_of_others(node, scatters), _expand)
 
 
-def _expand(rewrite: Rewrite, node: Node) -> None:
+def _expand(rewrite: Rewrite, node: Node, _: bool) -> None:
     made = _Expansion(rewrite.graph, node).expand(rewrite.inputs(node))
     rewrite.new |= dict(zip(node.outputs, made))
 

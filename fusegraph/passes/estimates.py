@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from codegen.contraction import FAMILY
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction as lowering
 from fusegraph.lowering.base import GroupView, Options
 
+Sizes: TypeAlias = tuple[int, ...]
 
-def alone(graph: Graph, node: Node, strides: Mapping[Tensor, tuple[int, ...]]) -> Graph:
-    """Returns a graph of a node alone, some of whose operands have other strides."""
+
+def alone(graph: Graph, node: Node, lying: Mapping[Tensor, tuple[Sizes, Sizes]]) -> Graph:
+    """Returns a graph of a node alone, some of whose tensors have another shape and other strides."""
     made = Graph("alone", graph.io_dtype, graph.compute_dtype)
-    inputs = tuple(
-        made._add_tensor(f"operand {n}", t.shape, strides.get(t, t.strides), t.dtype) for n, t in enumerate(node.inputs)
-    )
-    result = made._add_tensor("result", node.output.shape, node.output.strides, node.output.dtype)
-    made.add_node(Node(node.op, inputs, node.attributes, result))
-    made.inputs, made.outputs = list(inputs), [result]
+
+    def added(name: str, tensor: Tensor) -> Tensor:
+        return made._add_tensor(name, *lying.get(tensor, (tensor.shape, tensor.strides)), tensor.dtype)
+
+    made.inputs = [added(f"operand {n}", t) for n, t in enumerate(node.inputs)]
+    made.outputs = [added("result", node.output)]
+    made.add_node(Node(node.op, tuple(made.inputs), node.attributes, *made.outputs))
     return made
 
 

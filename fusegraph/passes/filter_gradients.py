@@ -12,7 +12,7 @@ from fusegraph.graph import Graph, Node
 from fusegraph.lowering import filter_gradient
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.parts import BANDS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
 from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
 
 #: How much faster than a tiled product they must be estimated to be.
@@ -23,8 +23,7 @@ MOST_PARTS, NARROW = 1024, 64
 
 def sum_by_bands(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up gradients of filters of few channels a group by bands of positions, where that is faster."""
-    found = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned))}
-    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+    return replaced(graph, lambda node: parts_of(node, graph, options.target.planned), _write)
 
 
 def parts_of(node: Node, graph: Graph, target: Target) -> int:

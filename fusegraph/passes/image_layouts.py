@@ -14,7 +14,7 @@ from fusegraph.layout import layout_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
 
 #: Convolutions, and movement whose operands and result have one kind of axes.
 _CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
@@ -35,12 +35,7 @@ def lay_out_images(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
         for t in images
         if t not in graph.output_numbers and _may_move(graph, t, images)
     }
-    if all(t.strides == strides for t, strides in placed.items()):
-        return same(graph)
-    rewrite = Rewrite(graph, placed)
-    for node in graph.nodes:
-        rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, lambda _: None, Rewrite.take_over, placed)
 
 
 def _images(graph: Graph) -> set[Tensor]:

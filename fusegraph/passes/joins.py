@@ -14,9 +14,8 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import joins_in_place
-from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, replaced
 
 #: Bytes at whose multiples tensor cores and vectors begin.
 ALIGNED = 16
@@ -38,7 +37,7 @@ def copy_parts(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Copies parts of concatenations that cannot be written in their places, where all others can."""
     planned, places = _plan(graph)
     taken = set(places)
-    copied: dict[Node, list[bool]] = {}
+    apart: dict[Node, list[bool]] = {}
     for node in reversed(graph.nodes):
         if node.op.role is Role.CONCATENATE and node not in planned and _is_needed(graph, node):
             free = [_is_free(graph, t) and t not in taken and node.inputs.count(t) == 1 for t in node.inputs]
@@ -47,21 +46,18 @@ def copy_parts(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
             more = sum(graph.producer(t) is None for t in node.inputs) - 1
             launches = max(more, 0) * options.target.planned.launch_us * options.target.planned.memory_rate
             if not all(free) and _fits(node) and 2 * sum(t.nbytes for t in own) > launches:
-                copied[node] = [not is_free for is_free in free]
+                apart[node] = [not is_free for is_free in free]
                 taken.update(t for t, is_free in zip(node.inputs, free) if is_free)
-    if not copied:
-        return same(graph)
+    return replaced(graph, apart.get, _copy)
 
-    def write(rewrite: Rewrite, node: Node) -> None:
-        inputs = list(rewrite.inputs(node))
-        for n, tensor in enumerate(inputs):
-            if copied[node][n]:
-                made = rewrite.graph.apply(TABLE["identity"], (tensor,), {})
-                made.strides = packed_strides(tensor.shape, stride_order(node.output.shape, node.output.strides))
-                inputs[n] = named(made, tensor.name, "in its place")
-        rewrite.take_over(node, inputs)
 
-    return replaced(graph, copied, write)
+def _copy(rewrite: Rewrite, node: Node, apart: Sequence[bool]) -> None:
+    """Writes a concatenation some of whose parts are copied."""
+    order = stride_order(node.output.shape, node.output.strides)
+    rewrite.take_over(node, [
+        copied(rewrite.graph, t, "in its place", packed_strides(t.shape, order)) if is_copied else t
+        for t, is_copied in zip(rewrite.inputs(node), apart)
+    ])  # fmt: skip
 
 
 def _plan(graph: Graph) -> tuple[set[Node], dict[Tensor, _Place]]:

@@ -9,7 +9,7 @@ parameter or a constant costs nothing: it is made once (`passes.packing`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -22,11 +22,10 @@ from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.views import turned_back, view
-from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.parameters import fixed
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, replaced
 from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
@@ -58,33 +57,23 @@ class _Wish:
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
     known = fixed(graph, options)
-    found = {node: _wishes(node, graph, options, known) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    wanted = {node: _wishes(node, graph, options, known) for node in graph.nodes if node.kind is Kind.CONTRACTION}
     attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
-    found |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
-    wanted = {node: wishes for node, wishes in found.items() if wishes}
+    wanted |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     placed = {t: s for node in attention for t, s in _along_keys(node, graph)}
-    if not wanted and not placed:
-        return same(graph)
     placed |= {w.tensor: w.strides for wishes in wanted.values() for w in wishes if _is_ours(w.tensor, graph)}
-    rewrite = Rewrite(graph, placed)
-    new = rewrite.new
-    copies: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
-    for node in graph.nodes:
-        inputs = list(rewrite.inputs(node))
-        for wish in wanted.get(node, ()):
+    copies: dict[_Wish, Tensor] = {}
+
+    def write(rewrite: Rewrite, node: Node, wishes: Sequence[_Wish]) -> None:
+        inputs, new = list(rewrite.inputs(node)), rewrite.new
+        for wish in wishes:
             if wish.tensor not in placed:
-                key = wish.tensor, wish.strides
-                if key not in copies:
-                    copies[key] = _copy(rewrite.graph, new[wish.tensor], wish.strides)
-                inputs = [copies[key] if t is new[wish.tensor] else t for t in inputs]
+                if wish not in copies:
+                    copies[wish] = copied(rewrite.graph, new[wish.tensor], "aligned", wish.strides)
+                inputs = [copies[wish] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
-    return rewrite.done()
 
-
-def _copy(graph: Graph, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    made = graph.apply(TABLE["identity"], (tensor,), {})
-    made.strides = strides
-    return named(made, tensor.name, "aligned")
+    return replaced(graph, wanted.get, write, placed)
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
@@ -122,7 +111,9 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
     target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(alone(graph, node, {w.tensor: w.strides for w in wishes}), Options(target=target))
+    laid_out = cycles(
+        alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
+    )
     gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
     return wishes if as_it_is > gain * laid_out + MARGIN * target.clock * sum(outside.values()) else []
 

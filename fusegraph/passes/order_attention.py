@@ -11,22 +11,20 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import whole_spec
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 
 def order_attention(graph: Graph, options: Options) -> Rewritten:
     """Gives attention a counter of tiles where the time of a tile depends on data."""
-    found = {
-        node
-        for node in graph.nodes
-        if node.kind is Kind.ATTENTION
-        and node.attributes["parts"] == 1
-        and spanned(whole_spec(node, graph, options, "attention")[0])
-    }
-    return replaced(graph, found, _count) if found else same(graph)
+
+    def depends(node: Node) -> bool:
+        whole = node.kind is Kind.ATTENTION and node.attributes["parts"] == 1
+        return whole and spanned(whole_spec(node, graph, options, "attention")[0])
+
+    return replaced(graph, depends, _count)
 
 
-def _count(rewrite: Rewrite, node: Node) -> None:
+def _count(rewrite: Rewrite, node: Node, _: bool) -> None:
     order = intermediate(rewrite.graph, node.name, "order", (1,), packed_strides((1,)), int32)
     results = (*map(rewrite.result, node.outputs), order)
     rewrite.graph.add_node(Node(node.op, rewrite.inputs(node), {**node.attributes, "order": True}, *results))

@@ -14,7 +14,8 @@ from fusegraph.layout import layout_strides, packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.estimates import alone
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
 from fusegraph.passes.split_contractions import STREAMED, best_cut
 
 #: Channels to whose multiples images are padded, and the least bytes of an image whose copy could be worthwhile.
@@ -25,9 +26,7 @@ MARGIN = 1.2
 
 def pad_channels(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Pads the channels of images of which filters' gradients are computed, where that makes them faster."""
-    target = options.target.planned
-    found = {node: count for node in graph.nodes if (count := padded(node, graph, target))}
-    return replaced(graph, found, lambda rewrite, node: _write(rewrite, node, found[node])) if found else same(graph)
+    return replaced(graph, lambda node: padded(node, graph, options.target.planned), _write)
 
 
 def padded(node: Node, graph: Graph, target: Target) -> int:
@@ -46,39 +45,31 @@ def padded(node: Node, graph: Graph, target: Target) -> int:
     for count in sorted({-(-channels // unit) * unit for unit in UNITS}):
         moved = image.nbytes + 2 * image.nbytes * count / channels  # written, and read again in place of the image
         copies = 2 * target.launch_cycles + (moved - image.nbytes) / (STREAMED * target.bytes_per_cycle)
-        estimates[count] = MARGIN * (copies + best_cut(*_alone(node, graph, count), target)[1])
+        own = alone(graph, node, _widened(node, count))
+        estimates[count] = MARGIN * (copies + best_cut(own.nodes[0], own, target)[1])
     best = min(estimates, key=estimates.__getitem__)
     return best if estimates[best] < before else 0
 
 
-def _alone(node: Node, graph: Graph, channels: int) -> tuple[Node, Graph]:
-    """Returns the gradient alone of an image of so many channels, and its graph."""
-    made = Graph("alone", graph.io_dtype, graph.compute_dtype)
-    image, loss = node.inputs
-    shape = (image.shape[0], channels, *image.shape[2:])
-    x = made._add_tensor("image", shape, layout_strides(shape, "channels_last"), image.dtype)
-    dy = made._add_tensor("loss", loss.shape, loss.strides, loss.dtype)
-    made.inputs = [x, dy]
-    added = made.add_node(Node(node.op, (x, dy), node.attributes, _result(made, node.output, channels)))
-    made.outputs = [added.output]
-    return added, made
-
-
-def _result(graph: Graph, old: Tensor, channels: int) -> Tensor:
-    """Returns a filter of so many channels that lies as another one does."""
-    shape = (old.shape[0], channels, *old.shape[2:])
-    strides = packed_strides(shape, stride_order(old.shape, old.strides))
-    return graph._add_tensor(graph._unique(f"{old.name[:180]} padded"), shape, strides, old.dtype)
+def _widened(node: Node, channels: int) -> dict[Tensor, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Returns the shapes and strides of image and filter with so many channels; the filter lies as before."""
+    (image, _), out = node.inputs, node.output
+    wide, filters = ((t.shape[0], channels, *t.shape[2:]) for t in (image, out))
+    return {
+        image: (wide, layout_strides(wide, "channels_last")),
+        out: (filters, packed_strides(filters, stride_order(out.shape, out.strides))),
+    }
 
 
 def _write(rewrite: Rewrite, node: Node, channels: int) -> None:
     graph, (image, loss) = rewrite.graph, rewrite.inputs(node)
+    (_, strides), lying = _widened(node, channels).values()
     none = ((0, 0),) * (image.rank - 2)
     wide = graph.apply(TABLE["pad"], (image,), {"padding": ((0, 0), (0, channels - image.shape[1]), *none)})
-    wide.strides = layout_strides(wide.shape, "channels_last")
+    wide.strides = strides
     named(wide, image.name, "padded")
-    made = graph.add_node(Node(node.op, (wide, loss), node.attributes, _result(graph, node.output, channels))).output
-    graph._automatic.add(made)
+    made = intermediate(graph, node.output.name, "padded", *lying, node.output.dtype)
+    graph.add_node(Node(node.op, (wide, loss), node.attributes, made))
     output, rank = rewrite.result(node.output), node.output.rank
     bounds = {"starts": (0,) * rank, "stops": output.shape, "steps": (1,) * rank}
     graph.add_node(Node(TABLE["slice"], (made,), bounds, output))

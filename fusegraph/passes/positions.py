@@ -13,22 +13,23 @@ import numpy as np
 
 from fusegraph.dtypes import DType, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import broadcast
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.ops.pointwise import broadcast
 from fusegraph.passes.ranges import Known, Linear, limits, ranges
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 
 def place(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Writes integers and masks that follow from positions alone as constants or comparisons of positions."""
     known = ranges(graph)
     inline = _inline(graph)
-    changed = {n for n in graph.nodes if len(n.outputs) == 1 and _wanting(graph, n, known, inline)}
-    if not changed:
-        return same(graph)
-    return replaced(graph, changed, lambda rewrite, node: _Writer(rewrite, node, known).write())
+    return replaced(
+        graph,
+        lambda node: len(node.outputs) == 1 and _wanting(graph, node, known, inline),
+        lambda rewrite, node, _: _Writer(rewrite, node, known).write(),
+    )
 
 
 def _inline(graph: Graph) -> set[Tensor]:

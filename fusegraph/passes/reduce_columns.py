@@ -8,7 +8,6 @@ likewise: what is within a row (the channels of a group) is reduced with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -20,15 +19,13 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.partition import Partition
-from fusegraph.passes.rewrite import Rewritten, same
+from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.split_reductions import (
     Split,
     candidates,
     chunk,
-    half_of,
     of_whole,
-    split,
+    split_for,
 )
 from fusegraph.pattern import made_of
 
@@ -47,8 +44,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
 
     Splits of one kind are declined together unless the kernels of rows make the parts of all of them.
     """
-    kinds: dict[_Kind, list[str]] = {}
-    chunks: dict[Node, Split] = {}
+    kinds: dict[_Kind, dict[Node, Split]] = {}
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = cache(partial(_leaves, graph))
     whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
@@ -59,24 +55,14 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
         for (along, read), alike in rows[shape].items():
             found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
-                chunks[node] = found
-                kinds.setdefault((shape, along, node.attributes["axes"]), []).append(node.name)
+                kinds.setdefault((shape, along, node.attributes["axes"]), {})[node] = found
                 break
-    if not chunks:
-        return same(graph)
-    made = split(graph, chunks)
-    halves = {node.name: half_of(made, node).name for node in chunks}
 
-    def declined(partition: Partition) -> dict[str, str]:
-        def takes(spec: Any) -> bool:
-            return isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None)
+    def takes(spec: Any) -> bool:
+        return isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None)
 
-        taken = partition.nodes_of(takes)
-        reason = "not all of those like it are reduced by the kernel of the rows"
-        together = (names for names in kinds.values() if any(halves[n] not in taken for n in names))
-        return {name: reason for names in together for name in names}
-
-    return replace(made, declined=declined)
+    reason = "not all of those like it are reduced by the kernel of the rows"
+    return split_for(graph, [*kinds.values()], takes, reason)
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:

@@ -6,7 +6,6 @@ What is left to do is a reduction of those parts, which are a small share of the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from codegen.contraction import keeps_form
@@ -15,14 +14,12 @@ from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import Kind
-from fusegraph.passes.partition import Partition
-from fusegraph.passes.rewrite import Rewritten, same
+from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.split_reductions import (
     SHORT_BYTES,
     Split,
     candidates,
-    half_of,
-    split,
+    split_for,
 )
 
 #: The name of the pass.
@@ -35,21 +32,12 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
     found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
-    chunks = {node: how for node, how in found.items() if how is not None}
-    if not chunks:
-        return same(graph)
-    made = split(graph, chunks)
-    halves = {node.name: half_of(made, node).name for node in chunks}
 
-    def declined(partition: Partition) -> dict[str, str]:
-        def takes(spec: Any) -> bool:
-            return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
+    def takes(spec: Any) -> bool:
+        return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
 
-        taken = partition.nodes_of(takes)
-        reason = "its parts are not made in the kernel of the contraction, or would slow it down"
-        return {whole: reason for whole, part in halves.items() if part not in taken}
-
-    return replace(made, declined=declined)
+    reason = "its parts are not made in the kernel of the contraction, or would slow it down"
+    return split_for(graph, [{node: how} for node, how in found.items() if how is not None], takes, reason)
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

@@ -13,23 +13,15 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.convolution import turned_behind
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 
 def lay_out_results(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Has gradients of images by phases write channels last, where turning the result behind takes less time."""
     found = {node.output for node in graph.nodes if _is_turned(node, graph, options)}
-    if not found:
-        return same(graph)
     # What leaves the graph lies as its user says; what does not is turned by what follows.
     placed = {t: layout_strides(t.shape, "channels_last") for t in found if t not in graph.output_numbers}
-    rewrite = Rewrite(graph, placed)
-    for node in graph.nodes:
-        if node.output in found and node.output not in placed:
-            _turn(rewrite, node)
-        else:
-            rewrite.take_over(node)
-    return rewrite.done()
+    return replaced(graph, lambda node: node.output in found and node.output not in placed, _turn, placed)
 
 
 def _is_turned(node: Node, graph: Graph, options: Options) -> bool:
@@ -40,7 +32,7 @@ def _is_turned(node: Node, graph: Graph, options: Options) -> bool:
     return node.output in graph.output_numbers or all(n.kind in plain for n in graph.consumers(node.output))
 
 
-def _turn(rewrite: Rewrite, node: Node) -> None:
+def _turn(rewrite: Rewrite, node: Node, _: bool) -> None:
     output = rewrite.result(node.output)
     strides = layout_strides(output.shape, "channels_last")
     made = intermediate(rewrite.graph, node.name, "by phases", output.shape, strides, output.dtype)

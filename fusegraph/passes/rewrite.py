@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.ops import TABLE
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.pattern import Found, Pattern
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,30 +89,37 @@ class Rewrite:
 Rule: TypeAlias = tuple[Pattern, Callable[[Rewrite, Node, Found], None]]
 
 
-def replaced(graph: Graph, nodes: Container[Node], write: Callable[[Rewrite, Node], None]) -> Rewritten:
-    """Returns a graph in which some nodes are written otherwise: by ``write``, which adds to the new graph."""
-    rewrite = Rewrite(graph)
+def replaced(
+    graph: Graph,
+    find: Callable[[Node], T | None],
+    write: Callable[[Rewrite, Node, T], None],
+    strides: Mapping[Tensor, tuple[int, ...]] | None = None,
+) -> Rewritten:
+    """Returns a graph in which some nodes are written otherwise; the graph itself if there is nothing to change.
+
+    find     returns what is found of a node, all of them before any is written; nothing (None, 0) if it stays.
+    write    adds to the new graph what replaces a node, given what was found.
+    strides  those of tensors that lie otherwise in the new graph.
+    """
+    found = {node: what for node in graph.nodes if (what := find(node))}
+    if not found and all(t.strides == moved for t, moved in (strides or {}).items()):
+        return same(graph)
+    rewrite = Rewrite(graph, strides)
     for node in graph.nodes:
-        if node in nodes:
-            write(rewrite, node)
+        if node in found:
+            write(rewrite, node, found[node])
         else:
             rewrite.take_over(node)
     return rewrite.done()
 
 
-def replaced_by(graph: Graph, rules: Iterable[Rule]) -> Rewritten:
+def replaced_by(graph: Graph, rules: Sequence[Rule]) -> Rewritten:
     """Returns a graph in which each node that a pattern matches is written by its rule, the first that applies."""
-    found = {
-        node: (write, match)
-        for node in graph.nodes
-        for write, match in islice(((w, m) for pattern, w in rules for m in pattern.of(Found(graph), node)), 1)
-    }
 
-    def write(rewrite: Rewrite, node: Node) -> None:
-        by, match = found[node]
-        by(rewrite, node, match)
+    def find(node: Node) -> tuple[Callable[[Rewrite, Node, Found], None], Found] | None:
+        return next(((write, match) for pattern, write in rules for match in pattern.of(Found(graph), node)), None)
 
-    return replaced(graph, found, write) if found else same(graph)
+    return replaced(graph, find, lambda rewrite, node, found: found[0](rewrite, node, found[1]))
 
 
 def named(tensor: Tensor, after: str, part: str) -> Tensor:
@@ -134,6 +143,13 @@ def intermediate(
     made = graph._add_tensor(graph._unique(f"{after[:180]} {part}"), shape, strides, dtype, value)
     graph._automatic.add(made)
     return made
+
+
+def copied(graph: Graph, tensor: Tensor, part: str, strides: tuple[int, ...]) -> Tensor:
+    """Returns a copy of a tensor that lies otherwise in memory."""
+    made = graph.apply(TABLE["identity"], (tensor,), {})
+    made.strides = strides
+    return named(made, tensor.name, part)
 
 
 def remove_dead(graph: Graph) -> None:

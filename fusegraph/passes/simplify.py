@@ -15,15 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import packed_strides
+from fusegraph.layout import broadcast, packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
-from fusegraph.ops.pointwise import broadcast
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named
 from fusegraph.pattern import Found, Is, Made, constant, op
 
 #: Constants are folded only if the result is at most this large: source code and memory are not for tables.
@@ -132,7 +131,10 @@ _OF = {entry: [rule for rule in RULES.values() if entry in rule[0].ops] for entr
 
 def remove_dead_nodes(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Removes the nodes that no output depends on."""
-    return replaced(graph, (), Rewrite.take_over)
+    rewrite = Rewrite(graph)
+    for node in graph.nodes:
+        rewrite.take_over(node)
+    return rewrite.done()
 
 
 def simplify(graph: Graph, _: Options = DEFAULTS) -> Rewritten:

@@ -20,7 +20,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
@@ -33,9 +33,12 @@ AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
-    found = {node: best_parts(node, options.target.planned) for node in graph.nodes if node.kind is Kind.ATTENTION}
-    parts = {node: n for node, n in found.items() if n > 1}
-    return replaced(graph, parts, lambda rewrite, node: _cut(rewrite, node, parts[node])) if parts else same(graph)
+
+    def parts(node: Node) -> int | None:
+        found = best_parts(node, options.target.planned) if node.kind is Kind.ATTENTION else 1
+        return found if found > 1 else None
+
+    return replaced(graph, parts, _cut)
 
 
 def best_parts(node: Node, target: Target) -> int:

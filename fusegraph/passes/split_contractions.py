@@ -23,7 +23,7 @@ from fusegraph.ops.base import Op, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced
 from fusegraph.passes.split_products import meet
 
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
@@ -57,8 +57,12 @@ class _Cut:
 
 def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up contractions of few results and many products in parts, where that is worthwhile."""
-    split = {node: n for node in graph.nodes if (n := parts_of(node, graph, options.target.planned)) > 1}
-    return replaced(graph, split, lambda rewrite, node: _split(rewrite, node, split[node])) if split else same(graph)
+
+    def parts(node: Node) -> int | None:
+        found = parts_of(node, graph, options.target.planned)
+        return found if found > 1 else None
+
+    return replaced(graph, parts, _split)
 
 
 def _split(rewrite: Rewrite, node: Node, parts: int) -> None:

@@ -6,7 +6,8 @@ order, so that the same inputs give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
 from fusegraph.ops.partial import PARTIAL
+from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
 #: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors, or if no block reads
@@ -66,6 +68,24 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
         else:
             rewrite.take_over(node)
     return rewrite.done()
+
+
+def split_for(
+    graph: Graph, together: Sequence[Mapping[Node, Split]], takes: Callable[[Any], bool], reason: str
+) -> Rewritten:
+    """Splits reductions so that kernels of other specifications, those that ``takes`` knows, make the parts.
+
+    Reductions that are ``together`` are declined, for a ``reason``, unless such kernels make the parts of all of them.
+    """
+    made = split(graph, {node: how for alike in together for node, how in alike.items()})
+    halves = {node: half_of(made, node).name for alike in together for node in alike}
+
+    def declined(partition: Partition) -> dict[str, str]:
+        taken = partition.nodes_of(takes)
+        left = (alike for alike in together if any(halves[node] not in taken for node in alike))
+        return {node.name: reason for alike in left for node in alike}
+
+    return replace(made, declined=declined) if together else made
 
 
 def half_of(simplified: Rewritten, node: Node) -> Node:

@@ -6,6 +6,7 @@ that is one run.  These steps hand on positions in the row (`ops.sort_runs`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fusegraph.dtypes import int32
@@ -15,7 +16,7 @@ from fusegraph.lowering.sort import longest_row
 from fusegraph.ops.base import Kind, Op, TensorType
 from fusegraph.ops.sort import Order, order_of
 from fusegraph.ops.sort_runs import MERGED_RUNS, SORTED_RUNS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced, same
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 
 #: One step: the op, its operands and attributes.
 _Step = tuple[Op, tuple[Tensor, ...], dict[str, Any]]
@@ -26,8 +27,7 @@ SELECTION = 4
 
 def split_sorts(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Writes sorts of rows that are too long for a block out as sorts of runs, which are merged."""
-    long = {node for node in graph.nodes if _is_long(graph, node)}
-    return replaced(graph, long, _Writer().write) if long else same(graph)
+    return replaced(graph, partial(_is_long, graph), _Writer().write)
 
 
 def _is_long(graph: Graph, node: Node) -> bool:
@@ -44,7 +44,7 @@ class _Writer:
     def __init__(self) -> None:
         self._steps: dict[tuple[Tensor, Order], _Step] = {}
 
-    def write(self, rewrite: Rewrite, node: Node) -> None:
+    def write(self, rewrite: Rewrite, node: Node, _: bool) -> None:
         """Adds the result of a sort: what its last step makes, positions or the elements there."""
         (x,), result = rewrite.inputs(node), rewrite.result(node.output)
         how = order_of(x.type, node.attributes)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from codegen.cpu import CPU_DIR, DEVICE_DIR, describe_address, headers, translation_unit
-from codegen.spec import KernelSource, TensorMap
+from codegen.spec import KernelSource, Scalar, TensorMap
 from fusegraph.errors import CompileError, KernelError, ToolchainError, listed, shown
 from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import DiskCache, digest
@@ -173,7 +173,7 @@ def _optimization(kernels: Sequence[KernelSource]) -> str:
 
     It pays off from some 10^4 threads per kernel if they are fibers (kernels with barriers), else from some 10^5.
     """
-    work = sum(prod(k.grid) * prod(k.block) * (16 if k.uses_barriers else 1) for k in kernels)
+    work = sum(int(prod(k.grid)) * prod(k.block) * (16 if k.uses_barriers else 1) for k in kernels)
     return "-O2" if work > 2**18 * len(kernels) else "-Og"
 
 
@@ -362,8 +362,11 @@ class CpuModule:
         shared_bytes: int | None = None,
         order: Order = "forward",
         poison: bool = True,
+        source: KernelSource | None = None,
     ) -> None:
         """Runs one kernel to its end; ``grid``, ``block`` and ``shared_bytes`` default to the KernelSource's.
+
+        source  the KernelSource at known sizes, of a kernel that was built for all.
 
         kernel  an index into ``kernels``, or a name that only one of them (or several equal ones) has.
         args    one value per parameter: an int for a pointer or an integer parameter, else a ctypes value of the
@@ -378,7 +381,7 @@ class CpuModule:
         the launch.
         """
         index = self._index(kernel)
-        source = self.kernels[index]
+        source = source or self.kernels[index]
         grid, block = grid or source.grid, block or source.block
         shared_bytes = source.dynamic_shared_bytes if shared_bytes is None else shared_bytes
         if order not in (orders := get_args(Order)):
@@ -448,7 +451,8 @@ def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
     """Returns the values of the parameters, made from the arguments' addresses if the source has ``parameters``."""
     if source.parameters is None:
         return args
-    count = max((p.argument if isinstance(p, TensorMap) else p for p in source.parameters), default=-1) + 1
+    numbers = [p.argument if isinstance(p, TensorMap) else p for p in source.parameters if not isinstance(p, Scalar)]
+    count = max(numbers, default=-1) + 1
     if len(args) < count or any(not isinstance(arg, int) for arg in args):
         raise KernelError(f"kernel {source.name} takes the addresses of {count} arguments; {list(args)} were given")
     values: list[Any] = []
@@ -457,7 +461,7 @@ def _parameters(source: KernelSource, args: Sequence[Any]) -> Sequence[Any]:
             encoded = encode_for_cpu(parameter, args[parameter.argument] + parameter.offset, source.name)
             values.append((ctypes.c_ubyte * len(encoded)).from_buffer_copy(encoded))
         else:
-            values.append(args[parameter])
+            values.append(parameter.value if isinstance(parameter, Scalar) else args[parameter])
     return values
 
 

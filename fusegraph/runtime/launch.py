@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from codegen.spec import TensorMap
+from codegen.spec import Scalar, TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import driver, tensor_map
 from fusegraph.runtime.entry_points import context_test
@@ -25,6 +25,7 @@ from fusegraph.runtime.replay import Replay, record
 
 _DEFAULT_SHARED = 48 * 1024  # shared memory a block may use without asking for more
 _MAX_GRID = (2**31 - 1, 65535, 65535)
+_SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 _PORTABLE_CLUSTER = 8  # cluster size in blocks that every GPU with clusters supports
 
 #: Kernels from which on a sequence is recorded as a CUDA graph, at the so many-th call with the same addresses; the
@@ -129,7 +130,7 @@ class Launch:
         block: tuple[int, int, int],
         shared_bytes: int,
         n_pointers: int,
-        parameters: Sequence[int | TensorMap] | None = None,
+        parameters: Sequence[int | TensorMap | Scalar] | None = None,
         *,
         cluster: tuple[int, int, int] = (1, 1, 1),
         dependent: bool = False,
@@ -322,6 +323,10 @@ class _Slot:
             if isinstance(parameter, TensorMap):
                 self._maps.append(_Map(parameter, positions[parameter.argument], launch.function.name))
                 found.append(self._maps[-1].block)
+            elif isinstance(parameter, Scalar):
+                number = _SCALARS[parameter.ctype](parameter.value)
+                self._keep.append(number)
+                found.append(ctypes.addressof(number))
             else:
                 found.append(table + 8 * positions[parameter])
         array = (ctypes.c_void_p * max(len(found), 1))(*found)

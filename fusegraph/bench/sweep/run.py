@@ -22,20 +22,13 @@ from fusegraph.bench.estimates import plan_us
 from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
-from fusegraph.bench.time_limit import TooLong, time_limit
+from fusegraph.bench.torch_engines import ENGINES, OURS, kept, kernels_of_call, on_engine
 from fusegraph.bench.traced import graphs_of
-from fusegraph.bench.workers import told
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.scratch import random_array
 from fusegraph.report import artifacts
 from fusegraph.runtime.targets import present
 
-#: Engines, as torch.compile knows them; eager torch is cuDNN and cuBLAS beside its own kernels.
-ENGINES: Mapping[str, dict[str, Any] | None] = {
-    "eager": None,
-    "inductor": {"backend": "inductor"},
-    "fusegraph": {"backend": "fusegraph"},
-}
 #: Runs that count, and that do not; seconds in which a case must be compiled, or timed, by an engine.
 REPEATS, WARMUP, LIMIT_S = 9, 3, 90.0
 #: Below this share of the fastest peer's speed a row has its kernels and the best of the autotuner.
@@ -123,46 +116,18 @@ def _allow_tf32(drawn: Case) -> None:
     torch.backends.cudnn.benchmark = True
 
 
-def _compiled(drawn: Case, engine: str, mode: str | None = None) -> Callable[..., Any]:
-    import torch
-
-    settings = ENGINES[engine]
-    if settings is None:
-        return drawn.function
-    torch._dynamo.reset()
-    compiled: Callable[..., Any] = torch.compile(drawn.function, dynamic=False, mode=mode, **settings)
-    return compiled
-
-
-def _guarded(work: Callable[[], Any]) -> str:
-    """Does something; returns why it failed, or nothing."""
-    try:
-        with time_limit(LIMIT_S):
-            work()
-    except TooLong:
-        return f"not done within {LIMIT_S:g} s"
-    except Exception as error:  # a case that an engine cannot do is a row, not the end of the sweep
-        return told(error)
-    return ""
-
-
-def _first_call(drawn: Case, engine: str) -> None:
-    _compiled(drawn, engine)(*operands(drawn))
-
-
 def _prepare(job: tuple[int, int, Sequence[str], Sequence[str]]) -> tuple[int, float]:
     """Compiles a case with all engines, so that the caches on disk have it; returns its number and the seconds."""
     import torch
-
-    import fusegraph.torch  # noqa: F401 - the backend's name
 
     seed, number, kinds, dtypes = job
     began = time.perf_counter()
     drawn = case(seed, number, kinds, dtypes)
     _allow_tf32(drawn)
     with torch.no_grad():
-        for engine in ("inductor", "fusegraph"):
-            _guarded(partial(_first_call, drawn, engine))
+        for engine in ("inductor", OURS):
+            with kept({}, engine, LIMIT_S):
+                on_engine(engine, drawn.function)(*operands(drawn))
     gc.collect()
     torch.cuda.empty_cache()
     return number, time.perf_counter() - began
@@ -233,23 +198,20 @@ class Sweep:
             results: dict[str, Any] = {}
             for engine in ENGINES:
                 fusegraph.torch.report(clear=True)
-
-                def build(engine: str = engine) -> None:
-                    function = _compiled(drawn, engine)
+                with kept(row.why, engine, LIMIT_S):
+                    function = on_engine(engine, drawn.function)
                     results[engine] = function(*arguments)
                     torch.cuda.synchronize()
-                    runs[engine] = lambda: function(*arguments)
-
-                if reason := _guarded(build):
-                    row.why[engine] = reason
-                elif engine == "fusegraph":
+                    runs[engine] = partial(function, *arguments)
+                if engine == OURS and engine in runs:
                     functions = fusegraph.torch.report(clear=True)
                     row.left = sorted({op for f in functions for _, op, _ in f.left})
                     row.predicted_us = _predicted_us([piece for f in functions for piece in f.pieces])
             row.error = _difference(results)
             results.clear()
             if self.cudnn:
-                row.why |= {"cudnn": reason} if (reason := _guarded(partial(_on_cudnn, drawn, runs))) else {}
+                with kept(row.why, "cudnn", LIMIT_S):
+                    _on_cudnn(drawn, runs)
             self._time(row, runs, bench)
             row.floor_us = _floor(drawn, bench)
             if row.ratio is not None and row.ratio < SLOW:
@@ -267,14 +229,9 @@ class Sweep:
             for engine, run in runs.items():
                 if engine in row.why:
                     continue
-
-                def once(engine: str = engine, run: Callable[[], Any] = run) -> None:
-                    times[engine].append(bench.timer.once(run))
-
-                if reason := _guarded(once):
-                    row.why[engine] = reason
-                elif repeat < WARMUP:
-                    times[engine].clear()
+                with kept(row.why, engine, LIMIT_S):
+                    us = bench.timer.once(run)
+                    times[engine] += [us] if repeat >= WARMUP else []
         row.us = {engine: round(median(every), 2) for engine, every in times.items() if every and engine not in row.why}
 
     def _examine(
@@ -282,15 +239,12 @@ class Sweep:
     ) -> None:
         """Finds what a slow row's time goes to, and the fastest schedules."""
         assert row.peer is not None
-        for engine in ("fusegraph", row.peer):
-            row.kernels[engine] = _kernels(runs[engine])
-
-        def tuned() -> None:
-            function = _compiled(drawn, "fusegraph", "max-autotune")
+        for engine in (OURS, row.peer):
+            row.kernels[engine] = [(name[:120], round(us, 2)) for name, us in kernels_of_call(runs[engine])]
+        with kept({}, "tuned", LIMIT_S):
+            function = on_engine(OURS, drawn.function, "max-autotune")
             function(*arguments)
             row.tuned_us = round(bench.timer.median(lambda: function(*arguments), REPEATS), 2)
-
-        _guarded(tuned)
 
 
 def _predicted_us(pieces: Sequence[Any]) -> float | None:
@@ -325,19 +279,7 @@ def _listed(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def _kernels(run: Callable[[], Any]) -> list[tuple[str, float]]:
-    """Returns the kernels of a call, with the microseconds of each."""
-    from torch.profiler import ProfilerActivity, profile
-
-    run()
-    with profile(activities=[ProfilerActivity.CUDA]) as measured:
-        run()
-    return [(e.name[:120], round(e.device_time, 2)) for e in measured.events() if e.device_time]
-
-
 def _floor(drawn: Case, bench: Any) -> float:
-    import torch
-
     each = 2 if "16" in drawn.dtype else 4
     floor = bench.copy_us(sum(prod(o.shape) * (8 if o.below else each) for o in drawn.operands))
     unit = {"tf32": "tf32", "float32": "fp32"}.get(drawn.dtype, "bf16")
@@ -345,5 +287,4 @@ def _floor(drawn: Case, bench: Any) -> float:
         rate = bench.flops_per_us(unit)
         _allow_tf32(drawn)
         floor = max(floor, drawn.operations / rate)
-    del torch
     return round(float(floor), 2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, fsum, log
 
-from fusegraph.bench.zoo.run import ENGINES, OURS, Figures, Row
+from fusegraph.bench.torch_engines import ENGINES, OURS
+from fusegraph.bench.zoo.run import Figures, Row
 
 #: Columns of a table of the zoo: figures of all engines beside each other, and ratios of inductor's to ours.
 HEADS = (

@@ -8,8 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fusegraph.bench.torch_engines import OURS, kernels_of_call, on_engine
 from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.run import OURS, TIME_S, Task, alone, kernels_of_call, loaded, on_engine, use_caches
+from fusegraph.bench.zoo.run import TIME_S, Task, alone, loaded, use_caches
 
 #: A kernel that takes more times its floor than this is shown with its shapes and its schedule.
 FAR = 2.0

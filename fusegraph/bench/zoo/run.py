@@ -18,18 +18,11 @@ from statistics import median
 from typing import Any
 
 from fusegraph.bench.precision import allow_tf32
-from fusegraph.bench.time_limit import TooLong, time_limit
-from fusegraph.bench.workers import Failure, each, told
+from fusegraph.bench.torch_engines import ENGINES, OURS, kept, kernels_of_call, on_engine
+from fusegraph.bench.workers import Failure, each
 from fusegraph.bench.zoo.models import MODELS
 from fusegraph.report import artifacts
 
-#: Engines, as torch.compile knows them.
-ENGINES: Mapping[str, dict[str, Any] | None] = {
-    "eager": None,
-    "inductor": {"backend": "inductor"},
-    "fusegraph": {"backend": "fusegraph"},
-}
-OURS = "fusegraph"
 #: Seconds that an engine has for a model's first call, and for all that is timed; seconds of runs that are timed, and
 #: the fewest and the most of these.
 COMPILE_S, TIME_S = 300.0, 120.0
@@ -170,31 +163,6 @@ def loaded(task: Task) -> tuple[Callable[..., Any], list[Any]]:
     return call, inputs
 
 
-def on_engine(engine: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-
-    import fusegraph.torch  # noqa: F401 - the backend's name
-
-    settings = ENGINES[engine]
-    if settings is None:
-        return function
-    torch._dynamo.reset()
-    made: Callable[..., Any] = torch.compile(function, dynamic=False, **settings)
-    return made
-
-
-@contextmanager
-def _kept(figures: Figures, phase: str, seconds: float) -> Iterator[None]:
-    """Keeps the reason if the block fails or takes too long."""
-    try:
-        with time_limit(seconds):
-            yield
-    except TooLong:
-        figures.why[phase] = f"not done within {seconds:g} s"
-    except Exception as error:  # a model that an engine cannot do is a row, not the end of the suite
-        figures.why[phase] = told(error)
-
-
 def _first_calls(task: Task) -> dict[str, Figures]:
     """Returns the seconds of each engine's first call of a model, nothing of it being in a cache."""
     use_caches(task)
@@ -204,7 +172,7 @@ def _first_calls(task: Task) -> dict[str, Figures]:
     found = {engine: Figures() for engine in ENGINES}
     with torch.no_grad():
         for engine, figures in found.items():
-            with _kept(figures, "compile", COMPILE_S):
+            with kept(figures.why, "compile", COMPILE_S):
                 on_engine(engine, lambda x: x + 1)(torch.zeros(1, device="cuda"))  # loads the compiler itself
                 began = time.perf_counter()
                 on_engine(engine, call)(*inputs)
@@ -231,7 +199,7 @@ def _times(task: Task) -> tuple[dict[str, Figures], list[str]]:
         left: list[str] = []
         for engine in ENGINES:
             found[engine] = figures = Figures()
-            with _kept(figures, "time", TIME_S):
+            with kept(figures.why, "time", TIME_S):
                 result = _measured(engine, call, inputs, figures)
                 expected = result.double() if engine == "eager" else expected
                 if engine != "eager" and expected is not None:
@@ -272,7 +240,7 @@ def _measured(engine: str, call: Callable[..., Any], inputs: Sequence[Any], figu
     figures.peak_mb = round((torch.cuda.max_memory_allocated() + max(0, _other_bytes() - other)) / 2**20, 1)
     figures.call_us = median_us(lambda: function(*inputs))
     figures.kernels = len(kernels_of_call(lambda: function(*inputs)))
-    with _kept(figures, "replay", TIME_S):
+    with kept(figures.why, "replay", TIME_S):
         graph = torch.cuda.CUDAGraph()
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
@@ -280,9 +248,9 @@ def _measured(engine: str, call: Callable[..., Any], inputs: Sequence[Any], figu
             function(*inputs)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            kept = function(*inputs)
+            held = function(*inputs)
         figures.replay_us = median_us(graph.replay)
-        del graph, kept
+        del graph, held
     return result
 
 
@@ -312,20 +280,6 @@ def median_us(run: Callable[[], Any]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
     return round(median(times), 1)
-
-
-def kernels_of_call(run: Callable[[], Any]) -> list[tuple[str, float]]:
-    """Returns the kernels that a call runs, in order: names and microseconds."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    run()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as measured:
-        run()
-        torch.cuda.synchronize()
-    events = [e for e in measured.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.device_time]
-    return [(e.name, e.device_time) for e in events]
 
 
 # ---- what was asked for

@@ -1,0 +1,395 @@
+"""Sizes that vary: integers that know how they follow from dimensions whose sizes are given when a kernel runs.
+
+A `Size` is an int, its value at one choice of sizes, and an expression of these sizes.  Arithmetic keeps the
+expression, so shapes, strides, grids and tensor maps follow from the dimensions by themselves; a kernel that prints a
+Size takes it as a parameter.  What Python makes of its value alone (a loop that is written out, a logarithm) is a plain
+number: it is the same in the kernels of two choices of sizes only if it does not depend on them, which
+`fusegraph.ranges` checks.
+
+Two Sizes are equal if their expressions are; a Size equals no number.  So a size that varies is no multiple of 8 unless
+it always is one.  Order is that of the values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+
+class Bounds(NamedTuple):
+    """The least and the largest number that a symbol stands for."""
+
+    min: int
+    max: int
+
+
+class Size(int):
+    """An integer that depends on dimensions.
+
+    expression  a sympy expression.  A symbol with the name of a dimension is that one's size, divided by what it is
+                always a multiple of.
+    dims        bounds of the symbols by name.
+    """
+
+    expression: Any
+    dims: Mapping[str, Bounds]
+
+    def __new__(cls, value: int, expression: Any, dims: Mapping[str, Bounds]) -> Size:
+        self = int.__new__(cls, value)
+        self.expression, self.dims = expression, dims
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Size, (int(self), self.expression, dict(self.dims))
+
+    def __repr__(self) -> str:
+        return _identifier(self)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __hash__(self) -> int:
+        return hash(self.expression)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Size) and self.expression == other.expression
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __add__(self, other: int) -> int:
+        return _of(int.__add__, "add", self, other)
+
+    def __radd__(self, other: int) -> int:
+        return _of(int.__add__, "add", other, self)
+
+    def __sub__(self, other: int) -> int:
+        return _of(int.__sub__, "sub", self, other)
+
+    def __rsub__(self, other: int) -> int:
+        return _of(int.__sub__, "sub", other, self)
+
+    def __mul__(self, other: int) -> int:
+        return _of(int.__mul__, "mul", self, other)
+
+    def __rmul__(self, other: int) -> int:
+        return _of(int.__mul__, "mul", other, self)
+
+    def __floordiv__(self, other: int) -> int:
+        return _of(int.__floordiv__, "quotient", self, other)
+
+    def __rfloordiv__(self, other: int) -> int:
+        return _of(int.__floordiv__, "quotient", other, self)
+
+    def __mod__(self, other: int) -> int:
+        return _of(int.__mod__, "remainder", self, other)
+
+    def __rmod__(self, other: int) -> int:
+        return _of(int.__mod__, "remainder", other, self)
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: int) -> tuple[int, int]:
+        return other // self, other % self
+
+    def __lshift__(self, other: int) -> int:
+        return self * (1 << other)
+
+    def __rshift__(self, other: int) -> int:
+        return self // (1 << other)
+
+    def __pow__(self, other: int, modulo: None = None) -> int:  # type: ignore[override]
+        made: int = 1
+        for _ in range(other):
+            made *= self
+        return made
+
+    def __neg__(self) -> int:
+        return 0 - self
+
+    def __pos__(self) -> int:
+        return self
+
+    def __abs__(self) -> int:
+        return self if int(self) >= 0 else -self
+
+
+def dimension(name: str, value: int, bounds: Bounds) -> Size:
+    """Returns what a symbol stands for."""
+    return Size(value, _symbol(name), {name: bounds})
+
+
+def _of(compute: Callable[[int, int], int], operation: str, a: int, b: int) -> int:
+    """Returns what an operation makes of two integers, of which one at least is a Size."""
+    if not isinstance(a, int) or not isinstance(b, int):
+        return NotImplemented
+    left = a.expression if isinstance(a, Size) else int(a)
+    right = b.expression if isinstance(b, Size) else int(b)
+    made = _expression(operation, left, right)
+    if made.is_Integer:
+        return int(made)
+    return Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+
+
+def _dims(value: int) -> dict[str, Bounds]:
+    return dict(value.dims) if isinstance(value, Size) else {}
+
+
+# ---- expressions
+
+
+@cache
+def _symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+@cache
+def _quotient() -> Any:
+    """Returns the function of an integer and a divisor that sympy leaves as it is: the quotient, rounded down."""
+    import sympy
+
+    return sympy.Function("quotient", integer=True)
+
+
+@cache
+def _remainder() -> Any:
+    import sympy
+
+    return sympy.Function("remainder", integer=True)
+
+
+@cache
+def _expression(operation: str, a: Any, b: Any) -> Any:
+    """Returns the expression of an operation: sums are written out, quotients that are whole are no quotients."""
+    import sympy
+
+    a, b = sympy.sympify(a), sympy.sympify(b)
+    if operation == "add":
+        return sympy.expand(a + b)
+    if operation == "sub":
+        return sympy.expand(a - b)
+    if operation == "mul":
+        return sympy.expand(a * b)
+    whole, rest = _divided(a, b)
+    if operation == "remainder":
+        return rest if rest.is_Integer else _remainder()(rest, b)
+    if rest == 0:
+        return whole
+    if rest.is_Integer and b.is_Integer:
+        return whole
+    if rest.could_extract_minus_sign():  # rounded up: -(-n // 8) is (n + 7) // 8
+        return sympy.expand(whole - _quotient()(sympy.expand(b - rest - 1), b))
+    return sympy.expand(whole + _quotient()(rest, b))
+
+
+def _divided(a: Any, b: Any) -> tuple[Any, Any]:
+    """Returns expressions of a quotient and a rest: the terms that a divisor divides, and the others.
+
+    Of a number that is a term, the rest has what is left of it.
+    """
+    import sympy
+
+    if b.is_Integer:
+        whole = rest = sympy.Integer(0)
+        for factor, term in (t.as_coeff_Mul() for t in sympy.Add.make_args(a)):
+            if term == 1:
+                times, left = divmod(int(factor), int(b))
+            else:
+                times, left = divmod(int(factor), int(b)) if factor % b == 0 else (0, factor)
+            whole, rest = whole + times * term, rest + left * term
+        return whole, rest
+    found = sympy.cancel(a / b)
+    return (
+        (sympy.expand(found), sympy.Integer(0)) if found.is_polynomial() and _integral(found) else (sympy.Integer(0), a)
+    )
+
+
+def _integral(expression: Any) -> bool:
+    """Tells whether all coefficients of a polynomial are integers."""
+    import sympy
+
+    return all(t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(sympy.expand(expression)))
+
+
+#: Every identifier that stands for an expression, and a Size with this expression.
+_NAMED: dict[str, Size] = {}
+#: What the identifiers of expressions begin with.
+PREFIX = "size_"
+_MARK = re.compile(rf"\b{PREFIX}\w+")
+
+
+def _identifier(size: Size) -> str:
+    """Returns the C identifier that stands for a Size's expression in kernels."""
+    name = _spelled(size.expression)
+    _NAMED[name] = size
+    return name
+
+
+@cache
+def _spelled(expression: Any) -> str:
+    text = str(expression).replace("quotient", "div").replace("remainder", "mod").replace("-", "minus ")
+    stem = name = PREFIX + re.sub(r"\W+", "_", text).strip("_")[:60]
+    count = 1
+    while _SPELLED.setdefault(name, expression) != expression:
+        count += 1
+        name = f"{stem}_{count}"
+    return name
+
+
+#: The expression of every identifier.
+_SPELLED: dict[str, Any] = {}
+
+
+def named(text: str) -> list[Size]:
+    """Returns Sizes for which identifiers in a text stand, in the order in which they are first named."""
+    return [_NAMED[name] for name in dict.fromkeys(_MARK.findall(text)) if name in _NAMED]
+
+
+@cache
+def _function(expression: Any) -> Callable[[Mapping[str, int]], int]:
+    """Returns the function of sizes by name that an expression is."""
+    code = compile(f"lambda sizes: {_python(expression)}", "<size>", "eval")
+    made: Callable[[Mapping[str, int]], int] = eval(code, {"__builtins__": {}})
+    return made
+
+
+def _python(e: Any) -> str:
+    """Returns an expression as Python's."""
+    if e.is_Integer:
+        return f"({int(e)})"
+    if e.is_Symbol:
+        return f"sizes[{e.name!r}]"
+    parts = [_python(part) for part in e.args]
+    if e.is_Add:
+        return f"({' + '.join(parts)})"
+    if e.is_Mul:
+        return f"({' * '.join(parts)})"
+    if e.is_Pow:
+        return f"({parts[0]} ** {parts[1]})"
+    return f"({parts[0]} {'//' if e.func == _quotient() else '%'} {parts[1]})"
+
+
+def value(expression: Any, sizes: Mapping[str, int]) -> int:
+    """Returns the value of an expression where dimensions have these sizes, by name."""
+    return _function(expression)(sizes)
+
+
+def most(size: int) -> int:
+    """Returns the most that a size is within the bounds of its symbols, if it grows with each of them or falls.
+
+    What a kernel has room for, in registers or shared memory, is counted so.
+    """
+    return max(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+
+
+def least(size: int) -> int:
+    """Returns the least that a size is within the bounds of its symbols, if it grows with each of them or falls."""
+    return min(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+
+
+def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
+    return [value(expression, {name: getattr(b, end) for name, b in dims.items()}) for end in ("min", "max")]
+
+
+def at(
+    part: Any,
+    sizes: Mapping[str, int],
+    *,
+    vary: bool = False,
+    fixed: Collection[str] = (),
+    within: Mapping[str, Bounds] | None = None,
+) -> Any:
+    """Returns tuples, lists, dicts and data classes with other values of the Sizes in them, at these sizes by symbol.
+
+    They are plain integers; with ``vary`` Sizes still, but for those that depend on no symbol but the ``fixed`` ones,
+    and with bounds ``within`` others, if given.
+    """
+
+    def moved(size: Size) -> int:
+        found = value(size.expression, sizes)
+        if not vary:
+            return found
+        expression, dims = size.expression, size.dims
+        if within is not None:
+            dims = {name: within[name] for name in dims}
+        if not dims.keys().isdisjoint(fixed):
+            expression = _with(expression, tuple((name, sizes[name]) for name in dims if name in fixed))
+            dims = {name: bounds for name, bounds in dims.items() if name not in fixed}
+        return found if expression.is_Integer else Size(found, expression, dims)
+
+    return _changed(part, moved)
+
+
+def in_units(part: Any, units: Mapping[str, int]) -> Any:
+    """Returns the same with symbols replaced by multiples of others, which count in units: n by 8 * n_by_8."""
+
+    def counted(size: Size) -> int:
+        if size.dims.keys().isdisjoint(units):
+            return size
+        known = {n: (f"{n}_by_{k}", k) for n, k in units.items() if n in size.dims}
+        expression = _with(size.expression, tuple((n, k * _symbol(new)) for n, (new, k) in known.items()))
+        dims = {
+            known[n][0] if n in known else n: Bounds(-(-b.min // units[n]), b.max // units[n]) if n in known else b
+            for n, b in size.dims.items()
+        }
+        return Size(int(size), expression, dims)
+
+    return _changed(part, counted)
+
+
+def values(part: Any) -> Any:
+    """Returns tuples, lists, dicts and data classes with plain integers in place of the Sizes in them."""
+    return _changed(part, int)
+
+
+@cache
+def _with(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
+    """Returns an expression in which some symbols are numbers or other expressions."""
+    import sympy
+
+    if expression.is_Symbol:
+        return sympy.sympify(dict(known).get(expression.name, expression))
+    if expression.is_Integer:
+        return expression
+    parts = [_with(part, known) for part in expression.args]
+    if expression.func == _quotient():
+        return _expression("quotient", *parts)
+    if expression.func == _remainder():
+        return _expression("remainder", *parts)
+    return sympy.expand(expression.func(*parts))
+
+
+def _changed(part: Any, change: Callable[[Size], int]) -> Any:
+    if isinstance(part, Size):
+        return change(part)
+    if type(part) in (int, str, float, bool) or part is None:
+        return part
+    if isinstance(part, tuple | list):
+        made = [_changed(p, change) for p in part]
+        if all(new is old for new, old in zip(made, part)):
+            return part
+        return type(part)(*made) if hasattr(part, "_fields") else type(part)(made)
+    if isinstance(part, dict):
+        return {key: _changed(p, change) for key, p in part.items()}
+    if is_dataclass(part) and not isinstance(part, type):
+        changed = {}
+        for field in fields(part):
+            old = getattr(part, field.name)
+            new = _changed(old, change)
+            if new is not old:
+                changed[field.name] = new
+        return replace(part, **changed) if changed else part
+    return part
+
+
+def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
+    """Returns the C type that holds an expression at all sizes, if it grows with each dimension or falls."""
+    return "int32" if max(map(abs, _ends(expression, dims))) < 2**31 else "int64"

@@ -1,0 +1,207 @@
+"""Executables of graphs whose sizes vary: kernels for all sizes, and an Executable for every size that came."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from codegen.sizes import Bounds, Size, value
+from fusegraph.dims import bounds_of
+from fusegraph.engines.arguments import bind
+from fusegraph.engines.base import Executable
+from fusegraph.engines.in_place import Pairs
+from fusegraph.engines.plans import Planner
+from fusegraph.errors import ArgumentError, GraphError
+from fusegraph.graph import Graph
+from fusegraph.lowering.base import Options
+from fusegraph.plan import Plan, check_outputs
+from fusegraph.ranges import SizedPlan, graph_at, plan_ranges
+from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
+from fusegraph.runtime.cache import DiskCache, default_cache
+
+#: Sizes of which Executables are kept.
+MOST_KEPT = 256
+
+#: Makes the Executable of a graph of known sizes, whose plans come from a planner (None: from the graph).
+Maker = Callable[[Graph, Planner | None], Executable]
+
+
+class SizedExecutable(Executable):
+    """A compiled graph with Dims: call it with arrays of any sizes that they allow.
+
+    make     makes Executables of known sizes.
+    plan     plans all sizes; None: each size has a plan of its own.
+    prepare  compiles the kernels of such a plan.
+
+    Sizes follow from the shapes of the arrays.  Beside what other Executables raise, a call raises ArgumentError for
+    sizes that the Dims do not allow.  Raises GraphError for a graph with a Dim that is in no input's shape.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        engine: str,
+        device: Device,
+        make: Maker,
+        plan: Callable[[Graph, Options], SizedPlan] | None = None,
+        prepare: Callable[[SizedPlan], None] = lambda _: None,
+    ) -> None:
+        check_outputs(graph)
+        self.graph, self.engine, self.device, self.plan = graph, engine, device, None
+        self._make, self._plan, self._build = make, plan, prepare
+        self._bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self._sources = _sources(graph, self._bounds)
+        self._plans: dict[Options, SizedPlan] = {}
+        self._made: OrderedDict[tuple[int, ...], Executable] = OrderedDict()
+        self._lock = Lock()
+        self._planned(options)
+
+    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
+        raise NotImplementedError("the Executable of its sizes runs")
+
+    @property
+    def plans(self) -> Sequence[SizedPlan]:
+        """The plans of all sizes: one, and another for arrays at odd addresses if such came."""
+        return list(self._plans.values())
+
+    def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        arrays = bind(self.graph, args, named)
+        return self.at(self._sizes(arrays))(*arrays, out=out, stream=stream)
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        """Returns the Executable for sizes by symbol."""
+        key = tuple(sizes[name] for name in self._bounds)
+        with self._lock:
+            found = self._made.get(key)
+            if found is None:
+                graph, _ = graph_at(self.graph, sizes)
+                found = self._made[key] = self._make(graph, self._planner(sizes) if self._plan else None)
+                if len(self._made) > MOST_KEPT:
+                    self._made.popitem(last=False)
+            else:
+                self._made.move_to_end(key)
+        return found
+
+    def _planned(self, options: Options) -> SizedPlan | None:
+        if self._plan is None:
+            return None
+        if options not in self._plans:
+            made = self._plan(self.graph, options)
+            self._build(made)
+            self._plans[options] = made
+        return self._plans[options]
+
+    def _planner(self, sizes: Mapping[str, int]) -> Planner:
+        def planner(graph: Graph, options: Options) -> Plan:
+            planned = self._planned(options)
+            assert planned is not None
+            return planned.at(sizes)
+
+        return planner
+
+    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
+        """Returns the sizes by symbol of arrays.  Raises ArgumentError."""
+        sizes = {}
+        for name, (number, axis, unit) in self._sources.items():
+            tensor, array = self.graph.inputs[number], arrays[number]
+            shape = getattr(array, "shape", None)
+            shape = tuple(view(array, name=tensor.name, stream=0).shape if shape is None else shape)
+            what = f"input {tensor.name!r} of graph {self.graph.name!r}"
+            if len(shape) != tensor.rank:
+                raise ArgumentError(f"{what} has shape {list(shape)}, the graph was built for {tensor.rank} dimensions")
+            size, (low, high) = shape[axis], self._bounds[name]
+            if size % unit or not low <= size // unit <= high:
+                multiple = f"a multiple of {unit} " if unit > 1 else ""
+                raise ArgumentError(
+                    f"{what} has size {size} in dimension {axis}; Dim {name!r} is {multiple}from {low * unit} to "
+                    f"{high * unit}"
+                )
+            sizes[name] = size // unit
+        return sizes
+
+
+def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int]]:
+    """Returns for each symbol an input's number, its dimension that is the symbol times a number, and that number."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for number, tensor in enumerate(graph.inputs):
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, Size) and len(size.dims) == 1:
+                (name,) = size.dims
+                unit = value(size.expression, {name: 1})
+                if all(value(size.expression, {name: n}) == n * unit for n in (2, 3, 5)):
+                    found.setdefault(name, (number, axis, unit))
+    missing = [name for name in bounds if name not in found]
+    if missing:
+        raise GraphError(f"graph {graph.name!r}: Dim {missing[0]!r} is the size of no input's dimension")
+    return found
+
+
+# ---- engines
+
+
+def on_cuda(
+    graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | None, device: int, **more: Any
+) -> SizedExecutable:
+    """Returns a graph for all sizes on a GPU; what follows are `CudaExecutable`'s."""
+    from codegen.target import PORTABLE
+    from fusegraph.engines.autotune import choosers
+    from fusegraph.engines.cuda import CudaExecutable, nvrtc_options
+    from fusegraph.runtime import driver, nvrtc
+
+    if options.target == PORTABLE:
+        options = replace(options, target=driver.properties(device).target)
+    kept, loaded = cache or default_cache(), dict[str, Any]()
+    flags, jobs = nvrtc_options(options), more["jobs"]
+    how = choosers(options.target, device, False, kept, flags, jobs)
+
+    def prepare(planned: SizedPlan) -> None:
+        nvrtc.compile_kernels(
+            planned.sources, options.target.arch.name, cache=kept, options=flags, jobs=jobs, progress=more["progress"]
+        )
+
+    def make(known: Graph, planner: Planner | None) -> Executable:
+        return CudaExecutable(
+            known, options, fusion=fusion, cache=kept, device=device, planner=planner, loaded=loaded, **more
+        )
+
+    def planned(known: Graph, options: Options) -> SizedPlan:
+        return plan_ranges(known, options, fusion=fusion, choose=how.first)
+
+    return SizedExecutable(graph, options, "cuda", cuda_device(device), make, planned, prepare)
+
+
+def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | None, **more: Any) -> SizedExecutable:
+    """Returns a graph for all sizes on the CPU; what follows are `CpuExecutable`'s."""
+    from fusegraph.engines.cpu import CpuExecutable
+    from fusegraph.runtime import host_compiler
+
+    kept = cache or default_cache()
+    modules: dict[str, host_compiler.CpuModule] = {}
+
+    def make(known: Graph, planner: Planner | None) -> Executable:
+        return CpuExecutable(known, options, fusion=fusion, cache=kept, planner=planner, built=built, **more)
+
+    def prepare(planned: SizedPlan) -> None:
+        module = host_compiler.build(planned.sources, cache=kept)
+        modules.update({source.code: module for source in planned.sources})
+
+    def built(plan: Plan) -> host_compiler.CpuModule:
+        code = [k.source.code for k in plan.kernels]
+        if code and code[0] in modules:
+            return modules[code[0]]
+        return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
+
+    def planned(known: Graph, options: Options) -> SizedPlan:
+        return plan_ranges(known, options, fusion=fusion)
+
+    return SizedExecutable(graph, options, "cpu", CPU, make, planned, prepare)
+
+
+def by_size(graph: Graph, options: Options, engine: str, compile: Callable[[Graph], Executable]) -> SizedExecutable:
+    """Returns a graph that is compiled for every size when it comes."""
+    device = cuda_device(0) if engine == "cudnn" else CPU
+    return SizedExecutable(graph, options, engine, device, lambda known, _: compile(known))
