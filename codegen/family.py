@@ -109,11 +109,11 @@ class EstimatedFamily(Family[SpecT]):
         """Yields the schedules worth trying, best guess first; the first 12 have some of every form that fits."""
         spec, last = canonical(spec), self.forms[-1]
         estimates, taken = self._estimates(spec, target), self.form(spec, target)
-        every = {form: tuple(form.schedules(spec, target)) for form in estimates}
-        if taken is last or _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
+        first = tuple(taken.schedules(spec, target))
+        yield from first[:FIRST]  # most callers want no more than the best one
+        every = {form: tuple(form.schedules(spec, target)) for form in estimates if form is not taken}
+        if taken is not last and _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
             every[last] = tuple(last.schedules(spec, target))
-        first = every.pop(taken)
-        yield from first[:FIRST]
         for schedules in every.values():
             yield from schedules[:OTHERS]
         yield from first[FIRST:]

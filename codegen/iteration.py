@@ -12,6 +12,9 @@ from codegen.naming import Writer
 
 Strides = tuple[int, ...]
 
+#: Extents from which on positions have 64 bits, unsigned or signed ones.
+FAR, FAR_SIGNED = 2**32 - 2**20, 2**31 - 2**19
+
 
 def packed(shape: Sequence[int]) -> Strides:
     """Returns row-major strides without gaps."""
@@ -104,12 +107,12 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 def index_type(*extents: int) -> str:
     """Returns uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
-    return "uint32" if max(extents, default=0) < 2**32 - 2**20 else "uint64"
+    return "uint32" if max(extents, default=0) < FAR else "uint64"
 
 
 def signed_index_type(*extents: int) -> str:
     """Returns int32 when every offset and position fits it with room for a tile past the end, else int64."""
-    return "int32" if max(extents, default=0) < 2**31 - 2**19 else "int64"
+    return "int32" if max(extents, default=0) < FAR_SIGNED else "int64"
 
 
 def unsigned(itype: str) -> str:

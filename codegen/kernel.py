@@ -9,6 +9,7 @@ from math import prod
 from typing import TypeAlias
 
 from codegen.buffers import Buffer, Buffers, Edge
+from codegen.declined import Declined
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
@@ -213,6 +214,34 @@ def sharing(source: KernelSource) -> KernelSource:
     at = source.code.index("\n{\n", begin)
     opening = source.code[begin:at].replace("* __restrict__ ", "* ")
     return replace(source, code=source.code[:begin] + opening + source.code[at:])
+
+
+def at_position(source: KernelSource, argument: int, ctype: str, step: int, size: int, *, last: int) -> KernelSource:
+    """Returns a kernel that writes an argument ``step`` elements further on for each that another argument says.
+
+    That is argument ``last``, the kernel's last one, a pointer to one ``ctype``; unless it is in [0, size), the kernel
+    does nothing.  Raises Declined if the kernel does not write the argument through a pointer that it is given.
+    """
+    passed = source.parameters if source.parameters is not None else tuple(range(last))
+    maps = {p.argument for p in passed if isinstance(p, TensorMap)}
+    if argument in maps or any(n == argument for n, _ in source.zeroed):
+        raise Declined("it stores by TMA, or adds up what it writes")
+    begin = source.code.index('extern "C" __global__')
+    body = source.code.index("\n{\n", begin)
+    opening = source.code[begin:body]
+    _, _, declared = opening.rpartition("(\n")
+    name = declared.removesuffix(")").split(",\n")[passed.index(argument)].split()[-1]
+    at = body + len("\n{\n")
+    wait = source.code.find("grid_dependency_wait();\n", at)
+    at = wait + len("grid_dependency_wait();\n") if wait >= 0 else at
+    moved = (
+        f"    const int64 position_of_{name} = int64(at_{name}[0]);\n"
+        f"    if (position_of_{name} < 0 || position_of_{name} >= {size}) return;\n"
+        f"    {name} += position_of_{name} * {step};\n"
+    )
+    opening = f"{opening.removesuffix(')')},\n    const {ctype}* at_{name})"
+    code = source.code[:begin] + opening + source.code[body:at] + moved + source.code[at:]
+    return replace(source, code=code, parameters=None if source.parameters is None else (*passed, last))
 
 
 def _ordered(code: str) -> tuple[str, str]:

@@ -1,8 +1,9 @@
-"""The scatter family: each value of a program is combined with the element that an index selects.
+"""The scatter family: each value of a program is put to, or combined with, the element that an index selects.
 
 Elements begin as neutral values.  A thread has one update, and combines integers atomically: whatever the order, the
 result is the same.  Products, for which there is no atomic with a reliable order, have one thread for all updates that
-share their other coordinates: it walks them.
+share their other coordinates: it walks them.  Values that are only put replace what is there; no two of them have one
+place.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ScatterSpec(KernelSpec):
               0; its second one, which has no memory, of the index.
     size      places along the axis; ``step`` elements of the result from one to the next.
     elements  of the result, which is contiguous.
-    combiner  how values are combined: atomically, or by threads that walk them.
+    combiner  how values are combined: atomically, or by threads that walk them; None: they are put.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +42,7 @@ class ScatterSpec(KernelSpec):
     size: int
     step: int
     elements: int
-    combiner: Combiner
+    combiner: Combiner | None
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,18 @@ class ScatterSchedule(Schedule):
 def schedules(spec: ScatterSpec, target: Target) -> Iterator[ScatterSchedule]:
     """Yields schedules worth trying, best guess first."""
     itype = index_type(*bounds(spec.program.operands, spec.shape), spec.elements, *far(spec.program))
-    for threads in (256, 128) if spec.combiner.atomic else (32, 128):
+    for threads in (32, 128) if _walks(spec) else (256, 128):
         yield ScatterSchedule(threads, itype)
+
+
+def _walks(spec: ScatterSpec) -> bool:
+    """Returns true if a thread has all values that may have one place."""
+    return spec.combiner is not None and not spec.combiner.atomic
 
 
 class _Renderer:
     def __init__(self, spec: ScatterSpec, schedule: ScatterSchedule) -> None:
-        self.s, self.walks = schedule, not spec.combiner.atomic
+        self.s, self.walks = schedule, _walks(spec)
         if not self.walks:
             order = memory_order(spec.shape, leader(spec.program).strides)
             shape, program = rebase(spec.program, spec.shape, order)
@@ -84,7 +90,9 @@ class _Renderer:
         else:
             self._update(dict(enumerate(self._split("i", spec.shape))))
         operands = len(self.program.loads) + len(self.program.tables)
-        zeroed = () if self.walks else ((operands, spec.elements * self._stored.dtype.itemsize),)
+        zeroed = (
+            () if self.walks or spec.combiner is None else ((operands, spec.elements * self._stored.dtype.itemsize),)
+        )
         return w.source(self.program, [details], blocks=blocks, threads=threads, zeroed=zeroed)
 
     @property
@@ -99,9 +107,10 @@ class _Renderer:
     def _walk(self, outer: list[int]) -> None:
         w, spec = self.w, self.spec
         row = dict(zip(outer, self._split("i", tuple(spec.shape[d] for d in outer)))) if outer else {}
-        base = self._offset(row, self._stored.strides)
+        base, combiner = self._offset(row, self._stored.strides), spec.combiner
+        assert combiner is not None
         step = linear([("n", spec.step)])
-        start = f"{self.result}[{base} + {step}] = {spec.combiner.neutral:g};"
+        start = f"{self.result}[{base} + {step}] = {combiner.neutral:g};"
         w.line(f"for ({self.s.itype} n = 0; n < {spec.size}; ++n) {start}")
         sizes = tuple(spec.shape[d] for d in spec.axes)
         with w.block(f"for ({self.s.itype} m = 0; m < {prod(sizes)}; ++m)"):
@@ -125,7 +134,9 @@ class _Renderer:
         base = self._offset(at, self._stored.strides)
         target = f"{base} + {to}" if base != "0" else to
         with w.block(f"if (place >= 0 && place < {spec.size})"):
-            if self.walks:
+            if spec.combiner is None:
+                w.line(f"{self.result}[{target}] = {value};")
+            elif self.walks:
                 w.line(f"{self.result}[{target}] = {spec.combiner.functor}::of({self.result}[{target}], {value});")
             else:
                 w.line(f"{spec.combiner.atomic}({plus(self.result, target)}, {value});")

@@ -6,7 +6,8 @@ Size takes it as a parameter.  What Python makes of its value alone (a loop that
 number: it is the same in the kernels of two choices of sizes only if it does not depend on them, which
 `fusegraph.ranges` checks.
 
-Two Sizes are equal if their expressions are; a Size equals no number.  So a size that varies is no multiple of 8 unless
+Two Sizes are equal if their expressions and values are, so that what is remembered of one is not taken for another end
+of a range; a Size equals no number.  So a size that varies is no multiple of 8 unless
 it always is one.  Order is that of the values.
 """
 
@@ -57,7 +58,7 @@ class Size(int):
         return hash(self.expression)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Size) and self.expression == other.expression
+        return isinstance(other, Size) and self.expression == other.expression and int(self) == int(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

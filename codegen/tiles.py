@@ -39,17 +39,18 @@ def gathered(spec: ContractionSpec) -> OperandTiles:
     check_limits(spec)
     if image.across:
         raise Declined("the rows of operand A are no windows")
-    channels, *taps = spec.k
-    steps = (gather.outer[0], gather.batch[0] if prod(spec.batch) > 1 else 0)
-    if (gather.inner[0] != 1 and channels > 1) or channels * itemsize % 16:
-        raise Declined(f"{gather.operand.name!r} has no 16 bytes of channels next to each other")
-    if any(step * itemsize % 16 for step in (*steps, *image.steps)):
+    lines = spec.k[0] > 1 and gather.inner[0] != 1
+    a = _lines(spec, image) if lines else Gathered(spec.m, spec.k[1:], spec.k[0], image, _apart(spec))
+    if a.channels * itemsize % 16:
+        raise Declined(f"{gather.operand.name!r} has no 16 bytes of a window next to each other")
+    starts = (*a.steps, *a.image.steps[:-1], a.image.steps[-1] * (a.image.stride[-1] if lines else 1))
+    if any(step * itemsize % 16 for step in starts):
         raise Declined(f"{gather.operand.name!r} has rows that do not start at multiples of 16 bytes")
-    if prod(image.sizes) * max(1, spec.m[0]) * channels >= 2**31:
+    if prod(image.sizes) * max(1, spec.m[0]) * spec.k[0] >= 2**31:
         raise Declined(f"{gather.operand.name!r} is too large for offsets of 32 bits")
-    if any(size >= 2**14 for size in (*image.sizes, *taps)):
+    if any(size >= 2**14 for size in (*a.image.sizes, *a.taps)):
         raise Declined("an image too large for positions of 16 bits")
-    order = (*range(1, len(spec.k)), 0)
+    order = range(len(spec.k)) if lines else (*range(1, len(spec.k)), 0)
     inner, along = collapse(spec.k, [spec.b.inner], order)
     if len(inner) > 1:
         raise Declined(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
@@ -58,8 +59,31 @@ def gathered(spec: ContractionSpec) -> OperandTiles:
     b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.n), inner, 0)
     if not b.along_k:
         raise Declined(f"{spec.b.operand.name!r} is not stored along the reduction")
-    a = Gathered(spec.m, tuple(taps), channels, image, steps)
     return OperandTiles(batch, prod(spec.m), prod(spec.n), reduction, a, b)
+
+
+def _lines(spec: ContractionSpec, image: Image) -> Gathered:
+    """Returns an image whose channels are planes: the taps of a row lie next to each other, as channels do elsewhere.
+
+    Channels are one more dimension of taps.  Raises Declined if windows reach over the ends of rows.
+    """
+    (channels, *taps), (*_, last) = spec.k, image.sizes
+    reach = (spec.m[-1] - 1) * image.stride[-1] + taps[-1]
+    if image.steps[-1] != 1 or image.dilation[-1] != 1 or image.before[-1] or reach > last:
+        raise Declined(f"{spec.a.operand.name!r} has no rows of taps next to each other")
+    planes = Image(
+        (channels, *image.sizes),
+        (spec.a.inner[0], *image.steps),
+        (1, *image.stride),
+        (1, *image.dilation),
+        (0, *image.before),
+    )
+    return Gathered((spec.m[0], 1, *spec.m[1:]), (channels, *taps[:-1], 1), taps[-1], planes, _apart(spec))
+
+
+def _apart(spec: ContractionSpec) -> tuple[int, int]:
+    """Returns the elements from one image, and from one group, to the next."""
+    return spec.a.outer[0], spec.a.batch[0] if prod(spec.batch) > 1 else 0
 
 
 def check_across(itemsize: int, *along_k: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
@@ -28,6 +29,7 @@ from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op, Role
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
+from fusegraph.state import assigned, origin, region
 from fusegraph.tensor import Node, Tensor, check_name
 
 __all__ = ["Graph", "Node", "Tensor"]
@@ -60,7 +62,11 @@ class Graph(Operations):
         self.parameters: set[Tensor] = set()
         #: Further inputs of a graph that passes made, in our memory -> the names of the parameters they are made of.
         self.packed: dict[Tensor, tuple[str, ...]] = {}
+        #: What is computed: results of calls, and the new values of inputs, which lie in the inputs' memory.
         self.outputs: list[Tensor] = []
+        #: New value of an input, one of the outputs -> the input
+        self.updates: dict[Tensor, Tensor] = {}
+        self._returned: set[Tensor] = set()  # new values that are results of calls as well
         #: Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``).
         self.network: nx.MultiDiGraph = nx.MultiDiGraph()
         self._producer: dict[Tensor, Node] = {}
@@ -106,8 +112,10 @@ class Graph(Operations):
 
         Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
-        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed).
+        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed, a Size).
         """
+        if isinstance(array, Size):
+            raise GraphError(f"{array} varies: its value is no constant; it may be a size, a stride or an attribute")
         label = "a constant" if name is None else f"constant {check_name('tensor', name)!r}"
         try:
             value = np.asarray(array)
@@ -148,12 +156,15 @@ class Graph(Operations):
         """Marks a tensor as a result of the graph, in order of the calls; returns the tensor that was marked.
 
         name renames it; dtype adds a cast; layout or strides say how it lies in memory (default: like the inputs it was
-        made from).  Raises GraphError for a tensor of another graph or one that is already an output.
+        made from).  The new value of an input (`assign`) is returned as it lies, in the input's memory.  Raises
+        GraphError for a tensor of another graph or one that is already an output.
         """
         self._own(tensor, "output")
+        if tensor in self.updates and (dtype, layout, strides) == (None, None, None):
+            return self._return_update(tensor, name)
         if dtype is not None and as_dtype(dtype) != tensor.dtype:
             tensor = self.apply(TABLE["identity"], (tensor,), {"dtype": as_dtype(dtype)})
-        elif tensor not in self._producer:
+        elif tensor not in self._producer or self._producer[tensor].kind is Kind.ASSIGN:
             tensor = self.apply(TABLE["identity"], (tensor,), {})
         if tensor in self.outputs:
             raise GraphError(f"tensor {tensor.name!r} is an output already; use identity to return it twice")
@@ -165,6 +176,65 @@ class Graph(Operations):
             raise LayoutError(f"output {tensor.name!r}: {error}") from None
         if name is not None:
             self.rename(tensor, name)
+        self.outputs.append(tensor)
+        return tensor
+
+    def assign(self, target: Tensor, value: Any, name: str | None = None) -> Tensor:
+        """Gives an input of the graph, or elements of it, new values when the graph runs; returns its new value.
+
+        target is the input, its newest value, or what they are indexed to: slices, integers, and along one axis a
+        tensor of positions (rank 0 or 1), of which those outside of the axis are left out.  value is a tensor of its
+        dtype, or a number or array, broadcast to its shape.  The input itself stays the name of what was there when the
+        graph was called: all that reads it comes first.  Raises GraphError (no input, a value that was overwritten or
+        returned), DTypeError (another dtype, packed elements), LayoutError (elements share memory), ShapeError.
+        """
+        label = "assign" if name is None else f"assign {check_name('tensor', name)!r}"
+        self._own(target, f"{label}, target")
+        found = region(target)
+        x = origin(found.of)
+        newest = {old: new for new, old in self.updates.items()}
+        if x not in self.inputs:
+            raise GraphError(f"{label}: {x.name!r} is no input of the graph; only inputs have memory of their own")
+        if found.of not in (x, newest.get(x)):
+            raise GraphError(f"{label}: {found.of.name!r} has been overwritten; assign to {x.name!r}")
+        if x.dtype.is_packed:
+            raise DTypeError(f"{label}: elements of {x.name!r} share bytes, being {x.dtype}; assign to a wider dtype")
+        if overlaps(x.shape, x.strides):
+            raise LayoutError(f"{label}: strides {x.strides} of {x.name!r} {x.shape} make elements share an address")
+        found.of = before = newest.get(x, x)
+        if before in self._returned:
+            raise GraphError(f"{label}: {before.name!r} is returned in the memory of {x.name!r}; return the last value")
+        values = value if isinstance(value, Tensor) else self.constant(value, dtype=x.dtype)
+        self._own(values, f"{label}, value")
+        if values.dtype != x.dtype:
+            raise DTypeError(f"{label}: {x.name!r} is {x.dtype}, the value {values.dtype}; cast it")
+        if values.shape != target.shape:
+            values = self.apply(TABLE["broadcast"], (values,), {"shape": target.shape})
+        made = assigned(found, values, name)
+        if before in self.updates:
+            self.outputs.remove(before)
+            del self.updates[before]
+        self.outputs.append(made)
+        self.updates[made] = x
+        return made
+
+    @property
+    def results(self) -> list[Tensor]:
+        """What a call returns: the outputs, but not the new values of inputs that `output` was not called for."""
+        return [t for t in self.outputs if t not in self.updates or t in self._returned]
+
+    @property
+    def made(self) -> list[Tensor]:
+        """The outputs that have memory of their own: all but the new values of inputs."""
+        return [t for t in self.outputs if t not in self.updates]
+
+    def _return_update(self, tensor: Tensor, name: str | None) -> Tensor:
+        if tensor in self._returned:
+            raise GraphError(f"tensor {tensor.name!r} is an output already; use identity to return it twice")
+        if name is not None:
+            self.rename(tensor, name)
+        self._returned.add(tensor)
+        self.outputs.remove(tensor)
         self.outputs.append(tensor)
         return tensor
 
@@ -311,7 +381,8 @@ class Graph(Operations):
                         f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in {dtype}, "
                         f"whose values go from {dtype.min} to {dtype.max}"
                     )
-                yield self.constant(float(operand) if dtype.is_float else operand, dtype=dtype)
+                exact = isinstance(operand, Size) or not dtype.is_float
+                yield self.constant(operand if exact else float(operand), dtype=dtype)
             elif isinstance(operand, (bool, int, float, np.ndarray, np.generic)):
                 yield self.constant(operand)
             else:

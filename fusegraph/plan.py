@@ -10,7 +10,7 @@ from typing import TypeAlias
 from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.canonical import canonical
 from codegen.declined import Declined
-from codegen.kernel import from_the_end, in_sequence
+from codegen.kernel import from_the_end, in_sequence, sharing
 from codegen.l2_policy import without_evict_last
 from codegen.naming import Identifiers
 from codegen.spec import KernelSource
@@ -20,6 +20,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
+from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.packing import PACKING
@@ -28,6 +29,7 @@ from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
+from fusegraph.phases import phase
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Kernel:
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        return self.group.reads + self.group.writes
+        return self.group.reads + self.group.writes + self.group.positions
 
     @property
     def name(self) -> str:
@@ -162,12 +164,15 @@ def partitioned(
     check_outputs(graph)
 
     def accepted(steps: Steps) -> tuple[Steps, Partition, list[Chosen]]:
-        partition = fuse(steps.graph, steps.options, enabled=fusion)
-        steps.check(partition)
-        if fusion:
-            again, partition = recompute(partition, steps.options)
-            steps = steps.then("recomputation", recompute, again)
-        return steps, partition, _chosen(partition, choose)
+        with phase("fusion"):
+            partition = fuse(steps.graph, steps.options, enabled=fusion)
+            steps.check(partition)
+            if fusion:
+                again, partition = recompute(partition, steps.options)
+                steps = steps.then("recomputation", recompute, again)
+        chosen = _chosen(partition, choose)
+        check_overwriting(partition.graph, [(group, choice.schedule) for group, _, choice in chosen])
+        return steps, partition, chosen
 
     try:
         _, found = attempt(Pipeline(graph, options, fusion=fusion), accepted_by=accepted)
@@ -186,6 +191,7 @@ def in_order(partition: Partition, options: Options, *, fusion: bool) -> tuple[S
 Chosen: TypeAlias = tuple[Group, str, Choice]
 
 
+@phase("schedules")
 def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
     choices: dict[str, Choice] = {}
@@ -206,6 +212,7 @@ def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     return found
 
 
+@phase("rendering")
 def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
     """Returns the kernels of groups.
 
@@ -214,17 +221,19 @@ def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -
     network that are alike are compiled once.
     """
     names = Identifiers()
-    sources: dict[tuple[str, bool, bool, bool, bool], KernelSource] = {}
+    sources: dict[tuple[object, ...], KernelSource] = {}
     kernels = []
     for number, (group, alike, choice) in enumerate(chosen):
         if group in cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
         early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
-        key = alike, group in turned, number == 0, early, group in cached
+        over, moved = writes_over(group), positions(group)
+        key = alike, group in turned, number == 0, early, group in cached, over, moved
         if key not in sources:
             spec = group.lowered.spec
             source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
             source = from_the_end(source) if group in turned else source
-            sources[key] = in_sequence(source, first=number == 0, early=early)
+            source = in_sequence(sharing(source) if over else source, first=number == 0, early=early)
+            sources[key] = moved_to(source, group)
         kernels.append(Kernel(group, sources[key], choice))
     return tuple(kernels)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import isqrt
+from math import isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
-from codegen import Schedule, render
+from codegen import Schedule, Target, render, schedules
 from codegen.declined import Declined
 from codegen.kernel import from_the_end, in_sequence
 from codegen.l2_policy import without_evict_last
@@ -33,12 +33,15 @@ from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Steps
 from fusegraph.plan import Choice, Chooser, Chosen, Kernel, Plan, by_cost_model, in_order, partitioned, plan
+from fusegraph.tensor import Position
 
 #: Sizes by the names of symbols (`codegen.sizes.Size`).
 Sizes: TypeAlias = Mapping[str, int]
 #: Where the ends of a range are at most so many times apart it need not have the schedule that is best at both; and it
 #: is not cut again: what is not the same there is planned by size.
 NEAR, NARROW = 2.0, 1.05
+#: Elements of the largest tensor of graphs that are planned ahead.
+LARGE = 2**29
 #: Multiples of so many elements are rows of whole vectors in the dtypes of tensor cores.
 UNIT = 8
 #: Ranges of a graph or a kernel at most; what is left is planned by size.
@@ -178,7 +181,7 @@ class _Planner:
         self._graph, self._options, self._fusion, self.choose = graph, options, fusion, choose
         self.made = SizedPlan(graph, options, fusion, choose)
         self.named = _Names()
-        self.bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self.bounds = ahead(graph)
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
 
@@ -248,7 +251,7 @@ class _Planner:
             early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
             place = Place(group in turned, number == 0, early, group in cached)
             if (alike, place) not in made:
-                variants = _Variants(group, self._chosen, place, self.named)
+                variants = _Variants(group, self._chosen, place, self.named, self._options.target)
                 made[alike, place] = variants.of(range_)
                 self.made.by_size += variants.without
             found.append((group, made[alike, place]))
@@ -282,9 +285,9 @@ class _Names:
 class _Variants:
     """Finds the variants of a kernel."""
 
-    def __init__(self, group: Group, choose: Chooser, place: Place, names: _Names) -> None:
+    def __init__(self, group: Group, choose: Chooser, place: Place, names: _Names, target: Target) -> None:
         self._spec, self._group, self._choose, self._place = group.lowered.spec, group, choose, place
-        self._named = names
+        self._named, self._target = names, target
         self._choices: dict[Schedule, Choice] = {}
         self.without: list[tuple[Range, str]] = []
 
@@ -297,11 +300,10 @@ class _Variants:
             self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
             return ()
         self._choices |= {choice.schedule: choice for choice in best}
-        wanted = [best[1]]
+        wanted = [best[1]] if best[0].schedule == best[1].schedule else []
         if range_.spread <= NEAR:  # what is for all of it may be what is best beside it
-            wanted += [best[0], *self._choices.values()]
-        elif best[0].schedule != best[1].schedule:
-            wanted = []
+            worth = frozenset.intersection(*(frozenset(self._worth(spec)) for spec in ends))
+            wanted += [best[1], best[0], *(c for c in self._choices.values() if c.schedule in worth)]
         for choice in wanted:
             source = self._source(ends, choice.schedule)
             if source is not None:
@@ -311,6 +313,13 @@ class _Variants:
             self.without.append((range_, f"no schedule of kernel {self._spec.name!r} is for all of {range_}"))
             return ()
         return _joined([*self.of(halves[0]), *self.of(halves[1])])
+
+    def _worth(self, spec: KernelSpec) -> Iterator[Schedule]:
+        """Yields the schedules that are worth trying for a specification."""
+        try:
+            yield from schedules(values(spec), self._target)
+        except Declined:
+            return
 
     def _source(self, ends: Sequence[KernelSpec], schedule: Schedule) -> KernelSource | None:
         """Returns the source of the kernel with a schedule if it is the same at both ends of a range, else None."""
@@ -384,17 +393,38 @@ def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, dict[Te
             made._automatic.add(tensor)
     for old, tensor in new.items():
         tensor.base, tensor.start, tensor.own_strides = new[old.base], changed(old.start), changed(old.own_strides)
+        if old.position is not None:
+            place = old.position
+            tensor.position = Position(new[place.index], changed(place.step), changed(place.size))
     made.inputs = [new[t] for t in graph.inputs]
     for node in graph.nodes:
         attributes = changed(dict(node.attributes))
         made.add_node(Node(node.op, tuple(new[t] for t in node.inputs), attributes, *(new[t] for t in node.outputs)))
     made.outputs = [new[t] for t in graph.outputs]
+    made.updates = {new[t]: new[x] for t, x in graph.updates.items()}
+    made._returned = {new[t] for t in graph._returned}
     return made, new
+
+
+def ahead(graph: Graph) -> dict[str, Bounds]:
+    """Returns bounds of the symbols of a graph's sizes, narrowed until no tensor has more than `LARGE` elements.
+
+    Sizes beyond are planned by size: positions of 64 bits make other kernels.
+    """
+    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
+    sizes = {prod(t.shape) for t in graph.tensors.values()}
+    while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
+        name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
+        low, high = bounds[name]
+        if high <= 2 * max(low, 1):
+            break
+        bounds[name] = Bounds(low, high // 2)
+    return bounds
 
 
 def varies(graph: Graph) -> bool:
     """Tells whether a graph's sizes vary."""
-    return any(isinstance(size, Size) for tensor in graph.inputs for size in tensor.shape)
+    return any(isinstance(size, Size) for tensor in graph.inputs for size in (*tensor.shape, *tensor.strides))
 
 
 def check_shapes(graph: Graph, sizes: Sizes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +47,18 @@ def _operator(op: str, truth: str | None = None, reflected: bool = False) -> Cal
     return method
 
 
+@dataclass(frozen=True, eq=False)
+class Position:
+    """A place in memory that is data: element 0 of ``index`` times ``step`` elements further on.
+
+    Where that is not in [0, size), nothing is written.
+    """
+
+    index: Tensor
+    step: int
+    size: int
+
+
 class Tensor:
     """An edge of the graph: name, logical shape, strides in elements, dtype; virtual unless an input or output.
 
@@ -76,6 +89,8 @@ class Tensor:
         self.base: Tensor = self
         self.start: int = 0
         self.own_strides: tuple[int, ...] | None = None
+        #: Where it begins besides, if only the call tells.  Such tensors are written, not read.
+        self.position: Position | None = None
 
     @property
     def type(self) -> TensorType:
@@ -149,8 +164,8 @@ class Tensor:
     def __getitem__(self, key: Any) -> Tensor:
         """Returns what basic indexing selects, as in NumPy: by slices (negative steps too), integers, ``...`` and None.
 
-        For arrays see `Graph.gather`.  Raises AttributeValueError for other keys, ShapeError for integers out of range
-        and for too many indices.
+        One of the indices may be a tensor of integers: `Graph.gather` along this axis.  Raises AttributeValueError for
+        other keys, ShapeError for integers out of range and for too many indices.
         """
         return _index(self, key)
 
@@ -182,13 +197,18 @@ def _index(x: Tensor, key: Any) -> Tensor:
         keys.append(Ellipsis)
     place = keys.index(Ellipsis)
     keys[place : place + 1] = [slice(None)] * (x.rank - used)
+    if sum(isinstance(one, Tensor) for one in keys) > 1:
+        raise AttributeValueError(f"{x.name!r} is indexed with several tensors; one takes elements along one axis")
     bounds: list[slice] = []
     shape: list[int] = []
+    taken: tuple[Tensor, int] | None = None
     for one in keys:
         if one is None:
             shape.append(1)
             continue
         size = x.shape[len(bounds)]
+        if isinstance(one, Tensor):
+            taken, one = (one, len(shape)), slice(None)
         if isinstance(one, slice):
             if one.step == 0:
                 raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
@@ -202,7 +222,8 @@ def _index(x: Tensor, key: Any) -> Tensor:
             bounds.append(slice(one % size, one % size + 1))
     if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
         x = x.graph.slice(x, *([getattr(one, part) for one in bounds] for part in ("start", "stop", "step")))
-    return x if x.shape == tuple(shape) else x.graph.reshape(x, shape)
+    x = x if x.shape == tuple(shape) else x.graph.reshape(x, shape)
+    return x if taken is None else x.graph.gather(x, taken[0], axis=taken[1])
 
 
 def _key(x: Tensor, one: Any) -> Any:
@@ -210,10 +231,12 @@ def _key(x: Tensor, one: Any) -> Any:
     try:
         if isinstance(one, slice):
             return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
+        if isinstance(one, Tensor) and one.dtype.is_int:
+            return one
         return one if one is None or one is Ellipsis else integer(one)
     except Unfit:
         raise AttributeValueError(
-            f"{x.name!r} is indexed by integers, slices, ... and None, got {shown(one)}; gather takes a tensor"
+            f"{x.name!r} is indexed by integers, slices, ..., None and a tensor of integers, got {shown(one)}"
         ) from None
 
 

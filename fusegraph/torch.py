@@ -21,8 +21,8 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
 - rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a
   divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
 - sparse, nested and quantised tensors;
-- ``copy_`` to inputs that a model changes (running statistics): all of them are written at the end, by one call, which
-  cuts no piece in two.
+- ``copy_`` to inputs of what torch computes, and to inputs that another piece or torch reads later: all of these are
+  written at the end, by one call, which cuts no piece in two.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from graphs import check_all, check_on_gpu, executables
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
 from codegen.arch import DEFAULT_SHARED_BYTES_PER_BLOCK
-from codegen.rows.schedule import SIZE_OF, RowsSchedule
+from codegen.dtypes import SIZE_OF
+from codegen.rows.schedule import RowsSchedule
 from codegen.rows.space import normalize
 from codegen.spec import RowsSpec
 from codegen.target import PORTABLE, target

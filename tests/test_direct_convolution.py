@@ -152,6 +152,8 @@ def test_filters_of_every_size(layout):
     cases.append(direct((1, 8, 4, 100), (1, 64), "float64", layout=layout, padding=((0, 0), (31, 32))))
     cases.append(direct((1, 8, 100, 4), (64, 1), layout=layout, padding=((31, 32), (0, 0))))
     cases.append(direct((1, 4, 20, 21), (8, 8), channels=4, filters=8, layout=layout, padding=3))
+    cases.append(direct((2, 6, 5, 9, 8), (7, 7, 7), layout=layout, padding=3))
+    cases.append(direct((1, 6, 20, 17), (31, 17), "bfloat16", layout=layout, padding=(15, 8)))
     check_cases(cases, guard=True)
 
 

@@ -15,10 +15,10 @@ from graphs import executables
 
 import fusegraph as fg
 from fusegraph.engines.cpu import CpuExecutable
-from fusegraph.errors import ArgumentError, DeviceError, FusegraphError, ToolchainError
+from fusegraph.errors import ArgumentError, CompileError, DeviceError, FusegraphError, ToolchainError
 from fusegraph.plan import Plan
 from fusegraph.report.check import check_executable, random_inputs
-from fusegraph.runtime import driver
+from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.cache import DiskCache
 
 Array = np.ndarray[Any, Any]
@@ -373,6 +373,35 @@ def test_without_a_driver() -> None:
     assert executable.kernels[0].cubin.startswith(b"\x7fELF")  # type: ignore[attr-defined]
     with pytest.raises(DeviceError, match=r"input 'x' of graph 'no driver' is on cpu|driver"):
         executable(np.zeros((64, 64), F32))
+
+
+def test_compiling_while_the_caller_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``wait`` compile returns before NVRTC is done; what NVRTC says comes when kernels are needed."""
+    g = fg.Graph("waiting")
+    x = g.tensor("x", (8, 8))
+    g.output(g.relu(x), name="y")
+    go_on, compiled = threading.Event(), nvrtc._compile
+
+    def held(unit: Any, cache: Any) -> Any:
+        assert go_on.wait(60)
+        return compiled(unit, cache)
+
+    monkeypatch.setattr(nvrtc, "_compile", held)
+    executable: Any = fg.compile(g, "cuda", target="sm_90a", cache=DiskCache(tmp_path), wait=False)
+    go_on.set()
+    assert executable.kernels[0].cubin.startswith(b"\x7fELF")
+    executable = fg.compile(g, "cuda", target="sm_90a", cache=DiskCache(tmp_path), wait=False)
+    assert executable.kernels[0].cached
+
+    def broken(unit: Any, cache: Any) -> Any:
+        raise CompileError("broken")
+
+    monkeypatch.setattr(nvrtc, "_compile", broken)
+    executable = fg.compile(g, "cuda", target="sm_80", cache=DiskCache(tmp_path), wait=False)
+    with pytest.raises(CompileError, match="broken"):
+        executable.kernels  # noqa: B018
+    with pytest.raises(CompileError, match="broken"):
+        fg.compile(g, "cuda", target="sm_80", cache=DiskCache(tmp_path))
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,9 +156,19 @@ WINDOWS = "the rows of operand A are no windows of an image"
             "float32",
             "sm_80",
             "simt",
-            {"wgmma": "sm_80 has no warpgroup", "mma": "float32 is multiplied in parts by", "halo": WINDOWS},
+            {
+                "wgmma": "sm_80 has no warpgroup",
+                "mma": "float32 is multiplied in parts by",
+                "halo": WINDOWS,
+                "stem": WINDOWS,
+            },
         ),
-        ("float64", "sm_90a", "simt", dict.fromkeys(("wgmma", "mma", "halo"), "tensor cores do not multiply float64")),
+        (
+            "float64",
+            "sm_90a",
+            "simt",
+            dict.fromkeys(("wgmma", "mma", "halo", "stem"), "tensor cores do not multiply float64"),
+        ),
     ],
 )
 def test_why_a_contraction_has_no_faster_form(dtype, arch, form, reasons):

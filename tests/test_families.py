@@ -84,6 +84,10 @@ def graphs() -> Iterator[fg.Graph]:
     x = g.tensor("x", (2, 64, 16, 16), layout="NHWC")
     g.output(g.conv_fprop(x, g.tensor("w", (64, 8, 3, 3)), padding=1, groups=8), name="y")
     yield g
+    g = fg.Graph("stem", io_dtype="bfloat16")
+    y = g.conv_fprop(g.tensor("x", (2, 3, 64, 64)), g.tensor("w", (64, 3, 7, 7)), stride=2, padding=3)
+    g.output(y, name="y", layout="NHWC")
+    yield g
     g = fg.Graph("winograd")
     x = g.tensor("x", (1, 16, 16, 16))
     g.output(g.conv_fprop(x, g.tensor("w", (16, 16, 3, 3)), padding=1, algorithm="winograd_4x4"), name="y")
@@ -148,7 +152,7 @@ def test_costs_are_those_that_schedules_are_ranked_by(
             if form.name != "mma":  # its schedules are ranked without the time between loads
                 assert costs[:1] == [min(costs)][: len(costs)]
             seen.add(form.name)
-    assert seen == {"wgmma", "mma", "simt", "slide"}
+    assert seen == {"wgmma", "mma", "stem", "simt", "slide"}
 
 
 def test_text_says_what_is_unusual(rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]) -> None:

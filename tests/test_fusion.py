@@ -317,3 +317,18 @@ def test_a_wider_cast_is_made_where_it_is_read() -> None:
     large = {t for kernel in made.kernels for t in kernel.group.writes if t.size == x.size}
     assert all(t.dtype.name == "bfloat16" for t in large), large
     assert len(large) == 2, "the convolution's result and the normal one"
+
+
+def test_a_gradient_is_widened_where_it_is_read() -> None:
+    """The gradient of a norm reads a 16-bit gradient of a convolution several times: the product stores it as it is."""
+    g, shape = fg.Graph("gradient", io_dtype="bfloat16"), (8, 64, 14, 14)
+    loss, w = g.tensor("loss", (8, 32, 14, 14), layout="NHWC"), g.tensor("w", (32, 64, 1, 1))
+    x, kept = g.tensor("x", shape, layout="NHWC"), g.tensor("kept", shape, "bool", layout="NHWC")
+    y = g.cast(g.conv_dgrad(loss, w, shape[2:]), "float32")
+    y = g.cast(g.binary_select(y, y * 0.0, kept), "bfloat16")
+    scale, mean, inverse = (g.tensor(name, (1, 64, 1, 1), "float32") for name in ("scale", "mean", "inverse"))
+    for result in g.batchnorm_backward(y, x, scale, mean, inverse):
+        g.output(result)
+    made = plan(g)
+    assert len(made.kernels) == 2
+    assert all(t.dtype.name == "bfloat16" for k in made.kernels for t in k.group.writes if t.size == x.size)

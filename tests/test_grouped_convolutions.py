@@ -140,6 +140,7 @@ def test_halos_of_warpgroups(stages):
             ((2, 72, 9, 8), (72, 24, 3, 3), {"dilation": (1, 2), "padding": 2}),
             ((3, 96, 6, 9), (192, 12, 3, 2), {"padding": ((1, 0), (2, 1)), "stride": (2, 1)}),
             ((2, 112, 6, 6), (112, 56, 3, 3), {"padding": 1}),
+            ((2, 32, 9, 7), (48, 32, 3, 3), {"padding": 1}),  # one group
         )
     ]
     check_cases([*cases, poisoned(cases[0], slice(16, 48))], guard=True)

@@ -175,6 +175,39 @@ def test_parameters_are_not_overwritten() -> None:
         graph.compile("cpu")(w, x, out=w)
 
 
+def test_what_a_graph_assigns_to_is_no_parameter() -> None:
+    graph = fg.Graph("g")
+    state, w = (graph.tensor(n, (16, 16), parameter=True) for n in ("state", "w"))
+    total = graph.reduction(state, mode="add", axes=0, keepdims=True)
+    graph.assign(state[2:4], graph.reduction(w, mode="add", axes=0, keepdims=True) + 0 * state[2:4])
+    graph.assign(state[:1], graph.reduction(w, mode="max", axes=0, keepdims=True))  # a packed tensor, as it is
+    graph.output(total, name="total")
+    assert set(plan(graph).packed.values()) == {("w",)}
+    executable = graph.compile("cpu")
+    rng = np.random.default_rng(0)
+    s, w = (rng.normal(size=(16, 16)).astype(np.float32) for _ in range(2))
+    for _ in range(2):
+        before = s.copy()
+        np.testing.assert_allclose(executable(s, w), before.sum(0, keepdims=True), rtol=1e-4, atol=1e-5)
+        before[2:4], before[:1] = w.sum(0), w.max(0)
+        np.testing.assert_allclose(s, before, rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_whose_sizes_vary_pack_nothing() -> None:
+    graph = fg.Graph("g")
+    x, w = graph.tensor("x", (fg.Dim("n", 1, 64), 16)), graph.tensor("w", (16, 16), parameter=True)
+    graph.output(x * graph.reduction(w, mode="add", axes=0, keepdims=False), name="y")
+    executable = graph.compile("cpu")
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(16, 16)).astype(np.float32)
+    for n in (3, 64):
+        x = rng.normal(size=(n, 16)).astype(np.float32)
+        for _ in range(2):
+            np.testing.assert_allclose(executable(x, w), expected(x, w), rtol=1e-4)
+            w *= 2  # which nobody has to tell
+    assert executable.packed_bytes == 0
+
+
 def test_torch_counts_versions() -> None:
     torch = pytest.importorskip("torch")
     executable = executable_of_layer()

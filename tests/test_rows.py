@@ -286,7 +286,7 @@ def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         result = check_executable(executable, random_inputs(executable.graph))
         assert result.ok, f"{executable.plan.kernels[0].choice.schedule}: {result}"
     forms = {(form, False, cluster) for form in ("registers", "shared", "memory") for cluster in (False, True)}
-    assert tried == forms | {("registers", True, False), ("memory", True, False)}
+    assert tried == forms | {(form, True, cluster) for form in ("registers", "memory") for cluster in (False, True)}
 
 
 def _others(spec: RowsSpec) -> list[RowsSchedule]:
@@ -294,7 +294,9 @@ def _others(spec: RowsSpec) -> list[RowsSchedule]:
     assert isinstance(best, RowsSchedule)
     if best.across:
         one, few = replace(best, vector=1, rows=32, lanes=1, form="memory"), replace(best, rows=best.vector, lanes=32)
-        return [one, few, replace(few, form="memory"), replace(one, across=False, lanes=32, rows=4)]
+        some = [replace(few, form=form, cluster=c) for form in ("registers", "memory") for c in (2, 8)]
+        some += [replace(best, form="memory", cluster=2), replace(one, cluster=4)]
+        return [one, few, replace(few, form="memory"), replace(one, across=False, lanes=32, rows=4), *some]
     forms = [replace(best, form=form, lanes=64, rows=1, cluster=c) for form in ("shared", "memory") for c in (1, 2, 8)]
     return [*forms, replace(best, form="registers", lanes=64, rows=1, cluster=4), replace(best, vector=1, lanes=1)]
 

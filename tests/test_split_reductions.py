@@ -9,11 +9,14 @@ import pytest
 from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
+from codegen.target import target
 from fusegraph.dtypes import float32
+from fusegraph.lowering import rows
+from fusegraph.lowering.base import Options
 from fusegraph.ops.modes import COMBINED, PARTS
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes import split_reductions
-from fusegraph.plan import plan
+from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import random_inputs, run
 
 
@@ -77,6 +80,7 @@ def test_what_the_user_sees() -> None:
 def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits short reductions, too."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
+    monkeypatch.setattr(rows, "BLOCK_RATE", 1e-3)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
     monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)
@@ -121,6 +125,45 @@ def standardized(shape: tuple[int, ...], axes: Any, **how: Any) -> fg.Graph:
     g.output(variance, name="variance")
     g.output(g.relu(centred / g.sqrt(variance + 1e-5)), name="y")
     return g
+
+
+def channels_norm(shape: tuple[int, ...], dtype: str = "bfloat16", *, back: bool = False) -> fg.Graph:
+    """Returns a norm of channels, which come last, with what is around it in training; or its gradient."""
+    g = fg.Graph(f"channels {shape} {dtype} {back}", io_dtype=dtype)
+    x, other = (g.tensor(name, shape, layout="NHWC") for name in ("x", "other"))
+    one = (1, shape[1], 1, 1)
+    if not back:
+        y, *kept = g.batchnorm(x, g.tensor("scale", one), g.tensor("bias", one))
+        g.output(g.relu(y + other), name="y")
+        for n, tensor in enumerate(kept):
+            g.output(tensor, name=f"kept {n}")
+        return g
+    loss = g.tensor("loss", shape, layout="NHWC")
+    loss = g.output(g.binary_select(loss, loss * 0.0, other > 0.0), name="passed on")
+    scale, mean, inverse = (g.tensor(name, one, "float32") for name in ("scale", "mean", "inverse"))
+    for n, tensor in enumerate(g.batchnorm_backward(loss, x, scale, mean, inverse)):
+        g.output(tensor, name=f"gradient {n}")
+    return g
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "kernels"),
+    [((32, 96, 14, 14), 1), ((8, 16, 28, 28), 1), ((8, 384, 14, 14), 1), ((64, 256, 14, 14), 3), ((64, 64, 56, 56), 3)],
+)
+def test_norms_of_channels(shape: tuple[int, ...], kernels: int, back: bool) -> None:
+    """One kernel, of clusters, where strips of channels stay on the chip; else both sums of parts, of all, results."""
+    found = plan(channels_norm(shape, back=back), Options(target=target("h200")), choose=by_cost_model(target("h200")))
+    assert len(found.kernels) == kernels
+    first = found.kernels[0].source
+    assert first.grid[0] >= 16
+
+
+def test_clusters_of_strips_are_right() -> None:
+    graphs = [channels_norm((3, 20, 19, 21), dtype, back=back) for dtype in ("float32", "bfloat16") for back in (0, 1)]
+    g = fg.Graph("softmax of columns")
+    g.output(g.softmax(g.tensor("x", (4099, 24)), 0), name="y")
+    check_all([*graphs, g], arch="sm_90a")
 
 
 def test_mode_var_reads_its_tensor_once() -> None:

@@ -3,6 +3,7 @@
 wgmma  tiles multiplied by warpgroups, brought by TMA (Hopper, `codegen.contraction.wgmma`).
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction.mma`).
 halo   convolutions in groups of few channels: windows are read from a part of the image (`codegen.contraction.halo`).
+stem   convolutions of few channels: words of a part of the image are the terms (`codegen.contraction.stem`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.contraction.simt`).
 """
 
@@ -11,10 +12,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.bf16x6 import BF16X6
-from codegen.contraction import halo, halo_schedule, mma, mma_schedule, simt, simt_schedule, wgmma, wgmma_schedule
+from codegen.contraction import (
+    halo,
+    halo_schedule,
+    mma,
+    mma_schedule,
+    simt,
+    simt_schedule,
+    stem,
+    stem_schedule,
+    wgmma,
+    wgmma_schedule,
+)
 from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
+from codegen.contraction.stem_schedule import StemSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
 from codegen.family import EstimatedFamily, Form
@@ -56,6 +69,7 @@ FAMILY = EstimatedFamily(
             cost=mma_schedule.cost,
         ),
         Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
+        Form("stem", StemSchedule, stem_schedule.schedules, stem.render, stem_schedule.cycles, cost=stem_schedule.cost),
         Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
     ),
     last_competes=_in_parts,

@@ -29,7 +29,7 @@ PLACES = ("image0", "depth0", "row0", "col0")
 
 def render(spec: ContractionSpec, schedule: HaloSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
-    return _Renderer(spec, schedule).render()
+    return Renderer(spec, schedule).render()
 
 
 def _results(spec: ContractionSpec) -> ContractionSpec:
@@ -39,11 +39,13 @@ def _results(spec: ContractionSpec) -> ContractionSpec:
     return replace(spec, batch=(), n=(spec.batch[0], *spec.n), program=restrided(spec.program, turned))
 
 
-class _Renderer:
-    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
+class Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: HaloSchedule, tile: type[HaloTile] = HaloTile) -> None:
         self.spec, self.s = spec, schedule
-        self.x = x = HaloTile(spec, schedule)
+        self.x = x = tile(spec, schedule)
         self.at = x.at
+        #: whether lanes need no registers for the places of their chunks, and whether floats are still to be rounded
+        self.whole, self.rounds = self.at.width % STEP == 0, self.at.types[0] == "tf32"
         self.w = Kernel(spec.name)
         self.image, self.filters = (self.w.names.unique(g.operand.name) for g in (spec.a, spec.b))
         total = prod(spec.m)
@@ -65,7 +67,8 @@ class _Renderer:
         sizes = " x ".join(str(size) for size in s.tile if size > 1) or "1"
         details = [
             f"{spec.sums} of {at.types[0]}",
-            f"tiles of {sizes} positions of {s.groups} groups; {s.warps} warps, each {x.own * FRAGMENT_ROWS} positions",
+            f"tiles of {sizes} positions{f' of {s.groups} groups' if at.groups > 1 else ''}; {s.warps} warps, each "
+            f"{x.own * FRAGMENT_ROWS} positions",
         ]
         w.parameters += [parameter(spec.a.operand, self.image), parameter(spec.b.operand, self.filters)]
         w.parameters += self.fragments.epilogue.pointers.parameters()
@@ -291,10 +294,9 @@ class _Renderer:
     def _multiply(self) -> None:
         """Writes the products of all steps of the reduction."""
         w, x, at, groups = self.w, self.x, self.at, self.s.groups
-        whole = at.width % STEP == 0
         self._reach()
         w.line(f"{self.fragments.total} sum[{groups}][{x.own}][{at.fragments}][4] = {{}};")
-        short = x.steps * groups * x.own * at.fragments <= UNROLLED and (whole or x.steps <= KEPT)
+        short = x.steps * groups * x.own * at.fragments <= UNROLLED and (self.whole or x.steps <= KEPT)
         w.line("#pragma unroll" if short else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
             self._step()
@@ -302,7 +304,7 @@ class _Renderer:
                 w.line(f"uint32 a[{x.own}][4];")
                 with w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
                     self._load_fragment("a[i]")
-                    if at.types[0] == "tf32":
+                    if self.rounds:
                         w.line("round_to_tf32(a[i]);")
                 with w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
                     self._filter()
@@ -312,14 +314,14 @@ class _Renderer:
     def _multiply_together(self) -> None:
         """Writes the same for warpgroups: the fragments of a step are read while those before are multiplied."""
         w, x, at = self.w, self.x, self.at
-        whole, columns = at.width % STEP == 0, at.filters
+        columns = at.filters
         w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
         self._reach()
         groups = self.s.groups
         w.line(f"float sum[{groups}][{x.own}][{columns // 2}] = {{}};")
         w.line(f"uint32 a[2][{groups}][{x.own}][4];  // of two steps in turn")
         each = f"for (int g = 0; g < {groups}; ++g)", f"for (int i = 0; i < {x.own}; ++i)"
-        w.line("#pragma unroll" if whole and x.steps * groups * x.own <= 64 else "#pragma unroll 2")
+        w.line("#pragma unroll" if self.whole and x.steps * groups * x.own <= 64 else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
             self._step()
             with w.unrolled(*each):
@@ -344,7 +346,7 @@ class _Renderer:
             number = f"min({number}, {at.filters - 1})"
         w.line("uint32 b[2];")
         w.line(f"load_chunks(b, &shared.filters[g * {at.filters} + {number}][kk * {STEP} + lane % 4 * {CHUNK}]);")
-        if at.types[0] == "tf32":
+        if self.rounds:
             w.line("round_to_tf32(b);")
 
     # ---- results

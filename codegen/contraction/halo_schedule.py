@@ -23,6 +23,7 @@ from codegen.tile_path import product_types
 CHUNK, STEP, BANKS = 8, 32, 128
 FRAGMENT_ROWS, FRAGMENT_COLS = 16, 8  # results of a product
 DIMS = 3  # spatial dimensions of a tile
+MOST_ALONE = 64  # bytes of channels without groups
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,20 @@ class Windows:
 
 def windows(spec: ContractionSpec) -> Windows:
     """Returns the convolution that a spec is.  Raises Declined, with the reason, if it has no kernel of this form."""
+    at = convolution(spec)
+    if at.groups == 1 and at.width > MOST_ALONE:
+        raise Declined(f"there is one group of {at.channels} channels")
+    if not all(as_it_lies(gather, kind) for gather, kind in zip((spec.a, spec.b), at.types)) or "float8" in at.types[0]:
+        raise Declined("an operand is computed or converted")
+    if at.width % CHUNK or at.filters % 2:
+        raise Declined(
+            f"groups of {at.channels} channels and {at.filters} filters: no {CHUNK} bytes, and pairs of filters"
+        )
+    return at
+
+
+def convolution(spec: ContractionSpec) -> Windows:
+    """Returns the convolution that a spec is.  Raises Declined, with the reason, if it is none of an image."""
     types, image = product_types(spec, widen=False), spec.a.image
     if image is None or image.across:
         raise Declined("the rows of operand A are no windows of an image")
@@ -115,21 +130,14 @@ def windows(spec: ContractionSpec) -> Windows:
         raise Declined("phases of a strided convolution, or a filter turned around")
     if spec.others or spec.partials:
         raise Declined("it has one filter, and makes no reductions of its results")
-    if len(spec.batch) != 1 or spec.batch[0] == 1:
-        raise Declined("there is one group of channels")
-    if not all(as_it_lies(gather, kind) for gather, kind in zip((spec.a, spec.b), types)) or "float8" in types[0]:
-        raise Declined("an operand is computed or converted")
-    itemsize, (channels, *taps), filters = spec.a.operand.dtype.itemsize, spec.k, prod(spec.n)
-    if channels * itemsize % CHUNK or filters % 2 or len(spec.n) > 1:
-        raise Declined(f"groups of {channels} channels and {filters} filters: no {CHUNK} bytes, and pairs of filters")
+    if len(spec.batch) != 1 or len(spec.n) != 1:
+        raise Declined("its batch is not one of groups")
     if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
         raise Declined("there is nothing to multiply")
-    return _in_space(spec, image, types, (channels, *taps), filters)
+    return _in_space(spec, image, types)
 
 
-def _in_space(
-    spec: ContractionSpec, image: Image, types: tuple[str, str], inner: tuple[int, ...], filters: int
-) -> Windows:
+def _in_space(spec: ContractionSpec, image: Image, types: tuple[str, str]) -> Windows:
     missing = DIMS - len(image.sizes)
 
     def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
@@ -139,13 +147,13 @@ def _in_space(
         types,
         spec.a.operand.dtype.itemsize,
         spec.batch[0],
-        inner[0],
-        filters,
+        spec.k[0],
+        spec.n[0],
         spec.m[0],
         three(spec.m[1:], 1),
         three(image.sizes, 1),
         three(image.steps, 0),
-        three(inner[1:], 1),
+        three(spec.k[1:], 1),
         three(image.stride, 1),
         three(image.dilation, 1),
         three(image.before, 0),
@@ -167,14 +175,16 @@ def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
 class HaloTile:
     """What a block has in shared memory, and how its warps share the results of a tile."""
 
+    convolution = staticmethod(windows)
+    parts = 1  #: of an element of the operands
+
     def __init__(self, spec: ContractionSpec, schedule: HaloSchedule) -> None:
-        self.spec, self.s, self.at = spec, schedule, windows(spec)
+        self.spec, self.s, self.at = spec, schedule, self.convolution(spec)
         s, at = schedule, self.at
         #: elements of the image under the tile: images, and in each spatial dimension
         self.under = (s.images, *at.under(s.tile[1:]))
         self.pixels, self.positions = prod(self.under), prod(s.tile)
         self.cols, self.width = s.groups * at.filters, s.groups * at.width
-        self.steps = -(-at.chunks * CHUNK // STEP)
         self.edges = tuple(Edge(*both) for both in zip((at.images, *at.out), s.tile))
         self.slabs = Edge(at.groups, s.groups)
         self.tiles = prod(edge.tiles for edge in self.edges)
@@ -185,9 +195,23 @@ class HaloTile:
         self.direct = at.filters >= FRAGMENT_COLS and all(x.operand.strides[-1] == 1 for x in spec.program.stores)
         #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
         self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
-        outside = (spec.a.outer[0], *at.steps)
-        self.image_vector = vector_bytes(spec.a, outside, gcd(at.width * at.groups, self.width))
-        self.filter_vector = vector_bytes(spec.b, (*spec.b.batch, *spec.b.outer, *spec.b.inner[1:]), at.width)
+
+    @cached_property
+    def steps(self) -> int:
+        """Products that the reduction takes."""
+        return -(-self.at.chunks * CHUNK // STEP)
+
+    @cached_property
+    def image_vector(self) -> int:
+        """Bytes of a copy of the image, 0 where there is none."""
+        outside = (self.spec.a.outer[0], *self.at.steps)
+        return vector_bytes(self.spec.a, outside, gcd(self.at.width * self.at.groups, self.width))
+
+    @cached_property
+    def filter_vector(self) -> int:
+        """Bytes of a copy of the filters, 0 where there is none."""
+        b = self.spec.b
+        return vector_bytes(b, (*b.batch, *b.outer, *b.inner[1:]), self.at.width)
 
     @property
     def registers(self) -> int:
@@ -203,18 +227,26 @@ class HaloTile:
             key=lambda found: found[1] + found[0] / 4096,
         )
 
+    @property
+    def image(self) -> Buffer:
+        """The part of the image."""
+        shape = (self.pixels, self.reads[0])
+        return Buffer("image", "unsigned char", shape, self.s.stages, align=VECTORS, note="under the tile")
+
+    @property
+    def tables(self) -> tuple[Buffer, ...]:
+        """What lies there besides the operands."""
+        return ()
+
     @cached_property
     def buffers(self) -> Buffers:
-        pitch, row = self.reads[0], self.steps * STEP
+        row = self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
         rows, columns = (2 * self.steps, VECTORS * self.cols) if self.s.wgmma else (self.cols, row)
         sums = max(FRAGMENT_ROWS * (self.cols + MOST_PAD), self.cols * (FRAGMENT_ROWS + MOST_PAD))
-        image = Buffer(
-            "image", "unsigned char", (self.pixels, pitch), self.s.stages, align=VECTORS, note="under the tile"
-        )
-        filters = Buffer("filters", "unsigned char", (rows, columns), align=BANKS, note="tap by tap")
+        filters = Buffer("filters", "unsigned char", (self.parts * rows, columns), align=BANKS, note="tap by tap")
         left = Buffer("sums", "float", (self.s.warps, sums), align=VECTORS, note="each warp's, on their way out")
-        return Buffers((image, filters) if self.direct else (image, filters, left))
+        return Buffers((self.image, filters, *self.tables, *(() if self.direct else (left,))))
 
     def resident(self, target: Target) -> int:
         """Returns how many blocks a multiprocessor holds."""
@@ -225,13 +257,13 @@ class HaloTile:
 def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
     """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
     under = (tile[0], *at.under(tile[1:]))
-    rows = [sum(c * step for c, step in zip(place, _pixels(at, under))) for place in _first(tile, 12)]
+    rows = [sum(c * step for c, step in zip(place, _pixels(at, under))) for place in first_positions(tile, 12)]
     reach = [step * dilation for step, dilation in zip(_pixels(at, under, 1), at.dilation)]
     steps = range(0, -(-at.chunks // 4), -(-at.chunks // 16))
     found = 0
     for step in steps:
         chunks = [divmod(min(4 * step + lane, at.chunks - 1), at.width // CHUNK) for lane in range(4)]
-        taps = [(sum(c * r for c, r in zip(_split(tap, at.taps), reach)), inside) for tap, inside in chunks]
+        taps = [(sum(c * r for c, r in zip(unravel(tap, at.taps), reach)), inside) for tap, inside in chunks]
         for first in (0, 8):
             places = {(row + tap) * pitch + inside * CHUNK for row in rows[first : first + 4] for tap, inside in taps}
             banks = [place % BANKS for place in places]
@@ -245,14 +277,14 @@ def _pixels(at: Windows, under: tuple[int, ...], first: int = 0) -> list[int]:
     return steps[1:] if first else [step * stride for step, stride in zip(steps, (1, *at.stride))]
 
 
-def _split(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def unravel(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the coordinates of a row-major position."""
     return tuple(number // prod(sizes[d + 1 :]) % size for d, size in enumerate(sizes))
 
 
-def _first(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+def first_positions(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """Returns the coordinates of the first positions of a tile."""
-    return [_split(number, sizes) for number in range(min(count, prod(sizes)))]
+    return [unravel(number, sizes) for number in range(min(count, prod(sizes)))]
 
 
 # ---- schedules
@@ -313,7 +345,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSche
 
 def _candidates(at: Windows) -> Iterator[HaloSchedule]:
     counts = dict.fromkeys(max(1, min(at.groups, width // at.width)) for width in WIDTHS)
-    for groups, (images, depth, rows, cols) in product(counts, _tiles(at)):
+    for groups, (images, depth, rows, cols) in product(counts, likely_tiles(at)):
         fragments = -(-images * depth * rows * cols // FRAGMENT_ROWS)
         for warps in dict.fromkeys(-(-fragments // own) for own in range(1, MOST_OWN + 1)):
             for stages in (1, 2) if warps <= MOST_WARPS else ():
@@ -324,7 +356,7 @@ def _candidates(at: Windows) -> Iterator[HaloSchedule]:
                 yield from every
 
 
-def _tiles(at: Windows) -> list[tuple[int, int, int, int]]:
+def likely_tiles(at: Windows) -> list[tuple[int, int, int, int]]:
     """Returns tiles of positions, parts of an image or whole images: those of every size that make the least work."""
     low, high = POSITIONS
     found: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = {}

@@ -50,6 +50,11 @@ class Block:
         arrivals = s.producers * GROUP if s.gather else s.producer_warpgroups * GROUP // 32
         self.ring = Pipeline(w, "", s.stages, fills=copied + arrivals, releases=1 if s.pingpong else s.groups)
 
+    @property
+    def at_batch(self) -> str:
+        """The C expression of a tile's batch, in a type that offsets of results fit."""
+        return "at.batch" if self.t == "int32" else f"{self.t}(at.batch)"
+
     # ---- loops
 
     @contextmanager

@@ -103,7 +103,7 @@ class OperandAWriter(OperandWriter):
         with w.unrolled("for (int i = 0; i < 2; ++i)"):
             w.line(f"const {self.t} m = {self.block.m.held('m0 + row + i * 8')};")
             outer = coordinates(w, self.t, "m_", "m", rows) if len(rows) > 1 else ["m"]
-            at = [coordinate("at.batch", batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
+            at = [coordinate(self.block.at_batch, batch, d) if prod(batch) > 1 else "0" for d in range(len(batch))]
             for source, name in self._rows:
                 place = self.prologue.place(source)
                 text = linear([*zip(at, place.batch), *zip(outer, place.outer)], place.start)

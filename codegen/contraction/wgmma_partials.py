@@ -19,7 +19,7 @@ class WgmmaPartials(Partials):
 
     def __init__(self, block: Block) -> None:
         names = block.w.names
-        super().__init__(block.w, block.spec, names, block.t, "at.batch" if block.batch > 1 else "0")
+        super().__init__(block.w, block.spec, names, block.t, block.at_batch if block.batch > 1 else "0")
         self.block, self.s = block, block.s
         #: C names of what the warps leave in shared memory
         self.left = [names.unique(x.pointer, "_of_warps") for x in self.rows]

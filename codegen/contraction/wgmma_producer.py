@@ -13,7 +13,7 @@ from codegen.buffers import every
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, PIECES
 from codegen.contraction.wgmma_loads import Loads, OperandWriter
-from codegen.iteration import coordinate, coordinates, linear, long
+from codegen.iteration import coordinate, coordinates, linear, long, signed_index_type
 from codegen.kernel import parameter
 from codegen.operands import Gathered
 from codegen.prologue import Prologue
@@ -69,7 +69,7 @@ class FilledWriter(OperandWriter):
     def __init__(self, block: Block, label: str, side: TilePath, prologue: Prologue) -> None:
         first, edge = (0, block.m) if label == "a" else (len(block.spec.a.operands), block.n)
         super().__init__(block, [(declared, n) for n, declared in enumerate(prologue.parameters(), first)])
-        t = "int32" if side.reach < 2**30 else "int64"
+        t = signed_index_type(2 * side.reach)
         depth, inner, threads = prod(block.spec.k), block.parts.reduction.panel, block.s.producer_warpgroups * GROUP
         tile = edge.size, edge.size, edge.total
         self.loader = TileLoader(block.w, t, side, label, prologue, *tile, depth, inner, threads, f"{label}_tile")
@@ -109,9 +109,10 @@ def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
 def _begin_tile(block: Block, a: OperandWriter, loaders: Sequence[TileLoader], first: str) -> None:
     """Writes where a tile's elements lie, and the first reads."""
     if block.batch > 1:
-        block.w.line("const int batch = at.batch;")
+        itype = "int64" if any(loader.t == "int64" for loader in loaders) else "int"
+        block.w.line(f"const {itype} batch = at.batch;")
         if len(block.parts.batch) > 1 and len(loaders) == 1:
-            coordinates(block.w, "int", "b", "batch", block.parts.batch)
+            coordinates(block.w, itype, "b", "batch", block.parts.batch)
     a.locate()
     for loader in loaders:
         loader.prepare()

@@ -38,7 +38,7 @@ class Results:
         self.staged: list[str] = []
         self.store_maps: list[str] = []
         self.load_maps: dict[int, str] = {}
-        named = [f"b{d}" if len(self.layout.batch) > 1 else "at.batch" for d in range(len(self.layout.batch))]
+        named = [f"b{d}" if len(self.layout.batch) > 1 else block.at_batch for d in range(len(self.layout.batch))]
         #: C expressions of the coordinates of a tile's batch
         self._batch = [name if size > 1 else "0" for name, size in zip(named, self.layout.batch)]
         #: conditions under which row m, or column n, of a tile does not exist
@@ -113,7 +113,8 @@ class Results:
     def batch_coordinates(self) -> None:
         """Writes the coordinates of a tile's batch."""
         if self.block.batch > 1 and len(self.layout.batch) > 1:
-            coordinates(self.w, "int", "b", "at.batch", self.layout.batch, long(self.layout.batch))
+            itype = "int" if self.t == "int32" else self.t
+            coordinates(self.w, itype, "b", "at.batch", self.layout.batch, long(self.layout.batch))
 
     def _row(self, position: str, *, held: bool = False) -> tuple[list[str], list[str]]:
         """Writes the row m of a result, with ``held`` one that exists.

@@ -27,6 +27,22 @@ __device__ __forceinline__ void load_chunks(uint32 (&b)[2], const void* column) 
     b[0] = x[0], b[1] = x[1];
 }
 
+// A fragment of rows of A whose terms lie in words anywhere in shared memory: each lane gives where two rows begin, and
+// how many bytes from there on its first and its second word lie.
+__device__ __forceinline__ void load_words(uint32 (&a)[4], const unsigned char* upper, const unsigned char* lower,
+                                           const Vector<int, 2>& reach) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        a[2 * i] = *reinterpret_cast<const uint32*>(upper + reach[i]);
+        a[2 * i + 1] = *reinterpret_cast<const uint32*>(lower + reach[i]);
+    }
+}
+// Keeps some bits of these words; the others become zero.
+__device__ __forceinline__ void keep_bits(uint32 (&a)[4], const Vector<uint32, 2>& kept) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] &= kept[i / 2];
+}
+
 // Rounds a fragment of floats to tf32.
 __device__ __forceinline__ void round_to_tf32(uint32 (&r)[4]) {
 #pragma unroll

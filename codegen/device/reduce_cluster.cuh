@@ -39,4 +39,26 @@ __device__ __forceinline__ void exp_cluster(T& most, T& sum, T* most_parts, T* s
     exp_lanes<(count < 32 ? count : 32)>(most, sum);
 }
 
+// Over the threads of Blocks blocks that are a multiple of Side apart, as `across`, which has combined those of each
+// block.  parts: those of `across`; of_blocks: Side * V * Blocks elements of every block's shared memory for this
+// reduction alone.
+template <class Op, int Side, int Lanes, int Blocks, int V, class T>
+__device__ __forceinline__ void across_cluster(T (&part)[V], T* parts, T* of_blocks) {
+    constexpr int size = Side * V;
+    const int mine = threadIdx.x % Side;
+    for (int to = threadIdx.x / Side; to < Blocks; to += Lanes)
+#pragma unroll
+        for (int e = 0; e < V; ++e) *cluster_map(of_blocks + cluster_rank() * size + e * Side + mine, to) = part[e];
+    cluster_sync();
+    for (int i = threadIdx.x; i < size; i += Side * Lanes) {
+        T total = of_blocks[i];
+#pragma unroll
+        for (int b = 1; b < Blocks; ++b) total = Op::of(total, of_blocks[b * size + i]);
+        parts[i] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < V; ++e) part[e] = parts[e * Side + mine];
+}
+
 }  // namespace reduce

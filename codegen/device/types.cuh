@@ -18,6 +18,19 @@ typedef unsigned int uint32;
 typedef long long int64;
 typedef unsigned long long uint64;
 
+// The smaller and the larger of two numbers of which one at least has 64 bits, in the type of their sum: CUDA's own are
+// ambiguous for a position of 64 bits and a literal.
+template <bool, class T>
+struct If {};
+template <class T>
+struct If<true, T> {
+  typedef T type;
+};
+template <class A, class B, class T = typename If<sizeof(A) == 8 || sizeof(B) == 8, decltype(A() + B())>::type>
+__device__ __forceinline__ T min(A a, B b) { return T(b) < T(a) ? T(b) : T(a); }
+template <class A, class B, class T = typename If<sizeof(A) == 8 || sizeof(B) == 8, decltype(A() + B())>::type>
+__device__ __forceinline__ T max(A a, B b) { return T(a) < T(b) ? T(b) : T(a); }
+
 struct float16 {
   uint16 bits;
 };

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from codegen.expr import Load, Program, Value
-from codegen.iteration import aligned, extent, restrided, widest_vector
+from codegen.iteration import aligned, extent, restrided, signed_index_type, widest_vector
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Covering, Sliding, Window
 
@@ -159,4 +159,4 @@ def index_type(space: Space) -> str:
         beside = sum(t * w.count * 8 for t, (_, w) in zip(op.strides[space.rank :], space.windows))
         reach = max(reach, extent(shape, op.strides) + beside)
     positions = max((w.size * (space.outer[d] + 1) for d, w in space.windows), default=0)
-    return "int32" if max(reach, prod(space.outer), positions) < 2**31 - 2**20 else "int64"
+    return signed_index_type(reach, prod(space.outer), positions)

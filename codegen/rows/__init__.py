@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.family import Family, Form
+from codegen.iteration import index_type
 from codegen.l2_policy import worth_evict_last
+from codegen.rows import across_schedule
 from codegen.rows import schedule as rows_schedule
 from codegen.rows import walk_schedule as rows_walk_schedule
 from codegen.rows.across import AcrossRenderer
 from codegen.rows.along import AlongRenderer
-from codegen.rows.schedule import RowsSchedule
+from codegen.rows.schedule import RowsSchedule, reads_across
 from codegen.rows.segments import SegmentRenderer
+from codegen.rows.space import normalize
 from codegen.rows.walk import WalkRenderer
 from codegen.spec import KernelSource, RowsSpec
 from codegen.target import Target
@@ -32,7 +35,10 @@ def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
     """Returns schedules worth trying, best guess first."""
     if spec.walk is not None:
         return rows_walk_schedule.schedules(spec, target)
-    found = rows_schedule.schedules(spec, target)
+    space = normalize(spec)
+    across = space.segments is None and reads_across(space)
+    every = (across_schedule if across else rows_schedule).schedules
+    found: Iterator[RowsSchedule] = every(space, target, index_type(*space.bounds()))
     if not worth_evict_last(spec.program, (*spec.outer, *spec.row), target):
         return found
     return (replace(schedule, evict_last=schedule.form != "memory" and not schedule.across) for schedule in found)

@@ -1,7 +1,7 @@
 """Rows kernels whose neighbours in memory belong to neighbouring rows: column sums, statistics of channels.
 
 A thread has ``vector`` neighbouring rows and reads an element of each in one access.  Neighbouring threads have the
-next rows, and the threads that share a row read its elements in turn.
+next rows, and the threads that share a row, of a block or a cluster, read its elements in turn.
 """
 
 from __future__ import annotations
@@ -31,16 +31,23 @@ class AcrossRenderer(RowsRenderer):
         self.dim, self.neighbours = len(self.space.outer) - 1, schedule.vector
         #: neighbouring threads with rows of their own
         self.side = schedule.rows // schedule.vector
-        self.unroll = most(-(-self.length // schedule.lanes))
-        self.ragged = self.length % schedule.lanes != 0 or self.space.total % max(self.length, 1) != 0
+        #: elements of a row that its threads take in one pass
+        self.step = schedule.lanes * schedule.cluster
+        self.unroll = most(-(-self.length // self.step))
+        self.ragged = self.length % self.step != 0 or self.space.total % max(self.length, 1) != 0
+        self._waits = schedule.cluster > 1
         self.array, self.u = f"[{self.unroll}]", "[u]"
 
     def _place(self) -> None:
         s = self.s
         mine = f"threadIdx.x % {self.side}" if s.lanes > 1 else "threadIdx.x"
-        row = f"{block_number(s.itype)} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
+        block, lane = block_number(s.itype), f"threadIdx.x / {self.side}"
+        if s.cluster > 1:
+            self.w.line("cluster_arrive();")
+            block, lane = f"{block} / {s.cluster}", f"cluster_rank() * {s.lanes} + {lane}"
+        row = f"{block} * {s.rows} + {mine}{f' * {s.vector}' if s.vector > 1 else ''}"
         held_row(self.w, s.itype, "row", self.edge, row, s.vector)
-        self.w.line(f"const uint32 lane = threadIdx.x / {self.side};")
+        self.w.line(f"const uint32 lane = {lane};")
 
     # ---- once a row
 
@@ -78,12 +85,18 @@ class AcrossRenderer(RowsRenderer):
 
     def _combined(self, parts: dict[int, str]) -> None:
         w, s = self.w, self.s
+        if self._waits:
+            w.line("cluster_wait();  // all blocks have begun: their shared memory can be written")
+            self._waits = False
         for k, part in parts.items():
-            reduction = self.program.reductions[k]
+            reduction, values = self.program.reductions[k], part[: part.index("[")]
             self.terms[Reduced(k)] = part
-            if s.lanes == 1:
-                continue
-            w.line(self._exchanging(reduction, part[: part.index("[")], self.side, s.lanes, "parts"))
+            if self.step > 1:
+                w.line(self._exchanging(reduction, values, self.side, s.lanes, "parts"))
+            if s.cluster > 1:
+                blocks = w.exchange(reduction.name, "_of_blocks", reduction.ctype, s.cluster * s.rows)
+                how = f"{reduction.combiner.functor}, {self.side}, {s.lanes}, {s.cluster}"
+                w.line(f"reduce::across_cluster<{how}>({values}, {self._exchanges[reduction.ctype]}, {blocks});")
 
     # ---- the elements of a row
 
@@ -92,21 +105,21 @@ class AcrossRenderer(RowsRenderer):
         # Where rows stay in registers, passes are spelled out, as are a few that read again: all loads are in flight
         # at once.  Those past the end are left out, or, when loading, read the last element: no load waits.
         w, s = self.w, self.s
-        lane = "lane" if s.lanes > 1 else "0"
+        lane = "lane" if self.step > 1 else "0"
         begin = "" if self.begin == "0" else f"{self.begin} + "
         if s.form == "memory" and self.unroll > PASSES:
             w.line(f"#pragma unroll {PASSES}")
-            with w.block(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {s.lanes})"):
+            with w.block(f"for ({s.itype} col = {begin}{lane}; col < {self.end}; col += {self.step})"):
                 self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
                 yield
             return
         with w.unrolled(f"for (int u = 0; u < {self.unroll}; ++u)"):
-            start = f"{begin}u * {s.lanes} + lane" if s.lanes > 1 else f"{begin}u"
+            start = f"{begin}u * {self.step} + lane" if self.step > 1 else f"{begin}u"
             if self.ragged and loading:
                 start = at_most(start, self.space.total - 1, s.itype)
             w.line(f"const {s.itype} col = {start};")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-            full = least(self.length // s.lanes) if self.space.total % max(self.length, 1) == 0 else 0
+            full = least(self.length // self.step) if self.space.total % max(self.length, 1) == 0 else 0
             inside = f"u < {full} || col < {self.end}" if full else f"col < {self.end}"
-            with w.guarded(inside if self.ragged and not loading else ""):
+            with w.guarded(inside if self.ragged and not loading and full < self.unroll else ""):
                 yield

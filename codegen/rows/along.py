@@ -253,6 +253,8 @@ class AlongRenderer(RowsRenderer):
 
     def _inside(self, full: int) -> str:
         """Returns the C condition that a pass has an element; the first ``full`` ones of a whole row always do."""
+        if full >= self.unroll:
+            return ""
         last = self.space.chunk is None or self.space.total % self.length == 0
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 

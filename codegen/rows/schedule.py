@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
 
-from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
 from codegen.family import Schedule
-from codegen.iteration import index_type
-from codegen.rows.space import Space, normalize, segments_of_block, widest
+from codegen.rows.space import Space, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
-from codegen.spec import RowsSpec
 from codegen.target import Target
 
 MAX_THREADS = 1024
@@ -29,18 +26,20 @@ LEAST_CLUSTER_BYTES = 8 * 1024
 PROMISING, MOST_TRIED = 1.4, 8
 #: Threads of a block whose rows are too short for all of them.
 SHORT_THREADS = 128
+#: Threads that keep a multiprocessor busy.
+BUSY_THREADS = 1024
 #: Blocks of a cluster that every GPU with clusters can hold; more of them leave some of its SMs idle.
 PORTABLE_BLOCKS = 8
-#: Shared memory that is left for what the threads exchange; across rows, the most that they use for it.
-EXCHANGE_BYTES, EXCHANGE_ACROSS_BYTES = 8 * 1024, 40 * 1024
+#: Shared memory that is left for what the threads exchange.
+EXCHANGE_BYTES = 8 * 1024
 #: Bytes in flight on an SM that keep the memory busy, and those that an SM could read while a kernel begins and ends.
 FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Microseconds from one block to the next that an SM begins.
 BEGIN_US = 0.08
-#: Across rows: the fewest neighbouring rows that are worth it, the most rows of a thread, the bytes that neighbouring
-#: threads should read together, the fewest that do not waste memory bandwidth, and the accesses of a thread that only
-#: reads which should be in flight.
-LEAST_SIDE, MOST_ROWS, SEGMENT_BYTES, SECTOR_BYTES, IN_FLIGHT = 8, 8, 128, 32, 4
+#: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
+LEAST_SIDE, MOST_ROWS = 8, 8
+#: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.
+SEGMENT_BYTES, SECTOR_BYTES = 128, 32
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,30 @@ class RowsSchedule(Schedule):
 
 
 def reads_across(space: Space) -> bool:
-    """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows."""
+    """Tells whether most bytes have their neighbours in the next row, not in the same, and there are enough rows.
+
+    Where as many have either, what is read decides: stores of part of a sector meet in the L2 cache.
+    """
     if space.program.begins:
         return False
-    dim = len(space.outer) - 1
-    along = beside = 0
-    for operand in space.program.operands:
+    dim, loads = len(space.outer) - 1, len(space.program.loads)
+    along, beside = [0, 0], [0, 0]  # bytes in all, and of them those that are read
+    for n, operand in enumerate(space.program.operands):
         if space.varies(operand):
             sizes = zip((*space.outer, *space.row), operand.strides)
             nbytes = operand.dtype.itemsize * prod(size for size, stride in sizes if stride)
-            along += nbytes * (operand.strides[-1] == 1 and space.row[-1] > 1)
-            beside += nbytes * (operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE)
+            for found, meets in (
+                (along, operand.strides[-1] == 1 and space.row[-1] > 1),
+                (beside, operand.strides[dim] == 1 and space.outer[-1] >= LEAST_SIDE),
+            ):
+                found[0] += nbytes * meets
+                found[1] += nbytes * meets * (n < loads)
     return beside > along
 
 
-def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
-    """Returns schedules worth trying, best guess first."""
-    space = normalize(spec)
-    itype = index_type(*space.bounds())
-    if space.segments is not None:
-        return _in_segments(space, target, itype)
-    return _across(space, target, itype) if reads_across(space) else _along(space, target, itype)
-
-
-# ---- along the rows
+def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
+    """Returns schedules whose threads read along rows, or segments of them, best guess first."""
+    return (_along if space.segments is None else _in_segments)(space, target, itype)
 
 
 def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
@@ -114,11 +113,11 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     read = kept or [op for op in program.loads if space.varies(op)]
     vector = widest(space, len(space.outer) + len(space.row) - 1)
     shared = [program.loads[n] for n in stages_along(space, "shared", vector).kept("shared")]
-    clusters = _clusters(target) if space.chunk is None else [1]
+    clusters = clusters_of(target) if space.chunk is None else [1]
     count = prod(space.outer)
     once = [op for op in program.loads if space.varies(op) and op not in read and space.differs(op)]
     found = list(_in_registers(space, target, clusters, vector, read, once)) if space.length else []
-    lanes = min(MAX_THREADS, _power(max(1, -(-space.length // vector))))
+    lanes = min(MAX_THREADS, power(max(1, -(-space.length // vector))))
     if shared and space.chunk is None and lanes >= 128:
         found += _in_shared(space, target, vector, min(SHARED_THREADS, lanes), shared)
     found.sort(key=lambda f: f[0])
@@ -146,8 +145,8 @@ def _in_registers(
     itemsize = sum(op.dtype.itemsize for op in read) or 4
     words = sum(max(1, op.dtype.itemsize // 4) for op in (*read, *once)) or 1
     for cluster in clusters:
-        for power in range(11):
-            lanes = 1 << power
+        for exponent in range(11):
+            lanes = 1 << exponent
             unroll = -(-vectors // (lanes * cluster))
             registers = OTHER_REGISTERS + unroll * vector * words
             nbytes = unroll * vector * itemsize
@@ -173,6 +172,11 @@ def _in_registers(
             # Lanes of a warp that read few bytes side by side use only a part of each memory access.
             width = min(op.dtype.itemsize for op in read) if read else 4
             bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
+            # Where all blocks run at once, more threads hide the latency of memory and of what they compute.
+            blocks = -(-count // schedule.rows) * cluster
+            if lanes > 32 and blocks <= resident * target.sms:
+                busy = schedule.threads * -(-blocks // target.sms)
+                bad *= 1 + 0.1 * max(0.0, log2(BUSY_THREADS / busy))
             yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
 
 
@@ -184,7 +188,7 @@ def _in_shared(
     length, count = space.length, prod(space.outer)
     per_sm = target.arch.shared_bytes_per_sm
     for most in (per_sm // 4, per_sm // 2 - 1024, target.arch.shared_bytes_per_block):
-        cluster = next((c for c in _clusters(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
+        cluster = next((c for c in clusters_of(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
         if cluster is not None:
             schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
             nbytes = -(-itemsize * length // cluster)
@@ -206,7 +210,7 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
     count = prod(space.outer)
     found = []
     for lanes in (512, 256, 128, 64, 1024):
-        for cluster in _clusters(target):
+        for cluster in clusters_of(target):
             warps = lanes // 32
             if warps * cluster >= 2 * segments and lanes * cluster > 64:
                 continue
@@ -220,7 +224,7 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
             found.append((bad * (1 + 0.1 * max(0.0, log2(512 / (lanes * resident)))), schedule))
     found.sort(key=lambda f: f[0])
     yield from [schedule for bad, schedule in found if bad < found[0][0] * PROMISING][:MOST_TRIED]
-    lanes = 32 * min(16, max(2, _power(segments)))
+    lanes = 32 * min(16, max(2, power(segments)))
     yield RowsSchedule("memory", vector, lanes, 1, itype)
 
 
@@ -254,11 +258,17 @@ def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, 
     return idle * few * starved * exchange * together * max(1.0, begun / max(moved, 1.0))
 
 
-def _clusters(target: Target) -> list[int]:
+def clusters_of(target: Target) -> list[int]:
     """Returns the numbers of blocks that may share a row."""
     if not target.arch.has_clusters:
         return [1]
     return [1, 2, 4, 8, 16] if target.arch.major in (9, 10) else [1, 2, 4, 8]
+
+
+def clusters_at_once(target: Target, blocks: int) -> int:
+    """Returns how many clusters of so many blocks run at a time, if each multiprocessor has one block."""
+    known = min(blocks, PORTABLE_BLOCKS)
+    return max(1, target.clusters_of(known) * known // blocks)
 
 
 def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
@@ -266,59 +276,6 @@ def _shaped(form: str, vector: int, lanes: int, itype: str) -> RowsSchedule:
     return RowsSchedule(form, vector, lanes, rows, itype)
 
 
-# ---- across the rows
-
-
-def _across(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
-    program, outer = space.program, space.outer
-    vector = min(MOST_ROWS, widest(space, len(outer) - 1))
-    itemsize = max(op.dtype.itemsize for op in program.operands if space.varies(op))
-    exchanged = sum({r.ctype: SIZE_OF[r.ctype] for r in program.reductions}.values())
-    words = sum(max(1, program.loads[n].dtype.itemsize // 4) for n in Stages(space).kept(early=True)) * vector
-    count = prod(outer)
-    sides = [side for side in (32, 16, 8, 4, 2, 1) if side * vector <= _power(outer[-1])] or [1]
-    enough = 2 * target.sms
-    # Left alone, ptxas may spill a few words of a loop that stores, or adds up several things, to fit one more block.
-    writes = any(space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
-    #: registers of a thread that reads rows again: a word for each of its columns of every operand and sum
-    columns = sum(any(op.strides[: len(outer)]) for op in program.loads) + len(program.reductions)
-    again = OTHER_REGISTERS + vector * columns
-    each = 2 if writes or words else IN_FLIGHT
-
-    def blocks(side: int) -> int:
-        return -(-count // (side * vector))
-
-    wide = [side for side in sides if SEGMENT_BYTES <= side * vector * itemsize <= 2 * SEGMENT_BYTES] or sides[:1]
-    best = next((side for side in wide if blocks(side) >= enough), wide[-1])
-    if blocks(best) < enough // 4:
-        narrow = [side for side in sides if side * vector * itemsize >= SECTOR_BYTES] or sides[:1]
-        best = narrow[-1]
-    order = [best, *(side for side in sides if side != best and side * vector * itemsize >= SECTOR_BYTES)]
-    for side in order[:3]:
-        # An SM with few blocks to work on needs large ones, and has all registers for them.
-        few = blocks(side) < 1.5 * target.sms
-        bounded = writes or words > 0 or few
-        memory: list[RowsSchedule] = []
-        # Parts that are looked at twice are better in small blocks, which do not wait for each other.
-        usual = (512, 256, 1024) if space.chunk is None or not words else (256, 512, 1024)
-        for threads in (1024, 512, 256) if few else usual:
-            lanes = max(32 // side, min(threads // side, _power(-(-space.length // each))))
-            schedule = RowsSchedule("memory", vector, lanes, side * vector, itype, across=True)
-            if exchanged * schedule.exchanged > EXCHANGE_ACROSS_BYTES:
-                continue
-            unroll = -(-space.length // lanes)
-            registers = 2 * OTHER_REGISTERS + unroll * words
-            if unroll and words and registers <= min(MOST_REGISTERS, target.arch.registers_per_sm // (lanes * side)):
-                yield replace(schedule, form="registers")
-            if again * lanes * side > target.arch.registers_per_sm and threads != 256:
-                continue
-            resident = target.arch.blocks_per_sm(lanes * side, max(2 * OTHER_REGISTERS, again)) if bounded else 0
-            memory.append(replace(schedule, resident=resident))
-        if bounded and not few:  # as many threads as possible, which read rows again
-            memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
-        yield from memory
-
-
-def _power(number: int) -> int:
+def power(number: int) -> int:
     """Returns the smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

@@ -13,6 +13,7 @@ import numpy as np
 import fusegraph
 from fusegraph.cli.console import NOT_OK, check_autotune, note, print_json, print_table, progress, say
 from fusegraph.engines import default_engine
+from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
@@ -90,7 +91,7 @@ def _timed(executable: Executable, inputs: Mapping[str, Array]) -> tuple[dict[st
     if not device.is_cuda:
         return outputs, elapsed
     arrays = [to_device(array, device.index) for array in inputs.values()]
-    results = executable(*arrays, stream=0)
+    results = with_own_memory(executable.graph, executable(*arrays, stream=0))
     first, last = driver.Event(device.index), driver.Event(device.index)
     first.record()
     for _ in range(_TIMED_CALLS):

@@ -41,6 +41,7 @@ def compile(
     partition: bool = False,
     autotune: bool | None = None,
     prepack_limit: int | None = None,
+    wait: bool = True,
 ) -> Executable:
     """Compiles a graph.
 
@@ -63,6 +64,7 @@ def compile(
                      cuDNN proposes and keeps the fastest.
     prepack_limit    cuda, cpu: the most bytes of packed copies of parameters; those of the largest are left out.  0
                      computes everything in every call.  Default: a quarter of the parameters' bytes, or 256 MB if more.
+    wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
     target), ToolchainError (no NVRTC, no C++ compiler), DeviceError (no driver), NotSupportedError (cuDNN refuses the
@@ -72,9 +74,8 @@ def compile(
         raise ArgumentError(f"compile takes a Graph, got {shown(graph)}")
     if cache is not None and not isinstance(cache, DiskCache):
         raise ArgumentError(f"cache is {shown(cache)}; it may be None or a DiskCache")
-    strict, fusion, partition = (
-        _option(name, flag, value) for name, value in (("strict", strict), ("fusion", fusion), ("partition", partition))
-    )
+    given = (("strict", strict), ("fusion", fusion), ("partition", partition), ("wait", wait))
+    strict, fusion, partition, wait = (_option(name, flag, value) for name, value in given)
     engine, target = _option("engine", optional(word), engine), _option("target", optional(word), target)
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
@@ -85,7 +86,7 @@ def compile(
     engine = default_engine() if engine is None else engine
     if engine not in ENGINES:
         raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
-    settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune)
+    settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune, wait)
     if not varies(graph):
         return _known(graph, engine, settings)
     from fusegraph.engines import sized
@@ -110,6 +111,7 @@ class _Settings(NamedTuple):
     progress: Callable[..., Any] | None
     partition: bool
     autotune: bool | None
+    wait: bool
 
 
 def _known(graph: Graph, engine: str, s: _Settings) -> Executable:
@@ -136,8 +138,8 @@ def _known(graph: Graph, engine: str, s: _Settings) -> Executable:
         )
     from fusegraph.engines.cuda import CudaExecutable
 
-    measured: dict[str, Any] = {"jobs": s.jobs, "progress": s.progress, "autotune": s.autotune}
-    return CudaExecutable(graph, s.options, **kernels, device=s.device, **measured)
+    compiled: dict[str, Any] = {"jobs": s.jobs, "progress": s.progress, "autotune": s.autotune, "wait": s.wait}
+    return CudaExecutable(graph, s.options, **kernels, device=s.device, **compiled)
 
 
 def _option(name: str, kind: Kind, value: Any) -> Any:

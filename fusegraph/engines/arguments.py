@@ -26,7 +26,7 @@ MOST_KNOWN = 1024
 class Argument:
     """What the array given for one input or output of a compiled graph must be; bytes for packed elements."""
 
-    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device) -> None:
+    def __init__(self, tensor: Tensor, role: str, engine: str, device: Device, *, assigned: bool = False) -> None:
         self.name, self.shape, self.strides, self.dtype = tensor.name, tensor.shape, tensor.strides, tensor.dtype
         self.nbytes = tensor.dtype.nbytes(extent(tensor.shape, tensor.strides))
         self.what = f"{role} {tensor.name!r} of graph {tensor.graph.name!r}"
@@ -34,7 +34,9 @@ class Argument:
             self.shape, self.strides, self.dtype = (self.nbytes,), (1,), uint8
             self.what += f", {tensor.dtype} {list(tensor.shape)} packed in bytes,"
         self.pattern = self.shape, self.strides, self.dtype.itemsize
-        self._role, self._engine, self._device = role, engine, device
+        self._is_output = role == "output"
+        self.written = assigned or self._is_output
+        self._engine, self._device = engine, device
 
     def same_elements(self, other: Argument) -> bool:
         """Tells whether all elements of both coincide in memory once their first elements do."""
@@ -64,8 +66,8 @@ class Argument:
                 f"{self.what} has strides {list(seen.strides)} (elements), the graph was built for "
                 f"{list(self.strides)}; copy the array to that layout, or give tensor() the array's strides"
             )
-        if seen.readonly and self._role == "output":
-            raise ArgumentError(f"{self.what} is read-only")
+        if seen.readonly and self.written:
+            raise ArgumentError(f"{self.what} is read-only{'' if self._is_output else ', and the graph assigns to it'}")
         keep.append(seen)
         return seen.pointer
 
@@ -73,12 +75,14 @@ class Argument:
 class Overlaps:
     """Finds arguments of a graph that share memory.
 
-    An output must be disjoint from other outputs, and either disjoint from an input or exactly in its place.  Answers
-    are remembered by the distance between the two addresses.
+    An output must be disjoint from other outputs, and either disjoint from an input or exactly in its place.  An input
+    that is assigned to must be disjoint from all others.  Answers are remembered by the distance between the two
+    addresses.
     """
 
     def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
         self._arguments, self._inputs = [*inputs, *outputs], len(inputs)
+        self._assigned = any(argument.written for argument in inputs)
         #: (first, second, low, high): their ranges meet if low < address of the first - address of the second < high
         self._near = [
             (first, second, -self._arguments[first].nbytes, self._arguments[second].nbytes)
@@ -86,6 +90,28 @@ class Overlaps:
             for first in range(second)
         ]
         self._known: dict[tuple[int, int, int], bool | None] = {}
+        self._apart: set[tuple[int, ...]] = set()  # addresses of inputs that were checked
+
+    def check_inputs(self, addresses: Sequence[int]) -> None:
+        """Raises ArgumentError if an input that is assigned to shares memory with another input."""
+        given = tuple(addresses[: self._inputs])
+        if not self._assigned or given in self._apart:
+            return
+        ranges = sorted((start, start + a.nbytes, n) for n, (start, a) in enumerate(zip(given, self._arguments)))
+        end, near = 0, False
+        for start, stop, _ in ranges:
+            near = near or start < end
+            end = max(end, stop)
+        for second in range(self._inputs) if near else ():
+            for first in range(second):
+                one, other = self._arguments[first], self._arguments[second]
+                apart = given[first] - given[second]
+                close = (one.written or other.written) and -one.nbytes < apart < other.nbytes
+                if close and self._meet(first, second, apart):
+                    raise self._overlap(first, second)
+        if len(self._apart) >= MOST_KNOWN:
+            self._apart.clear()
+        self._apart.add(given)
 
     def found(self, addresses: Sequence[int]) -> Pairs:
         """Returns (number of the input, number of the output) for each output that lies in the memory of an input.
@@ -96,13 +122,17 @@ class Overlaps:
         for first, second, low, high in self._near:
             apart = addresses[first] - addresses[second]
             if low < apart < high and self._meet(first, second, apart):
-                if apart or first >= self._inputs or not self._arguments[first].same_elements(self._arguments[second]):
-                    raise ArgumentError(
-                        f"{self._arguments[second].what} overlaps {self._arguments[first].what} in memory; "
-                        "kernels read and write in no particular order, so give another array"
-                    )
+                one, other = self._arguments[first], self._arguments[second]
+                if apart or one.written or not one.same_elements(other):
+                    raise self._overlap(first, second)
                 pairs.add((first, second - self._inputs))
         return frozenset(pairs)
+
+    def _overlap(self, first: int, second: int) -> ArgumentError:
+        return ArgumentError(
+            f"{self._arguments[second].what} overlaps {self._arguments[first].what} in memory; "
+            "kernels read and write in no particular order, so give another array"
+        )
 
     def in_place(self, pairs: Pairs, reason: str) -> ArgumentError:
         """Returns the error for outputs that cannot lie in the memory of inputs."""
@@ -150,7 +180,7 @@ def bind(graph: Graph, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[A
 
 def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     """Returns one array per output from ``out=``: an array, a tuple, a list, or a mapping by name."""
-    names = [t.name for t in graph.outputs]
+    names = [t.name for t in graph.made]
     if isinstance(out, Mapping):
         if set(out) != set(names):
             raise ArgumentError(f"out= of graph {graph.name!r} has one array for each of {names}, got {list(out)}")
@@ -159,6 +189,12 @@ def bind_outputs(graph: Graph, out: Any) -> tuple[Any, ...]:
     if len(arrays) != len(names):
         raise ArgumentError(f"graph {graph.name!r} has {len(names)} outputs {names}, out= has {len(arrays)}")
     return arrays
+
+
+def with_own_memory(graph: Graph, results: Any) -> tuple[Any, ...]:
+    """Returns those results of a call that can be given to the next one in ``out=``: all that lie in no input."""
+    every = results if isinstance(results, tuple) else (results,)
+    return tuple([x for t, x in zip(graph.results, every) if t not in graph.updates])
 
 
 def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:

@@ -54,11 +54,14 @@ class Executable:
 
     Call it with one array per input, in the order of the graph's inputs or by name.  Arrays of NumPy, torch, CuPy, JAX,
     and anything with DLPack or ``__cuda_array_interface__`` are used without copying.  A call returns the output array,
-    or a tuple if the graph has several outputs, in the framework of the first input (NumPy if there are no inputs).
+    or a tuple if the graph has several outputs (or none, but new values of inputs), in the framework of the first input
+    (NumPy if there are no inputs).  An input that the graph assigns to is written: it may not share memory with another
+    array of the call, or be read-only.
 
     out     an array, a sequence, or a mapping by name to write to instead.  Outputs may not overlap each other or
             inputs, with one exception: an output may lie exactly in the memory of an input of the same shape, strides
-            and dtype if no kernel reads the input after it has been overwritten.
+            and dtype if no kernel reads the input after it has been overwritten.  New values of inputs, which lie in
+            the inputs' memory, are not among them.
     stream  a CUDA stream (default: the framework's current stream).
 
     Tensors of fewer than 8 bits an element are given as contiguous uint8 arrays of their packed bytes, or as NumPy
@@ -78,16 +81,21 @@ class Executable:
         self.plan = plan
         #: The device on which the arrays must be.
         self.device = device
-        self._inputs = [Argument(t, "input", self.engine, device) for t in graph.inputs]
-        self._outputs = [Argument(t, "output", self.engine, device) for t in graph.outputs]
+        updated = set(graph.updates.values())
+        self._inputs = [Argument(t, "input", self.engine, device, assigned=t in updated) for t in graph.inputs]
+        self._outputs = [Argument(t, "output", self.engine, device) for t in graph.made]
         self._calls: dict[type, _Call] = {}
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._overlaps = Overlaps(self._inputs, self._outputs)
         self._prepacks = bool(graph.parameters) or (plan is not None and plan.packing is not None)
         self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
+        #: For each result that lies in an input's memory, its number, and the input's.
+        self._in_inputs = [
+            (n, graph.inputs.index(graph.updates[t])) for n, t in enumerate(graph.results) if t in graph.updates
+        ]
         self._names = [t.name for t in graph.inputs]
-        self._count, self._single, self._ordinal = len(self._inputs), len(self._outputs) == 1, device.index
+        self._count, self._single, self._ordinal = len(self._inputs), len(graph.results) == 1, device.index
         #: Checked addresses of a call -> what queues the kernels for them.
         self._known: dict[tuple[int, ...], Queue] = {}
 
@@ -128,7 +136,7 @@ class Executable:
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
         # A fast path for the most common call: one output, which is given, and addresses that were checked before.
-        if type(out) is kind and self._single:
+        if type(out) is kind and self._single and not self._in_inputs:
             addresses = call.read((*arrays, out), handle)
             if addresses is not None:
                 queue = self._known.get(addresses)
@@ -136,11 +144,13 @@ class Executable:
                     queue(arrays if self._prepacks else addresses, handle)
                     return out
         results = self._results(call, arrays, out, handle)
+        if self._in_inputs:
+            results = self._with_inputs(results, arrays)
         return results[0] if self._single else results
 
     def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
         """Calls a graph with elements of fewer than 8 bits, which are given as bytes or as NumPy arrays."""
-        inputs, outputs = self.graph.inputs, self.graph.outputs
+        inputs, outputs = self.graph.inputs, self.graph.made
         given = tuple(as_bytes(t, x) for t, x in zip(inputs, arrays))
         results = None if out is None else bind_outputs(self.graph, out)
         written = None if results is None else tuple(as_bytes(t, x, written=True) for t, x in zip(outputs, results))
@@ -155,6 +165,7 @@ class Executable:
             for tensor, x, made in zip(outputs, results, found):
                 if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
                     x[...] = as_values(tensor, made)
+        results = self._with_inputs(results, arrays)
         return results[0] if self._single else results
 
     def _results(self, call: _Call, arrays: tuple[Any, ...], out: Any, stream: int) -> tuple[Any, ...]:
@@ -163,7 +174,7 @@ class Executable:
         if out is not None:
             results = bind_outputs(self.graph, out)
             addresses = call.read((*arrays, *results), stream)
-        elif call.makers and (addresses := call.read_inputs(arrays, stream)) is not None:
+        elif (call.makers or not self._outputs) and (addresses := call.read_inputs(arrays, stream)) is not None:
             results = tuple([make() for make in call.makers])
             addresses += tuple([call.address_of(x) for x in results])
         else:
@@ -176,6 +187,13 @@ class Executable:
         elif not self._queue(arrays, addresses, stream, given=out is not None):
             return self._look_and_run(call, arrays, out, stream)
         return results
+
+    def _with_inputs(self, made: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the results of a call: those that were made, and inputs among them."""
+        results = list(made)
+        for number, given in self._in_inputs:
+            results.insert(number, arrays[given])
+        return tuple(results)
 
     def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Returns one array per input.  Raises ArgumentError."""
@@ -195,6 +213,7 @@ class Executable:
         bits = reduce(or_, addresses, 0)
         if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
             return False  # no memory, or misaligned
+        self._overlaps.check_inputs(addresses)
         pairs = self._found_in_place(addresses, bits) if given else NOTHING
         queue = self._select(addresses, bits, pairs)
         if queue is not None:
@@ -231,6 +250,7 @@ class Executable:
         outputs = [argument.pointer(x, stream, keep) for argument, x in zip(self._outputs, results)]
         addresses = (*inputs, *outputs)
         bits = reduce(or_, addresses, 0)
+        self._overlaps.check_inputs(addresses)
         pairs = self._found_in_place(addresses, bits) if out is not None else NOTHING
         self._start(self._select(addresses, bits, pairs), arrays, addresses, stream, pairs)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results

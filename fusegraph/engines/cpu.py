@@ -18,6 +18,7 @@ from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.memory import ALIGNMENT
+from fusegraph.phases import phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.arrays import CPU
@@ -100,6 +101,7 @@ class CpuExecutable(KernelExecutable[_Module]):
         if not lazy:
             self._variant_for(0, NOTHING)
 
+    @phase("C++ compiler")
     def _build(self, plan: Plan) -> _Module:
         if self._all_built is not None:
             module = self._all_built(plan)

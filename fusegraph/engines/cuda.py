@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock, local
 from typing import Any
 
-from codegen.spec import KernelSource
 from codegen.target import PORTABLE
-from fusegraph.engines.arguments import bind
+from fusegraph.engines.arguments import bind, with_own_memory
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing, Run
@@ -18,14 +18,13 @@ from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.phases import current, phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module
 from fusegraph.runtime.replay import Replay, record
-
-Progress = Callable[[KernelSource, nvrtc.CompiledKernel], None]
 
 
 def nvrtc_options(options: Options) -> tuple[str, ...]:
@@ -92,9 +91,10 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     """Runs a plan's kernels on a GPU.
 
     Compiles for the options' target, by default the device's.  A given target needs no driver: without a driver (or on
-    another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Calls queue their kernels
-    on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that lives
-    as long as the Executable.  Several threads may call it at once, also on the same stream.
+    another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Without ``wait`` this
+    returns while kernels are being compiled; the first call waits for them, and raises CompileError.  Calls queue their
+    kernels on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that
+    lives as long as the Executable.  Several threads may call it at once, also on the same stream.
     """
 
     engine = "cuda"
@@ -109,8 +109,9 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         cache: DiskCache | None = None,
         device: int = 0,
         jobs: int | None = None,
-        progress: Progress | None = None,
+        progress: nvrtc.Progress | None = None,
         autotune: bool | None = None,
+        wait: bool = True,
         planner: Planner | None = None,
         loaded: dict[str, Function] | None = None,
     ) -> None:
@@ -120,6 +121,8 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         self._loaded = {} if loaded is None else loaded
         self._cache = cache or default_cache()
         self._jobs, self._progress = jobs, progress
+        self._phases = current()
+        self._compiled: Plan | None = None
         if options.target == PORTABLE:  # its kernels run on the CPU alone
             options = replace(options, target=driver.properties(device).target)
         self.target = options.target
@@ -130,32 +133,59 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             options,
             cuda_device(device),
             planner=planner
-            or cached_planner(fusion, how.first, self._cache if how.state is not None else None, how.state or ""),
+            or cached_planner(
+                fusion, how.first, self._cache if how.state is not None else None, how.state or "", self._compile
+            ),
             later=planner or cached_planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
         assert self.plan is not None
-        #: The compiled kernels, in the order in which they run, and those that make packed tensors.
-        self.kernels, self.packing_kernels = self._compile(self.plan)
         self._workspaces = _Workspaces(device)
+        if self._compiled is not self.plan:
+            self._compile(self.plan)
+        if wait:
+            self.kernels  # noqa: B018 - waits
 
-    def _compile(self, plan: Plan) -> tuple[list[nvrtc.CompiledKernel], list[nvrtc.CompiledKernel]]:
-        """Returns the compiled kernels of a plan, and those of its packing."""
-        compiled = nvrtc.compile_kernels(
-            [k.source for k in plan.every_kernel],
-            self.target.arch.name,
-            cache=self._cache,
-            options=self._nvrtc_options,
-            jobs=self._jobs,
-            progress=self._progress,
+    @property
+    def kernels(self) -> list[nvrtc.CompiledKernel]:
+        """The compiled kernels, in the order in which they run; waits for those that are still being compiled."""
+        assert self.plan is not None
+        return self._every_kernel[: len(self.plan.kernels)]
+
+    @property
+    def packing_kernels(self) -> list[nvrtc.CompiledKernel]:
+        """The compiled kernels that make packed tensors; waits like `kernels`."""
+        assert self.plan is not None
+        return self._every_kernel[len(self.plan.kernels) :]
+
+    @cached_property
+    def _every_kernel(self) -> list[nvrtc.CompiledKernel]:
+        with self._phases.phase("NVRTC"):
+            return self._compilation.kernels(self._progress)
+
+    def _compile(self, plan: Plan) -> None:
+        """Starts to compile the kernels of the first variant."""
+        self._compiled, self._compilation = plan, self._started(plan)
+
+    @phase("NVRTC")
+    def _started(self, plan: Plan) -> nvrtc.Compilation:
+        """Starts to compile a plan's kernels, and those of its packing."""
+        sources = [k.source for k in plan.every_kernel]
+        return nvrtc.start(
+            sources, self.target.arch.name, cache=self._cache, options=self._nvrtc_options, jobs=self._jobs
         )
-        return compiled[: len(plan.kernels)], compiled[len(plan.kernels) :]
 
     def _build(self, plan: Plan) -> _Loaded:
-        compiled, packs = (self.kernels, self.packing_kernels) if plan is self.plan else self._compile(plan)
-        loaded = self._steps(plan, compiled)
+        compiled = self._every_kernel if plan is self.plan else self._started(plan).kernels(self._progress)
+        with self._phases.phase("loading"):
+            return self._on_device(plan, compiled)
+
+    def _on_device(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Loaded:
+        """Loads a plan's kernels and constants on the device; those of its packing are behind them."""
+        count = len(plan.kernels)
+        loaded = self._steps(plan, compiled[:count])
         constants = loaded.constants()
-        sequence = loaded.sequence(range(len(plan.kernels)), constants)
+        sequence = loaded.sequence(range(count), constants)
         size, workspaces = plan.memory.size, self._workspaces
 
         def queue(addresses: tuple[int, ...], stream: int) -> None:
@@ -165,11 +195,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
         packing = None
         if plan.packing is not None:
-            packer = _Packer(plan.packing, self._steps(plan.packing, packs))
+            packer = _Packer(plan.packing, self._steps(plan.packing, compiled[count:]))
             packing = Packing(plan, packer, str(self.device), self._without_packing)
         return _Loaded(plan, queue if size else sequence, constants, packing)
 
     def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
+        """Loads kernels on the device."""
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
         functions = self._loaded
@@ -200,11 +231,12 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
         ``replay(stream)`` runs the graph again for about the cost of one driver call: copy new inputs into the arrays
-        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now.
+        given here, and read the results from ``outputs`` (or ``out``).  The outputs are also computed once now; inputs
+        that the graph assigns to then have their new values.
         """
         arrays = bind(self.graph, args, named)
         results = self(*arrays, out=out)
-        targets = results if isinstance(results, tuple) else (results,)
+        targets = with_own_memory(self.graph, results)
         driver.synchronize(0, self.device.index)
         replay = record(
             lambda stream: self(*arrays, out=targets, stream=stream), self.device.index, (self, arrays, targets)

@@ -97,6 +97,9 @@ class CudnnExecutable(Executable):
         workspace_limit: int | None = None,
         device: int = 0,
     ) -> None:
+        if graph.updates:
+            names = ", ".join(repr(x.name) for x in graph.updates.values())
+            raise NotSupportedError(f"cuDNN's graphs overwrite no inputs; graph {graph.name!r} assigns to {names}")
         self._cudnn = lowering.frontend()
         driver.properties(device)  # the driver's own error if there is no GPU
         self._ordinal = device

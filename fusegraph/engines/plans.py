@@ -22,6 +22,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import EVERY, Op
 from fusegraph.passes.pipeline import Steps
+from fusegraph.phases import phase
 from fusegraph.plan import Chooser, Plan, plan
 from fusegraph.runtime.cache import DiskCache, digest
 
@@ -33,22 +34,32 @@ FORMAT = "2"
 Planner = Callable[[Graph, Options], Plan]
 
 
-def planner(fusion: bool, choose: Chooser | None, cache: DiskCache | None = None, chosen: str = "") -> Planner:
+def planner(
+    fusion: bool,
+    choose: Chooser | None,
+    cache: DiskCache | None = None,
+    chosen: str = "",
+    then: Callable[[Plan], None] = lambda _: None,
+) -> Planner:
     """Returns what plans a graph, or takes its plan from a cache.
 
-    ``chosen`` says how ``choose`` chooses schedules, and what its choices depend on beside the kernels.
+    ``chosen`` says how ``choose`` chooses schedules, and what its choices depend on beside the kernels.  ``then`` gets
+    a plan before it is written to the cache.
     """
     if cache is None:
         return lambda graph, options: plan(graph, options, fusion=fusion, choose=choose)
 
     def planned(graph: Graph, options: Options) -> Plan:
-        key = _key(graph, options, fusion, chosen)
-        found = _loaded(cache.get(key), graph) if key is not None else None
-        if found is None:
+        with phase("cache of plans"):
+            key = _key(graph, options, fusion, chosen)
+            found = _loaded(cache.get(key), graph) if key is not None else None
+            if found is not None:
+                return found
             found = plan(graph, options, fusion=fusion, choose=choose)
+            then(found)
             if key is not None and (entry := _dumped(found, graph)) is not None:
                 cache.put(key, entry)
-        return found
+            return found
 
     return planned
 
@@ -80,7 +91,7 @@ def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | Non
     nodes = [
         (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
     ]
-    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs)]
+    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs, graph.updates, graph.updates.values())]
     settings = (options, fusion, chosen, sys.version_info[:2])
     kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
     written = _pickled((tensors, nodes, ends, kinds, settings), None)
@@ -94,19 +105,15 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=5)
         self._graph = graph
 
-    def persistent_id(self, found: Any) -> Any:
-        graph = self._graph
-        if graph is None:
-            return None
-        if found is graph:
-            return "graph", ""
-        if isinstance(found, Tensor) and graph.tensors.get(found.name) is found:
-            return "tensor", found.name
-        if isinstance(found, Node) and graph.producer(found.output) is found:
-            return "node", found.output.name
-        return None
-
     def reducer_override(self, found: Any) -> Any:
+        graph = self._graph
+        if graph is not None:
+            if found is graph:
+                return _graph, ()
+            if type(found) is Tensor and graph.tensors.get(name := found.name) is found:
+                return _tensor, (name,)
+            if type(found) is Node and graph.producer(made := found.output) is found:
+                return _node, (made.name,)
         if isinstance(found, MappingProxyType):
             return _mapping, (dict(found),)
         if isinstance(found, Op) and EVERY.get(found.name) is found:
@@ -117,14 +124,29 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, graph: Graph) -> None:
         super().__init__(file)
-        self._graph = graph
+        self._of_graph = {
+            _graph.__name__: lambda: graph,
+            _tensor.__name__: graph.tensors.__getitem__,
+            _node.__name__: lambda name: graph.producer(graph.tensors[name]),
+        }
 
-    def persistent_load(self, pid: Any) -> Any:
-        kind, name = pid
-        if kind == "graph":
-            return self._graph
-        tensor = self._graph.tensors[name]
-        return tensor if kind == "tensor" else self._graph.producer(tensor)
+    def find_class(self, module: str, name: str) -> Any:
+        return (
+            self._of_graph[name] if module == __name__ and name in self._of_graph else super().find_class(module, name)
+        )
+
+
+def _graph() -> Graph:
+    """Stands in an entry for the graph that it is read for, as the next two do for its tensors and nodes."""
+    raise NotImplementedError
+
+
+def _tensor(name: str) -> Tensor:
+    raise NotImplementedError
+
+
+def _node(name: str) -> Node:
+    raise NotImplementedError
 
 
 def _mapping(items: dict[str, Any]) -> MappingProxyType[str, Any]:
@@ -148,7 +170,7 @@ def _pickled(value: Any, graph: Graph | None) -> bytes | None:
 def _places(graph: Graph) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
     """Yields the tensors of a graph that passes have put elsewhere, and where they lie."""
     for t in graph.tensors.values():
-        yield t, (t.strides, t.own_strides, t.base, t.start)
+        yield t, (t.strides, t.own_strides, t.base, t.start, t.position)
 
 
 def _dumped(made: Plan, graph: Graph) -> bytes | None:
@@ -167,7 +189,7 @@ def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:
         places, found = _Unpickler(io.BytesIO(entry), graph).load()
     except (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError):
         return None  # of another release of numpy, say
-    for tensor, (strides, own_strides, base, start) in places:
-        tensor.strides, tensor.own_strides, tensor.base, tensor.start = strides, own_strides, base, start
+    for tensor, place in places:
+        tensor.strides, tensor.own_strides, tensor.base, tensor.start, tensor.position = place
     assert isinstance(found, Plan)
     return found

@@ -74,7 +74,9 @@ class ReferenceExecutable(Executable):
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
         arrays = {t.name: _read(t, address) for t, address in zip(self.graph.inputs, inputs)}
         values = evaluate(self.graph, arrays, strict=self._strict)
-        for tensor, address in zip(self.graph.outputs, outputs):
+        numbers, given = self.graph.input_numbers, dict(zip(self.graph.made, outputs))
+        given |= {new: inputs[numbers[x]] for new, x in self.graph.updates.items()}
+        for tensor, address in given.items():
             found = from_reference(values[tensor], tensor.dtype)
             if tensor.dtype.is_packed:
                 _bytes(tensor, address)[...] = pack(found, tensor.dtype, tensor.strides)

@@ -53,8 +53,10 @@ class SizedExecutable(Executable):
         check_outputs(graph)
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
-        self._bounds = bounds_of(s for t in graph.tensors.values() for s in t.shape)
+        self._bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
         self._sources = _sources(graph, self._bounds)
+        self._values = {name: graph.inputs[n].shape[axis] // unit for name, (n, axis, unit) in self._sources.items()}
+        self._values = {name: int(size) for name, size in self._values.items()}
         self._plans: dict[Options, SizedPlan] = {}
         self._made: OrderedDict[tuple[int, ...], Executable] = OrderedDict()
         self._lock = Lock()
@@ -68,12 +70,17 @@ class SizedExecutable(Executable):
         """The plans of all sizes: one, and another for arrays at odd addresses if such came."""
         return list(self._plans.values())
 
+    @property
+    def described(self) -> dict[str, int]:
+        """The sizes by symbol at which the graph is described."""
+        return {name: self._values[name] for name in self._bounds}
+
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = bind(self.graph, args, named)
         return self.at(self._sizes(arrays))(*arrays, out=out, stream=stream)
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
-        """Returns the Executable for sizes by symbol."""
+        """Returns the Executable for sizes by symbol; others than its own may be there."""
         key = tuple(sizes[name] for name in self._bounds)
         with self._lock:
             found = self._made.get(key)
@@ -190,9 +197,9 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
         modules.update({source.code: module for source in planned.sources})
 
     def built(plan: Plan) -> host_compiler.CpuModule:
-        code = [k.source.code for k in plan.kernels]
-        if code and code[0] in modules:
-            return modules[code[0]]
+        found = {modules.get(k.source.code) for k in plan.kernels}
+        if len(found) == 1 and (module := found.pop()) is not None:
+            return module
         return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
 
     def planned(known: Graph, options: Options) -> SizedPlan:

@@ -17,7 +17,7 @@ class Slots:
     def __init__(self, plan: Plan) -> None:
         simplified = plan.simplified
         self.constants = plan.constants
-        arrays: list[Tensor] = [*simplified.inputs, *simplified.outputs]
+        arrays: list[Tensor] = [*simplified.inputs, *simplified.made]
         #: How many arrays a call has: the partitioned graph's inputs, packed tensors behind the user's, and outputs.
         self.arrays = len(arrays)
         inner = tuple(plan.memory.offsets)

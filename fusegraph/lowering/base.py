@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol, TypeAlias
@@ -17,6 +17,9 @@ MAX_OPERANDS = 28
 MAX_NODES = 160
 #: Bytes that intermediates and constants are aligned to.
 INNER_ALIGNMENT = 256
+#: Bytes that tensors at a position are known to be aligned to, at most: less than TMA needs, which stores where the
+#: host says.
+POSITION_ALIGNMENT = 8
 
 
 class TooLarge(Declined):
@@ -88,6 +91,11 @@ class GroupView:
         self.reads = tuple(reads)
         self.writes = tuple(writes)
 
+    @property
+    def kinds(self) -> Set[Kind]:
+        """The kinds of its nodes."""
+        return self._kinds.keys()
+
     def of(self, kind: Kind) -> list[Node]:
         """Returns its nodes of a kind."""
         return list(self._kinds.get(kind, ()))
@@ -129,7 +137,10 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     base = tensor.base
     ours = base.is_constant or base in graph.packed
     inner = ours or (graph.producer(base) is not None and base not in graph.output_numbers)
-    return gcd(INNER_ALIGNMENT if inner else options.alignment, tensor.start * tensor.dtype.itemsize)
+    steps = [tensor.start * tensor.dtype.itemsize]
+    if tensor.position is not None:
+        steps += [tensor.position.step * tensor.dtype.itemsize, POSITION_ALIGNMENT]
+    return gcd(INNER_ALIGNMENT if inner else options.alignment, *steps)
 
 
 @dataclass(eq=False)

@@ -24,7 +24,8 @@ from fusegraph.lowering.program import ProgramBuilder, broadcast_strides
 from fusegraph.ops.base import Role
 from fusegraph.ops.contraction import TF32
 
-#: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel.
+#: Products a result sums up over channels and taps; with more, a tiled matrix product is the better kernel, unless a
+#: group has one channel and one filter.
 MAX_PRODUCTS = 256
 MAX_CHANNELS = 4
 MAX_FILTERS = 8
@@ -41,7 +42,7 @@ def suits(node: Node, graph: Graph) -> str | None:
     products = channels * prod(w.shape[2:])
     if channels > MAX_CHANNELS or filters > MAX_FILTERS:
         return f"{channels} channels and {filters} filters a group are a matrix product"
-    if products > MAX_PRODUCTS:
+    if products > MAX_PRODUCTS and channels * filters > 1:
         return f"{products} products a result are a matrix product"
     if node.output.size == 0 or x.size == 0:
         return "empty"
@@ -52,6 +53,8 @@ def suits(node: Node, graph: Graph) -> str | None:
 
 def _on_tensor_cores(node: Node, graph: Graph) -> bool:
     """Tells whether there is a form of contractions for groups of so few channels."""
+    if node.attributes["groups"] == 1:
+        return False
     found = contraction.product(node)
     real = compute_type(graph.compute_dtype)
     spec = ContractionSpec(

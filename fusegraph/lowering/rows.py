@@ -9,6 +9,7 @@ from math import prod
 from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
+from codegen.rows.schedule import clusters_at_once, clusters_of
 from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
@@ -22,12 +23,17 @@ from fusegraph.lowering.views import Strides
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
 
-#: With fewer blocks than this (for rows, for columns), of which each reads more than LONG_BYTES, most of a GPU is idle:
-#: what else is computed for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
-FEW_ROWS, FEW_COLUMNS = 16, 128
-LONG_BYTES = 512 << 10
+#: With fewer blocks than this, of which each reads more than LONG_BYTES, most of a GPU is idle: what else is computed
+#: for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
+FEW_ROWS, LONG_BYTES = 16, 512 << 10
 #: Bytes that neighbouring rows have side by side in one block.
 COLUMN_BYTES = 64
+#: Bytes that a block keeps of what it reads, and how often a kernel reads what it does not keep.
+KEPT_BYTES, LOOKS = 64 << 10, 3
+#: Bytes of such rows that a block reads in a cycle, and a multiprocessor with many blocks, of which it has at most so
+#: many; cycles for which each of them waits, alone or in a cluster.  Fits to the times of norms of channels.
+BLOCK_RATE, COLUMN_RATE, MOST_RESIDENT = 8.0, 33.0, 8
+ALONE, TOGETHER = 2000.0, 4000.0
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
 #: The fewest elements of a part of a row that a warp reduces, and the most such parts of a row.
@@ -47,6 +53,27 @@ class Parallelism:
     bytes_each: int
     across: bool
 
+    def cycles(self, target: Target, looks: int) -> float:
+        """Returns the cycles that a kernel across rows takes which needs each element so often, clusters included."""
+        every = self.blocks * self.bytes_each
+        memory = every / target.bytes_per_cycle
+        found = []
+        for cluster in clusters_of(target):
+            each = self.bytes_each / cluster
+            turns = -(-self.blocks // clusters_at_once(target, cluster))
+            kept = each <= KEPT_BYTES
+            room = int(2 * KEPT_BYTES / max(each, 1)) if kept else turns
+            resident = max(1, min(MOST_RESIDENT, turns, room)) if cluster == 1 else 1
+            waits = -(-turns // resident) * (ALONE if cluster == 1 else TOGETHER)
+            walk = turns * each * (1 if kept else looks) / min(COLUMN_RATE, BLOCK_RATE * resident)
+            again = not kept and looks > 1 and every > target.l2_share(0.5)  # from memory, once at least
+            found.append(max(waits + walk, memory * (2 if again else 1)))
+        return min(found)
+
+    def cycles_apart(self, target: Target, looks: int) -> float:
+        """Returns the cycles that kernels of parts take instead, which are ``looks`` more than one."""
+        return looks * (target.launch_cycles + self.blocks * self.bytes_each / target.bytes_per_cycle)
+
 
 def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
     """Returns how much of reducing a tensor along axes can be done side by side."""
@@ -60,9 +87,15 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
     return Parallelism(results * x.dtype.itemsize // width, length * width, True)
 
 
-def keeps_whole(found: Parallelism) -> bool:
-    """Returns true if a kernel may read its rows once and write as much: it has enough blocks, or each little to do."""
-    return found.blocks >= (FEW_COLUMNS if found.across else FEW_ROWS) or found.bytes_each <= LONG_BYTES
+def keeps_whole(found: Parallelism, target: Target) -> bool:
+    """Returns true if a kernel may read its rows once and write as much.
+
+    Along rows it has enough blocks, or each little to do.  Across rows it is estimated to take no longer than a kernel
+    that reduces parts, one that combines them, and one that reads all again.
+    """
+    if not found.across:
+        return found.blocks >= FEW_ROWS or found.bytes_each <= LONG_BYTES
+    return found.cycles(target, LOOKS) <= found.cycles_apart(target, 2)
 
 
 class _Space:
@@ -341,7 +374,7 @@ def accept(view: GroupView, options: Options) -> None:
     check_size(view)
     found = parallelism(view.of(Kind.REDUCTION)[0].inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
-    if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found):
+    if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found, options.target.planned):
         raise Declined(
             f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as the reduction has, "
             f"{found.blocks}"

@@ -52,6 +52,8 @@ def turned_back(node: Node, strides: Sequence[int]) -> Strides | None:
         return tuple(places[d] for d in range(operand.rank))
     if node.op.role is Role.RESHAPE:
         return reshaped(node.output.shape, strides, operand.shape)
+    if node.op.role is Role.BROADCAST and operand.size == node.output.size:
+        return tuple(strides[len(strides) - operand.rank :])
     return None
 
 
@@ -106,6 +108,15 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
     result = Tensor(tensor.graph, name, tuple(shape), tuple(strides), tensor.dtype)
     result.base, result.start = tensor.base, tensor.start + start
     return result
+
+
+def assigned_region(node: Node) -> Tensor:
+    """Returns the elements that an assignment overwrites where they lie, those at position 0 if it has an index."""
+    x, values = node.inputs[:2]
+    at, rank = node.attributes, range(x.rank)
+    strides = [x.strides[d] * (at["steps"][d] if values.shape[d] > 1 else 1) for d in rank]
+    start = sum(at["starts"][d] * x.strides[d] for d in rank) if values.size else 0
+    return alias(x, node.name, values.shape, strides, start)
 
 
 def source(

@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("momentum", "negative_slope", "output_scale", "probability"), number),
     **dict.fromkeys(("attn_scale", "max", "min", "soft_cap", "upper_clip"), optional(number)),
     "value": any_number,
-    **dict.fromkeys(("ceil_mode", "count_include_pad", "descending", "generate_stats", "include_self"), flag),
+    **dict.fromkeys(("ceil_mode", "count_include_pad", "descending", "generate_stats", "include_self", "placed"), flag),
     **dict.fromkeys(("keepdims", "largest", "reverse", "saturate", "use_alibi_mask", "use_causal_mask"), flag),
     **dict.fromkeys(("diagonal_alignment", "mode", "norm_forward_phase", "reduction"), word),
     **dict.fromkeys(("algorithm", "compute_dtype"), optional(word)),

@@ -25,6 +25,7 @@ class Kind(Enum):
     SCAN = "scan"
     SORT = "sort"
     SCATTER = "scatter"
+    ASSIGN = "assign"
     POOLING = "pooling"
     CONTRACTION = "contraction"
     COMPOSITE = "composite"
@@ -52,6 +53,7 @@ class Role(Enum):
     EQ, NE, GT, GE, LT, LE = "a == b", "a != b", "a > b", "a >= b", "a < b", "a <= b"
     TRANSPOSE, RESHAPE, BROADCAST, GATHER = "transpose", "reshape", "broadcast", "gather"
     SLICE, PAD, CONCATENATE = "slice", "pad", "concatenate"
+    PUT = "puts updates at the positions of an index, or combines them with what is there"
     # Reductions and sorting: of whole axes or of parts; the two steps in which long rows are sorted.
     REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
     # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.

@@ -19,7 +19,7 @@ from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
 from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import packed_strides
-from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.composite import Writing, single_axis
 from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, ORDER, ORDERED
 
@@ -278,6 +278,7 @@ register(
     Op(
         name="scatter",
         kind=Kind.SCATTER,
+        role=Role.PUT,
         operands=("x", "index", "updates"),
         attributes={"axis": 0, "reduction": "none", "include_self": True},
         words={"reduction": tuple(REDUCTIONS)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from codegen.contraction import FAMILY
@@ -26,7 +27,34 @@ def alone(graph: Graph, node: Node, lying: Mapping[Tensor, tuple[Sizes, Sizes]])
     return made
 
 
+#: What was estimated, by all that it follows from: layers of a network are often alike.
+_KNOWN: dict[object, float] = {}
+_MOST_KNOWN = 4096
+
+
 def cycles(graph: Graph, options: Options) -> float:
     """Returns the cycles that the one contraction of a graph is estimated to take."""
-    view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-    return FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)
+    key = _key(graph, options)
+    found = _KNOWN.get(key)
+    if found is None:
+        view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
+        found = FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = found
+    return found
+
+
+def _key(graph: Graph, options: Options) -> object:
+    """Returns what an estimate follows from: a graph without its names, and options."""
+    numbers = {t: n for n, t in enumerate(graph.tensors.values())}
+    # Sizes that vary are equal whatever their values are here.
+    tensors = tuple([(t.shape, t.strides, (*map(int, t.shape), *map(int, t.strides)), t.dtype) for t in numbers])
+    nodes = tuple(
+        [
+            (n.op, tuple(numbers[t] for t in n.inputs), repr(n.attributes), tuple(numbers[t] for t in n.outputs))
+            for n in graph.nodes
+        ]
+    )
+    ends = tuple(numbers[t] for t in graph.inputs), tuple(numbers[t] for t in graph.outputs)
+    return tensors, nodes, ends, graph.compute_dtype, replace(options, left_out={})

@@ -23,9 +23,10 @@ from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.joins import planned_joins
+from fusegraph.passes.overwriting import orders, placed
 from fusegraph.passes.partition import Decision, Group, Partition, edges
 from fusegraph.passes.speculation import FUSION, NoKernel
-from fusegraph.passes.views import place_views
+from fusegraph.passes.views import is_moved, place_views
 
 #: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
 _Pair = tuple[int, int, Tensor | object | None]
@@ -54,23 +55,28 @@ class _Quotient:
     ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
     """
 
-    def __init__(self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset()) -> None:
-        """joins: the concatenations that are to need no kernel."""
+    def __init__(
+        self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset(), assigns: Set[Node] = frozenset()
+    ) -> None:
+        """joins, assigns: the concatenations and the assignments that are to need no kernel."""
         self.graph = graph
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
+        self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
         self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        for producer, consumer in graph.network.edges():
+        network = nx.DiGraph(graph.network)
+        network.add_edges_from(orders(graph))
+        for producer, consumer in network.edges():
             self.successors[self.order[producer]].add(self.order[consumer])
             self.predecessors[self.order[consumer]].add(self.order[producer])
         self.bit = {k: k for k in self.members}
         self.reach: dict[int, int] = {}
-        for node in reversed(list(nx.topological_sort(graph.network))):
+        for node in reversed(list(nx.topological_sort(network))):
             k = self.order[node]
             bits = 0
             for s in self.successors[k]:
@@ -254,14 +260,15 @@ def fuse(
     """
     options = options or Options()
     joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
+    lowered: dict[GroupView, Lowered] = {}
     while True:
-        quotient = _Quotient(graph, options.left_out, joins)
+        quotient = _Quotient(graph, options.left_out, joins, placed(graph))
         refused = _Refused(quotient)
         siblings = _merge_all(quotient, options, backend, refused) if enabled else []
         views = [quotient.view(g) for g in quotient.topological()]
         free: frozenset[Node] = frozenset()
-        if enabled and backend is lowering.KERNELS:
-            free = place_views(graph, views, lambda view: _takes(backend, view, options))
+        if backend is lowering.KERNELS and (enabled or graph.updates):
+            free = place_views(graph, views, lambda view: _takes(backend, view, options, lowered), moving=enabled)
         if joins <= free:
             break
         joins &= free
@@ -272,7 +279,8 @@ def fuse(
             groups.append(Group(view.nodes, Lowered("view", None, view.reads, view.writes)))
             continue
         try:
-            groups.append(Group(view.nodes, backend.lower(view, options)))
+            known = lowered.get(view) if is_moved(view) else None  # others may have been moved for a while
+            groups.append(Group(view.nodes, known or backend.lower(view, options)))
         except Declined as reason:
             without.append((view.nodes, str(reason)))
     if without:
@@ -283,10 +291,14 @@ def fuse(
     return partition
 
 
-def _takes(backend: Lowering, view: GroupView, options: Options) -> bool:
-    """Returns true if a group is one kernel with its tensors where they lie now; for attention, only `lower` tells."""
+def _takes(backend: Lowering, view: GroupView, options: Options, lowered: dict[GroupView, Lowered]) -> bool:
+    """Returns true if a group is one kernel with its tensors where they lie now, and notes which in ``lowered``.
+
+    For attention, only `lower` tells.
+    """
+    lowered.pop(view, None)
     try:
-        backend.lower(view, options)
+        lowered[view] = backend.lower(view, options)
     except Declined:
         return False
     return True
@@ -343,16 +355,17 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
 def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
-    Tier 0 is what follows a contraction; 1 other producers and consumers, and casts to wider types after a contraction;
-    2 what comes before a contraction, which is computed repeatedly, and movement, which may cost nothing by itself; 3
-    groups side by side.
+    Tier 0 is what follows a contraction; 1 other producers and consumers; 2 casts to wider types after a contraction,
+    which had better be with their readers, what comes before a contraction, which is computed repeatedly, and movement,
+    which may cost nothing by itself; 3 groups side by side.
     """
     if sibling is not None:
         return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
-    kinds = {n.kind for g in (a, b) for n in quotient.members[g]}
+    kinds = quotient.view(a).kinds | quotient.view(b).kinds
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
-        tier = 2 if tier == 2 or quotient.is_prologue(a, b) else 1 if any(map(quotient.only_widens, (a, b))) else 0
+        later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
+        tier = 2 if later else 0
     return tier, quotient.saved(a, b)
 
 

@@ -2,7 +2,8 @@
 
 ``x @ a`` and ``x @ b`` are columns of ``x @ concatenate(a, b)``.  The joined matrix is packed when the parameters
 change (`passes.packing`); a call reads x once, with one kernel that fills the machine instead of several that may not.
-Products that an epilogue would go on with, but for adding a bias, stay as they are.
+Products that an epilogue would go on with, but for adding a bias, stay as they are, and so do those that are written
+into an input, such as the values of a cache.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fusegraph.lowering.views import view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
+from fusegraph.passes.overwriting import written_in_place
 from fusegraph.passes.parameters import fixed
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
@@ -82,9 +84,10 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 def _alike(graph: Graph, known: Container[Tensor]) -> Iterator[list[_Branch]]:
     """Yields products of the same tensor with parameters, with like attributes and dtypes, in the graph's order."""
     found: dict[object, list[_Branch]] = defaultdict(list)
+    stored = written_in_place(graph)
     for node in graph.nodes:
         branch = _branch(graph, node, known) if node.op.role is Role.MATMUL else None
-        if branch is not None:
+        if branch is not None and branch.result not in stored:
             how = [None if n is None else (n.op.name, repr(dict(n.attributes))) for n in (branch.product, branch.add)]
             dtypes = branch.weight.dtype, branch.product.output.dtype, branch.result.dtype
             found[branch.x, how[0], dtypes].append(branch)

@@ -40,7 +40,7 @@ def plan_memory(partition: Partition) -> MemoryPlan:
             if base not in outputs and partition.graph.producer(base) is not None:
                 born.setdefault(base, step)
                 dies[base] = step
-        for base in (t.base for t in group.reads):
+        for base in (t.base for t in (*group.reads, *group.positions)):
             if base in born:
                 dies[base] = step
     sizes = {t: _aligned(extent(t.shape, t.strides) * t.dtype.itemsize) for t in born}

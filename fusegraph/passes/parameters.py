@@ -17,8 +17,12 @@ SHARE, LEAST_LIMIT = 0.25, 256 << 20
 
 
 def mark_parameters(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
-    """Decides which inputs are parameters: all that are marked, unless their packed copies take too much memory."""
-    kept = {t for t in graph.parameters if options.prepack != 0 and (PARAMETERS, t.name) not in options.left_out}
+    """Decides which inputs are parameters: all that are marked, unless their packed copies take too much memory.
+
+    Those that the graph assigns to are none.
+    """
+    marked = graph.parameters.difference(graph.updates.values())
+    kept = {t for t in marked if options.prepack != 0 and (PARAMETERS, t.name) not in options.left_out}
     made = same(graph)
     if kept != graph.parameters:
         rewrite = Rewrite(graph)

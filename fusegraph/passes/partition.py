@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Lowered
+from fusegraph.ops.base import Kind
+from fusegraph.passes.overwriting import orders
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Group:
         return self.lowered.writes
 
     @property
+    def positions(self) -> tuple[Tensor, ...]:
+        """The tensors that say where its kernel writes, beside what the kernel's program reads."""
+        return tuple(dict.fromkeys(t.position.index for t in self.writes if t.position is not None))
+
+    @property
     def bytes_saved(self) -> int:
         """Bytes of device-memory traffic saved against a kernel for each node, which moves each of its tensors once."""
         alone = sum(t.nbytes for n in self.nodes for t in (*n.outputs, *set(n.inputs)))
@@ -67,9 +74,10 @@ class Partition:
     decisions: tuple[Decision, ...]
 
     @property
-    def materialized(self) -> frozenset[Tensor]:
-        """Tensors that some group writes to memory."""
-        return frozenset(t for group in self.groups for t in group.writes)
+    def materialized(self) -> Set[Tensor]:
+        """Tensors that some group writes to memory, those among them of which it writes a region."""
+        assigned = {n.output for group in self.groups for n in group.nodes if n.kind is Kind.ASSIGN}
+        return assigned.union(*(group.writes for group in self.groups))
 
     def nodes_of(self, kernels: Callable[[Any], bool]) -> set[str]:
         """Returns the names of the nodes in those kernels for whose specification ``kernels`` holds."""
@@ -79,7 +87,8 @@ class Partition:
         """Verifies the partition.
 
         Every node is in exactly one group, the groups can run in the given order (so each is convex), and a tensor that
-        crosses groups or leaves the graph is written by its group.  Raises GraphError naming what is wrong.
+        crosses groups or leaves the graph is written by its group.  What overwrites memory comes after what reads what
+        was there.  Raises GraphError naming what is wrong.
         (Not every tensor that enters a group need be read: gen_index asks for a shape only.)
         """
         place: dict[Node, int] = {}
@@ -94,9 +103,13 @@ class Partition:
         for producer, consumer, tensor in edges(self.graph):
             if place[producer] > place[consumer]:
                 raise GraphError(f"{consumer.name!r} would run before {producer.name!r}, whose result it takes")
-            if place[producer] != place[consumer] and tensor not in self.groups[place[producer]].writes:
+            kept = producer.kind is not Kind.ASSIGN and tensor not in self.groups[place[producer]].writes
+            if place[producer] != place[consumer] and kept:
                 raise GraphError(f"tensor {tensor.name!r} crosses kernels but is not written to memory")
         written = self.materialized
+        for before, after in orders(self.graph):
+            if place[before] > place[after]:
+                raise GraphError(f"{after.name!r} would overwrite memory before {before.name!r} has read it")
         for tensor in self.graph.outputs:
             if tensor not in written:
                 raise GraphError(f"output {tensor.name!r} is written by no kernel")

@@ -17,6 +17,8 @@ from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
+from fusegraph.passes.assigned_products import divide_columns
+from fusegraph.passes.assignments import place_values
 from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
@@ -26,6 +28,7 @@ from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.joined_products import join_products
+from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
@@ -36,11 +39,12 @@ from fusegraph.passes.parameters import PARAMETERS, mark_parameters
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.positions import place
+from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
-from fusegraph.passes.speculation import ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
+from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
@@ -48,6 +52,7 @@ from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.views import foresee_views
+from fusegraph.phases import phase
 
 
 class When(Enum):
@@ -78,6 +83,7 @@ def summary(run: Callable[..., object]) -> str:
 PIPELINE: tuple[Pass, ...] = (
     Pass(PARAMETERS, mark_parameters),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
+    Pass("assignments", assign_regions, When.ALWAYS),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
@@ -91,6 +97,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),
+    Pass("joined reductions", divide_reductions),
     Pass("reshapes", move_reshapes),
     Pass("image layouts", lay_out_images),
     Pass("transposes", move_transposes),
@@ -108,6 +115,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
     Pass(PACKING, split_packing),
+    Pass("assigned products", divide_columns),
+    Pass(ASSIGNMENTS, place_values, When.ALWAYS),
 )
 
 
@@ -185,6 +194,7 @@ class Pipeline:
         self._passes = [p for p in PIPELINE if fusion or p.when is When.ALWAYS]
         self._steps: list[Step] = []
 
+    @phase("passes")
     def __call__(self, left_out: LeftOut) -> Steps:
         fresh = {name for name, _ in left_out.keys() - self._options.left_out.keys()}
         self._options = replace(self._options, left_out=left_out)
@@ -205,7 +215,7 @@ class Pipeline:
 def check(name: str, before: Graph, made: Rewritten) -> None:
     """Raises GraphError, naming the pass, if the graph that it made is wrong.
 
-    It must have the same inputs, but for packed tensors, and outputs, and every node must come after those whose
+    It must have the same inputs, but for new packed tensors, and outputs, and every node must come after those whose
     results it takes.
     """
     for wrong in _wrong(before, made):
@@ -214,7 +224,9 @@ def check(name: str, before: Graph, made: Rewritten) -> None:
 
 def _wrong(before: Graph, made: Rewritten) -> Iterator[str]:
     graph, tensors = made.graph, set(made.graph.tensors.values())
-    given = [t for t in graph.inputs if t not in graph.packed]
+    given = graph.inputs[: len(before.inputs)] + [
+        t for t in graph.inputs[len(before.inputs) :] if t not in graph.packed
+    ]
     for what, old, new in (("inputs", before.inputs, given), ("outputs", before.outputs, graph.outputs)):
         if [t.name for t in old] != [t.name for t in new]:
             yield f"its {what} are {', '.join(t.name for t in new)}, not {', '.join(t.name for t in old)}"

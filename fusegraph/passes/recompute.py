@@ -87,6 +87,8 @@ def _saves(graph: Graph, tensor: Tensor, group: Group, kept_inside: Set[Tensor])
     nodes, begins = _cone(graph, tensor)
     if not nodes or len(nodes) > MAX_NODES:
         return False
+    if any(t.base in graph.updates.values() and t not in group.reads for t in begins):
+        return False  # it may be overwritten by then
     more = sum(t.nbytes * (2 if t in kept_inside else 1) for t in begins if t not in group.reads)
     return more < tensor.nbytes * (1 if tensor in graph.output_numbers else 2)
 

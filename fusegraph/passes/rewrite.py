@@ -80,6 +80,7 @@ class Rewrite:
     def done(self, decisions: Sequence[Decision] = ()) -> Rewritten:
         """Returns the new graph, all nodes being there; those that no output depends on are removed again."""
         self.graph.outputs = [self.new[t] for t in self._old.outputs]
+        self.graph.updates = {self.new[t]: self.new[x] for t, x in self._old.updates.items()}
         remove_dead(self.graph)
         alive = set(self.graph.tensors.values())
         return Rewritten(self.graph, {old: new for old, new in self.new.items() if new in alive}, tuple(decisions))

@@ -23,6 +23,8 @@ Accepted = TypeVar("Accepted")
 ATTENTION, PROLOGUE = "attention", "attention's operands"
 GRADIENTS, FUSED_GRADIENTS = "attention's gradients", "fused gradients"
 FUSION = "fusion"
+#: The pass that says who writes the values of assignments.
+ASSIGNMENTS = "assigned values"
 
 
 class NotAccepted(Declined):

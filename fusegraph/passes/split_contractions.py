@@ -81,9 +81,11 @@ def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
         return 1, before
     cut = _cut(node, _common(node), graph, target)
     assert cut is not None
-    estimates = {n: _cycles(node, graph, n, target) for n in cut.counts}
-    best = min(estimates, key=estimates.__getitem__, default=1)
-    after = estimates.get(best, before)
+    best, after = 1, before
+    for parts in cut.counts:
+        # What it moves alone may take too long: most need no estimate of their products.
+        if _least_cycles(node, graph, parts, target) < after and (taken := _cycles(node, graph, parts, target)) < after:
+            best, after = parts, taken
     return (best, after) if before >= MARGIN * after and before - after >= LEAST_SAVED * launch else (1, before)
 
 
@@ -112,11 +114,20 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     if parts > 1:
         own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
-    (made,) = own.outputs
-    moved = sum(t.nbytes for t in dict.fromkeys((*node.inputs, made)))
+    return _total(node, own.outputs[0].nbytes, parts, cycles(own, Options(target=target)), target)
+
+
+def _least_cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
+    """Returns the cycles that a contraction in parts takes at least."""
+    return _total(node, parts * node.output.size * _sum_dtype(node, graph).itemsize, parts, 0, target)
+
+
+def _total(node: Node, made: int, parts: int, products: float, target: Target) -> float:
+    """Returns the cycles of a contraction that makes so many bytes in parts, if its products take so many cycles."""
+    moved = sum(t.nbytes for t in dict.fromkeys(node.inputs)) + made
     rate = STREAMED * target.bytes_per_cycle
-    total = START * target.launch_cycles + max(cycles(own, Options(target=target)), moved / rate)
-    return total if parts == 1 else total + target.launch_cycles + (made.nbytes + node.output.nbytes) / rate
+    total = START * target.launch_cycles + max(products, moved / rate)
+    return total if parts == 1 else total + target.launch_cycles + (made + node.output.nbytes) / rate
 
 
 def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None:
@@ -169,14 +180,19 @@ def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -
     rewrite.graph.add_node(Node(total, (partial,), attributes, output))
 
 
+def _sum_dtype(node: Node, graph: Graph) -> DType:
+    """Returns the dtype of the sums of parts."""
+    common = _common(node)
+    if common.is_float:
+        return compute_dtype(common, graph.compute_dtype)
+    return int64 if 64 in (common.bits, node.output.dtype.bits) else int32
+
+
 def _part_sums(
     graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
 ) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""
-    common = _common(node)
-    dtype = compute_dtype(common, graph.compute_dtype)
-    if not common.is_float:
-        dtype = int64 if 64 in (common.bits, output.dtype.bits) else int32
+    dtype = _sum_dtype(node, graph)
     shape = (how["parts"], *output.shape)
     order = stride_order(output.shape, output.strides)
     if node.op.role is Role.WGRAD:  # filters are the columns of the product: neighbours are written together

@@ -28,10 +28,12 @@ from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 
-#: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors, or if no block reads
-#: more bytes.
+#: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors.  Along rows, also if no
+#: block reads more bytes; across rows, if that is estimated to take at most so many times as long as parts: estimates
+#: are those of kernels that write as much as they read.
 BUSY = 32 / 33
 SHORT_BYTES = 512 << 10
+AS_LONG = 2.0
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
@@ -47,8 +49,16 @@ Split = tuple[tuple[int, ...], int | None]
 
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Splits long reductions into parts where one kernel would leave most of a GPU idle."""
-    chunks = {node: found for node in graph.nodes if (found := chunk(graph, node, options.target.planned)) is not None}
-    return split(graph, {node: (node.attributes["axes"], size) for node, size in chunks.items()})
+    target = options.target.planned
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Node]] = {}
+    for node in (n for n in graph.nodes if can_be_split(n) and not returns(graph, n, target)):
+        alike.setdefault((node.inputs[0].shape, node.attributes["axes"]), []).append(node)
+    chunks: dict[Node, Split] = {}
+    for (_, axes), nodes in alike.items():
+        sizes = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
+        if sizes:  # one kernel reads all of them, in parts that are alike
+            chunks |= dict.fromkeys(nodes, (axes, min(sizes)))
+    return split(graph, chunks)
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -104,9 +114,13 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES:
-        return None
-    if returns(graph, node):
+    if not whole.across:
+        short = whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES
+    elif _returns(graph, node, x):
+        short = keeps_whole(whole, target)
+    else:
+        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
+    if short or returns(graph, node, target):
         return None
     return chunk_of(x, axes, whole, target)
 
@@ -131,10 +145,10 @@ def of_whole(node: Node) -> bool:
     return mode_of(node).part.name in MODES
 
 
-def returns(graph: Graph, node: Node) -> bool:
+def returns(graph: Graph, node: Node, target: Target) -> bool:
     """Returns true if one kernel may read what is reduced once, for the reduction and for a large result behind it."""
     x = node.inputs[0]
-    return keeps_whole(parallelism(x, node.attributes["axes"])) and _returns(graph, node, x)
+    return keeps_whole(parallelism(x, node.attributes["axes"]), target) and _returns(graph, node, x)
 
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
@@ -150,7 +164,7 @@ def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
     means = {node: mean_of_variance(graph, node) for node in graph.nodes}
     paired = {node for node, mean in means.items() if mean is not None}.union(means.values())
     left = (n for n in graph.nodes if n not in paired and (name, n.name) not in options.left_out)
-    return [n for n in left if can_be_split(n) and not returns(graph, n)]
+    return [n for n in left if can_be_split(n) and not returns(graph, n, options.target.planned)]
 
 
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:

@@ -117,7 +117,7 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         error = scatter(graph, node, operands)
     elif node.kind is Kind.POOLING:
         error = _window(graph, node, operands)
-    elif node.kind is Kind.MOVEMENT:
+    elif node.kind in (Kind.MOVEMENT, Kind.ASSIGN):
         error = _taken_along(node, operands)
     else:
         error = _propagated(node, operands, value)
@@ -126,7 +126,11 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
     settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN, whatever is rounded
     magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
-    if node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):  # the accumulator may be wider than the result's compute type
+    if node.kind not in (
+        Kind.POINTWISE,
+        Kind.MOVEMENT,
+        Kind.ASSIGN,
+    ):  # the accumulator may be wider than the result's compute type
         _, error = _rounded(value, error, compute, strict=False)
     elif node.op.role is Role.NARROW:  # from float64 to a dtype that is computed in float32
         if compute_dtype(node.inputs[0].dtype, graph.compute_dtype) != compute:
@@ -282,6 +286,8 @@ def _taken_along(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
     error = np.asarray(node.op.reference(*given, **attributes), np.float64)
     for key, (v, e) in zip(keys, operands):
         if key in node.op.integers and e.any():
+            if node.kind is Kind.ASSIGN:
+                return np.full(error.shape, np.inf)
             axis = node.attributes["axis"]
             after = error.ndim - axis - v.ndim
             doubtful = np.broadcast_to(e, v.shape) != 0

@@ -244,16 +244,27 @@ def placed(array: Any, device: Device) -> Any:
 
 
 def run(executable: Executable, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Runs an Executable and returns its outputs by name as NumPy arrays; inputs are copied to its device if necessary.
+    """Runs an Executable and returns its outputs by name as NumPy arrays, new values of inputs among them.
 
-    On the cpu engine the outputs' memory is filled with 0xff (NaN in every float dtype) beforehand, so that it cannot
-    hold the results of an earlier run.
+    Inputs are copied to its device if necessary, and always if the graph assigns to them.  On the cpu engine the
+    outputs' memory is filled with 0xff (NaN in every float dtype) beforehand, so that it cannot hold the results of an
+    earlier run.
     """
-    arrays = {t.name: placed(as_bytes(t, inputs[t.name]), executable.device) for t in executable.graph.inputs}
-    out = [_untouched(t) for t in executable.graph.outputs] if executable.engine == "cpu" else None
-    results = executable(*(arrays[t.name] for t in executable.graph.inputs), out=out)
-    results = results if isinstance(results, tuple) else (results,)
-    return {t.name: as_values(t, to_numpy(a)) for t, a in zip(executable.graph.outputs, results)}
+    graph = executable.graph
+    arrays = operands(graph, inputs, executable.device)
+    out = [_untouched(t) for t in graph.made] if executable.engine == "cpu" else None
+    results = executable(*arrays, out=out)
+    found = dict(zip(graph.results, results if isinstance(results, tuple) else (results,)))
+    found |= {new: arrays[graph.input_numbers[x]] for new, x in graph.updates.items()}
+    return {t.name: as_values(t, to_numpy(found[t])) for t in graph.outputs}
+
+
+def operands(graph: Graph, inputs: Mapping[str, Array], device: Device) -> list[Any]:
+    """Returns the arrays of a call on a device, in order; those that the graph assigns to are copies."""
+    written = graph.updates.values()
+    given = {t: as_bytes(t, inputs[t.name]) for t in graph.inputs}
+    copies = {t: laid_out(x, t) if t in written and not device.is_cuda else x for t, x in given.items()}
+    return [placed(x, device) for x in copies.values()]
 
 
 def _untouched(tensor: Tensor) -> Array:

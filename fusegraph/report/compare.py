@@ -13,6 +13,7 @@ import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.engines import compile as compile_graph
+from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
 from fusegraph.errors import DeviceError, GraphError, NotSupportedError, ToolchainError, WorkspaceError, one_line
 from fusegraph.graph import Graph
@@ -24,7 +25,7 @@ from fusegraph.report.check import (
     OutputCheck,
     check_executable,
     compare,
-    placed,
+    operands,
     random_inputs,
     run,
 )
@@ -232,12 +233,12 @@ def _engine(
 def _time(executable: Executable, inputs: Mapping[str, Array], repeats: int) -> tuple[float, str]:
     """Returns the microseconds of a call whose arrays, outputs included, exist already, and how they were measured."""
     device = executable.device
-    arrays = [placed(inputs[t.name], device) for t in executable.graph.inputs]
+    arrays = operands(executable.graph, inputs, device)
     if device.is_cuda:
-        out = executable(*arrays, stream=0)
+        out = with_own_memory(executable.graph, executable(*arrays, stream=0))
         timer = ColdTimer(device.index)
         return timer.median(lambda: executable(*arrays, out=out, stream=0), repeats), _gpu_text(repeats)
-    out = executable(*arrays)
+    out = with_own_memory(executable.graph, executable(*arrays))
     return _best_of(lambda: executable(*arrays, out=out))
 
 

@@ -76,7 +76,8 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
     """Returns a graph as plain data.
 
     name             the graph's name.
-    inputs, outputs  each with ``name``, ``shape``, ``strides`` (in elements) and ``dtype``.
+    inputs, outputs  each with ``name``, ``shape``, ``strides`` (in elements) and ``dtype``; those that lie in the
+                     memory of an input with its name, ``overwrites``.
     nodes            each with ``name``, ``op``, ``inputs``, ``attributes``, ``shape``, ``dtype``, and the number and
                      name of the kernel that computes it: ``kernel`` and ``kernel_name``, both None for a view.
 
@@ -86,7 +87,7 @@ def describe_graph(graph: Graph, kernel_of: Mapping[Node, tuple[int, str]] | Non
     return {
         "name": graph.name,
         "inputs": [_tensor(t) for t in graph.inputs],
-        "outputs": [_tensor(t) for t in graph.outputs],
+        "outputs": [_tensor(t) | _overwritten(graph, t) for t in graph.outputs],
         "nodes": [_node(n, *kernels.get(n, (None, None))) for n in graph.nodes],
     }
 
@@ -133,6 +134,10 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
         "strides": list(tensor.strides),
         "dtype": tensor.dtype.name,
     }
+
+
+def _overwritten(graph: Graph, tensor: Tensor) -> dict[str, str]:
+    return {"overwrites": graph.updates[tensor].name} if tensor in graph.updates else {}
 
 
 def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import re
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,10 @@ class CompiledKernel:
     warnings: tuple[str, ...]
 
 
+#: Called with each source as its kernel is done.
+Progress = Callable[[KernelSource, CompiledKernel], None]
+
+
 @dataclass(frozen=True)
 class _Unit:
     """Everything a compilation depends on."""
@@ -120,7 +124,7 @@ def compile_kernels(
     cache: DiskCache | None = None,
     options: Sequence[str] = (),
     jobs: int | None = None,
-    progress: Callable[[KernelSource, CompiledKernel], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[CompiledKernel]:
     """Compiles kernels for ``arch`` (``"sm_90a"``) and returns them in the order given.
 
@@ -132,48 +136,77 @@ def compile_kernels(
     Raises CompileError for the first kernel that does not compile, for an architecture that NVRTC does not know, and
     for an option that would make it read or write files; ToolchainError if NVRTC cannot be loaded.
     """
+    return start(sources, arch, cache=cache, options=options, jobs=jobs).kernels(progress)
+
+
+class Compilation:
+    """Kernels that threads compile, in the order in which they were asked for."""
+
+    def __init__(
+        self, sources: Sequence[KernelSource], keys: Mapping[int, str], done: dict[str, CompiledKernel]
+    ) -> None:
+        """keys: the key of each source, by its identity; done: the kernels that need no compilation, by key."""
+        self._sources, self._keys, self._done = sources, keys, done
+        self._futures: dict[Future[CompiledKernel], str] = {}
+
+    def _compile(self, units: Mapping[str, _Unit], cache: DiskCache | None, jobs: int | None) -> None:
+        """Starts to compile units, the longest first."""
+        if not units:
+            return
+        workers = min(jobs or len(os.sched_getaffinity(0)), len(units))
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="nvrtc")
+        longest_first = sorted(units, key=lambda key: -len(units[key].source.code))
+        self._futures = {pool.submit(_compile, units[key], cache): key for key in longest_first}
+        pool.shutdown(wait=False)
+
+    def kernels(self, progress: Progress | None = None) -> list[CompiledKernel]:
+        """Waits for all kernels and returns them.  ``progress`` and what this raises: see `compile_kernels`."""
+        for key in list(self._done):
+            self._tell(key, progress)
+        try:
+            for future in as_completed(self._futures):
+                key = self._futures[future]
+                self._done[key] = future.result()
+                self._tell(key, progress)
+        except BaseException:
+            for future in self._futures:
+                future.cancel()
+            raise
+        return [self._done[self._keys[id(source)]] for source in self._sources]
+
+    def _tell(self, key: str, progress: Progress | None) -> None:
+        if progress is not None:
+            for source in self._sources:
+                if self._keys[id(source)] == key:
+                    progress(source, self._done[key])
+
+
+def start(
+    sources: Sequence[KernelSource],
+    arch: str,
+    *,
+    cache: DiskCache | None = None,
+    options: Sequence[str] = (),
+    jobs: int | None = None,
+) -> Compilation:
+    """Starts to compile kernels as `compile_kernels` does, and returns without waiting.
+
+    Raises CompileError for an architecture or option that is refused; ToolchainError if NVRTC cannot be loaded.
+    """
     if arch not in supported_archs():
         version = ".".join(map(str, nvrtc_version()))
         raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
     keys: dict[int, str] = {}  # by identity of the source, which equal layers of a network share
     units: dict[str, _Unit] = {}
-    alike: dict[str, list[KernelSource]] = {}
     all_options, library = _checked_options(options), dict[str, str | None]()
     for source in sources:
         if id(source) not in keys:
             unit = _Unit(_checked_source(source), headers_of(source.code, library), arch, all_options)
             keys[id(source)], units[unit.key] = unit.key, unit
-        alike.setdefault(keys[id(source)], []).append(source)
-    done: dict[str, CompiledKernel] = {}
-
-    def finish(key: str, kernel: CompiledKernel) -> None:
-        done[key] = kernel
-        if progress:
-            for source in alike[key]:
-                progress(source, kernel)
-
-    missing = []
-    for key, unit in units.items():
-        kernel = _load(unit, cache) if cache else None
-        if kernel is None:
-            missing.append(key)
-        else:
-            finish(key, kernel)
-    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
-    if workers <= 1:
-        for key in missing:
-            finish(key, _compile(units[key], cache))
-    else:
-        with ThreadPoolExecutor(workers, thread_name_prefix="nvrtc") as pool:
-            longest_first = sorted(missing, key=lambda key: -len(units[key].source.code))
-            futures = {pool.submit(_compile, units[key], cache): key for key in longest_first}
-            try:
-                for future in as_completed(futures):
-                    finish(futures[future], future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return [done[keys[id(source)]] for source in sources]
+    done = {key: kernel for key, unit in units.items() if (kernel := _load(unit, cache) if cache else None) is not None}
+    compilation = Compilation(sources, keys, done)
+    compilation._compile({key: unit for key, unit in units.items() if key not in done}, cache, jobs)
+    return compilation
 
 
 # --- one compilation

@@ -34,6 +34,11 @@ CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
          "COMPUTED"),
     ),
+    "contraction stem": (
+        "codegen.contraction.stem_schedule",
+        ("PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "FILTER", "TILE", "BROUGHT",
+         "WAIT", "WAIT_TOGETHER", "EXPOSED"),
+    ),
     "contraction simt": (
         "codegen.contraction.simt_schedule",
         ("LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK"),

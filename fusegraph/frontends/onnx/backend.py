@@ -40,7 +40,7 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
             given = [to_device(array, executable.device.index) for array in given]
         results = executable(*given)
         every = results if isinstance(results, tuple) else (results,)
-        tensors = executable.graph.outputs
+        tensors = executable.graph.results
         return tuple(as_values(tensor, to_numpy(result)) for tensor, result in zip(tensors, every, strict=True))
 
     def model(self, inputs: Any) -> Model:

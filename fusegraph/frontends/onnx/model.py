@@ -62,6 +62,7 @@ def load(
     shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     *,
+    alias: dict[str, str] | None = None,
     compute_dtype: Any = "float32",
 ) -> Model:
     """Reads the model in a file.
@@ -71,12 +72,14 @@ def load(
                    then cut off or filled up, positions with -1, those of Unique with the last element and counts of 0.
     values         arrays for inputs that must be known while the graph is built, such as shapes and axes: they become
                    constants.
+    alias          {"past": "present"}: an output whose name is that of an input, with the second text in place of the
+                   first, overwrites this input, and lies in its memory (`Graph.assign`): a cache is not copied.
     compute_dtype  that of the graph: float32, float64 or tf32.
 
-    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, and for dimensions without a
-    size; InputValueError, a ModelError, for inputs that must be given as ``values``; UnsupportedModelError, which lists
-    all unsupported operators and types; ArgumentError for arguments of wrong types.  Nothing outside the file's folder
-    is read.
+    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, for dimensions without a size,
+    and for an alias without such a pair, or of another type; InputValueError, a ModelError, for inputs that must be
+    given as ``values``; UnsupportedModelError, which lists all unsupported operators and types; ArgumentError for
+    arguments of wrong types.  Nothing outside the file's folder is read.
     """
     file = path_of("path", path)
     try:
@@ -93,7 +96,14 @@ def load(
     except DecodeError:
         raise ModelError(f"{file} is no ONNX model, or is cut short") from None
     return from_proto(
-        model, shapes, values, folder=file.parent, where=str(file), name=file.stem, compute_dtype=compute_dtype
+        model,
+        shapes,
+        values,
+        folder=file.parent,
+        where=str(file),
+        name=file.stem,
+        alias=alias,
+        compute_dtype=compute_dtype,
     )
 
 
@@ -105,6 +115,7 @@ def from_proto(
     folder: str | os.PathLike[str] | None = None,
     where: str = "the model",
     name: str | None = None,
+    alias: dict[str, str] | None = None,
     compute_dtype: Any = "float32",
 ) -> Model:
     """Reads a model that is in memory, as `load`.
@@ -118,8 +129,11 @@ def from_proto(
     name = None if name is None else instance("name", name, str)
     folder = None if folder is None else path_of("folder", folder)
     sizes, arrays = sizes_of(shapes), arrays_of(values)
+    texts = {
+        instance("alias", a, str): instance("alias", b, str) for a, b in instance("alias", alias or {}, dict).items()
+    }
     try:
-        return _Building(model, sizes, arrays, folder, name, compute_dtype).built()
+        return _Building(model, sizes, arrays, folder, name, texts, compute_dtype).built()
     except InputValueError as error:
         raise InputValueError(f"{where}: {error}", error.inputs) from None
     except UnsupportedModelError as error:
@@ -138,9 +152,10 @@ class _Building:
         values: Mapping[str, Array],
         folder: Path | None,
         name: str | None,
+        alias: Mapping[str, str],
         compute_dtype: Any,
     ) -> None:
-        self._model, self._shapes, self._values = model, shapes, values
+        self._model, self._shapes, self._values, self._alias = model, shapes, values, alias
         every = (*model.graph.input, *model.graph.output)
         dims = (dim.dim_param for value in every for dim in value.type.tensor_type.shape.dim)
         domains = (opset.domain for opset in model.opset_import)
@@ -159,7 +174,7 @@ class _Building:
         if self._importer.unknown:
             raise self._unknown(inputs)
         constants |= {t.name: scope.values[t.name] for t in self._model.graph.initializer if t.name in scope.values}
-        outputs = self._outputs(scope)
+        outputs = self._outputs(scope, self._shared(inputs))
         if self._importer.refused:
             raise self._unsupported()
         return Model(self._graph, inputs, outputs, {k: v for k, v in constants.items() if k not in inputs})
@@ -259,7 +274,18 @@ class _Building:
 
     # ---- outputs and errors
 
-    def _outputs(self, scope: Scope) -> dict[str, Tensor]:
+    def _shared(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns name of an output -> the input that it overwrites.  Raises ModelError for an alias without a pair."""
+        made = {value.name for value in self._model.graph.output}
+        found: dict[str, Tensor] = {}
+        for past, present in self._alias.items():
+            every = {n.replace(past, present): t for n, t in inputs.items() if past and past in n}
+            if not (pairs := {name: t for name, t in every.items() if name in made}):
+                raise ModelError(f"no output has an input's name with {short(present)} in place of {short(past)}")
+            found |= pairs
+        return found
+
+    def _outputs(self, scope: Scope, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs: dict[str, Tensor] = {}
         for value in self._model.graph.output:
             tensor = scope.find(value.name)
@@ -270,7 +296,14 @@ class _Building:
             if value.type.tensor_type.elem_type and DTYPES.get(value.type.tensor_type.elem_type) != tensor.dtype:
                 declared = type_name(value.type.tensor_type.elem_type)
                 raise ModelError(f"output {short(value.name)} is declared as {declared}, but is {tensor.dtype}")
-            if tensor in self._graph.outputs:
+            if (target := shared.get(value.name)) is not None:
+                if tensor.type != target.type:
+                    here, there = (f"{t.dtype} {list(t.shape)}" for t in (tensor, target))
+                    raise ModelError(
+                        f"output {short(value.name)}, {here}, cannot overwrite input {target.name!r}, {there}"
+                    )
+                tensor = self._graph.assign(target, tensor, name=self._importer.free_name(value.name))
+            if tensor in self._graph.outputs and tensor not in self._graph.updates:
                 tensor = self._graph.identity(tensor, name=self._importer.free_name(value.name))
             outputs[value.name] = self._graph.output(tensor)
         if not outputs:

@@ -16,9 +16,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fusegraph.dims import Dim
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
-from fusegraph.errors import ArgumentError
+from fusegraph.engines.sized import SizedExecutable
+from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     attention,
     contraction,
@@ -34,12 +36,22 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
 from fusegraph.frontends.torch.build import build
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
 from fusegraph.frontends.torch.decompositions import decompositions
-from fusegraph.frontends.torch.forms import forms_of, is_symbolic, measures, symbols
+from fusegraph.frontends.torch.forms import (
+    Forms,
+    UnknownSizeError,
+    dims_of,
+    forms_of,
+    is_symbolic,
+    measures,
+    symbols,
+)
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
 from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
+from fusegraph.phases import Phases, counted, phase, separately, without_collections
+from fusegraph.plan import Plan
 from fusegraph.runtime.arrays import torch_dtype
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
@@ -60,21 +72,22 @@ def backend(
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
-    if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
-        keep_whole(module)
 
-    def compiler(phase: str) -> Callable[[Any, Sequence[Any]], Program]:
-        return lambda traced, _: _boxed(_function(traced, phase, settings, names))
+    def compiler(part: str) -> Callable[[Any, Sequence[Any]], Program]:
+        return lambda traced, _: _boxed(_function(traced, part, settings, names))
 
-    made = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler(INFERENCE),
-        decompositions=dict(decompositions()),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
-    return made(module, inputs)
+    with counted(Phases()), phase("AOTAutograd"), without_collections():
+        if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
+            keep_whole(module)
+        made = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler(INFERENCE),
+            decompositions=dict(decompositions()),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        return made(module, inputs)
 
 
 def _names(graph: Any) -> dict[str, str]:
@@ -124,19 +137,30 @@ def _boxed(program: Program) -> Program:
 
 
 def _function(module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
-    """Returns the function that computes a traced graph; with symbolic sizes, it compiles for each choice of them."""
+    """Returns the function that computes a traced graph.
+
+    With symbolic sizes, the kernels of all sizes are compiled in the first call; each choice of sizes has a function of
+    its own that launches them.  Where other numbers vary, or sizes beyond what is compiled ahead, each choice is
+    compiled.
+    """
     graph = module.graph
     parameters = _parameters(graph) if phase == INFERENCE else ()
     if not is_symbolic(graph):
         return compile_program(Analysis(graph, forms_of(graph, {}), parameters), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
+    every: list[_AllSizes | None] = []
 
     def program(arguments: list[Any]) -> Sequence[Any]:
         key = tuple([measures(x) for x in arguments])
         found = known.get(key)
         if found is None:
-            forms = forms_of(graph, symbols(graph, arguments))
-            found = known[key] = compile_program(Analysis(graph, forms, parameters), phase, settings, names)
+            values = symbols(graph, arguments)
+            if not every:
+                every.append(_AllSizes.of(graph, values, phase, settings, names))
+            found = every[0].at(values) if every[0] is not None else None
+            if found is None:
+                found = compile_program(Analysis(graph, forms_of(graph, values), parameters), phase, settings, names)
+            known[key] = found
         return found(arguments)
 
     return program
@@ -150,34 +174,99 @@ def _parameters(graph: Any) -> list[Any]:
     return [inputs[n] for n in known or () if n < len(inputs)]
 
 
+class _AllSizes:
+    """A traced graph whose pieces are compiled for all sizes."""
+
+    def __init__(self, graph: Any, dims: Mapping[Any, Dim], division: Cut, run: Mapping[Piece, Executable]) -> None:
+        self._graph, self._dims, self._division, self._run = graph, dims, division, run
+
+    @classmethod
+    def of(
+        cls, graph: Any, values: Mapping[Any, Any], phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
+    ) -> _AllSizes | None:
+        """Returns the graph, compiled; None if it cannot be compiled for all sizes."""
+        dims = dims_of(graph, values)
+        if not dims:
+            return None
+        leave = settings.get("leave", ())
+        try:
+            forms = forms_of(graph, dims)
+            if len(_left(graph, forms, leave)) > len(_left(graph, forms_of(graph, values), leave)):
+                return None  # sizes are used as numbers, say
+            division, run = _compiled(Analysis(graph, forms), phase, settings, names)
+        except (GraphError, UnknownSizeError):
+            return None
+        return cls(graph, dims, division, run)
+
+    def at(self, values: Mapping[Any, Any]) -> Program | None:
+        """Returns the function for values of the symbols; None for sizes that are not compiled ahead."""
+        if any(not dim.min <= values[symbol] <= dim.max for symbol, dim in self._dims.items()):
+            return None
+        sizes = {dim.name: values[symbol] for symbol, dim in self._dims.items()}
+        run = {piece: _at(executable, sizes, piece) for piece, executable in self._run.items()}
+        return write(Analysis(self._graph, forms_of(self._graph, values)), self._division, run)
+
+
+def _left(graph: Any, forms: Forms, leave: Sequence[str]) -> Mapping[Any, str]:
+    """Returns the nodes of a graph that torch has to compute, with the reasons."""
+    return in_pieces(Analysis(graph, forms), "sizes", leave=leave)[0].left
+
+
+def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Callable[..., Any]:
+    """Returns what runs a piece at sizes by the names of Dims."""
+    known = executable.at(sizes) if isinstance(executable, SizedExecutable) else executable
+    return known if piece.inputs else _without_inputs(known, piece.device)
+
+
 def compile_program(analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
-    """Cuts a graph, compiles the pieces and writes the function that runs them."""
+    """Cuts a graph, compiles the pieces and writes the function that runs them.
+
+    NVRTC goes on compiling when this returns; the first call waits.
+    """
+    division, run = _compiled(analysis, phase, settings, names)
+    return write(analysis, division, {piece: _at(executable, {}, piece) for piece, executable in run.items()})
+
+
+def _compiled(
+    analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[Cut, dict[Piece, Executable]]:
+    """Cuts a graph and compiles the pieces."""
     start = time.perf_counter()
-    labels = {node: names.get(node.name, node.name) for node in analysis.graph.nodes if node.op == "placeholder"}
-    division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
-    run = {}
-    pieces = []
-    for piece, part in graphs.items():
-        kind, _, index = piece.device.partition(":")
-        engine: dict[str, Any] = {"engine": "cuda", "device": int(index or 0)} if kind == "cuda" else {"engine": "cpu"}
-        how = {
-            key: value
-            for key, value in settings.items()
-            if key != "leave" and (kind == "cuda" or key not in ("autotune", "jobs"))
-        }
-        executable = compile_graph(part, **engine, **how)
-        assert executable.plan is not None
-        run[piece] = executable if piece.inputs else _without_inputs(executable, piece.device)
-        pieces.append(piece_report(executable.plan, piece, analysis))
-    program = write(analysis, division, run)
+    with separately() as phases, without_collections():
+        with phases.phase("import"):
+            inputs = [node for node in analysis.graph.nodes if node.op == "placeholder"]
+            labels = {node: names.get(node.name, node.name) for node in inputs}
+            division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
+        run = {}
+        pieces = []
+        for piece, part in graphs.items():
+            run[piece] = compile_graph(part, **_how(piece.device, settings))
+            pieces.append(piece_report(_plan_of(run[piece]), piece, analysis))
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
-    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start))
-    return program
+    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start, phases))
+    return division, run
+
+
+def _plan_of(executable: Executable) -> Plan:
+    """Returns the plan of a piece; of all sizes that of those that it is described at."""
+    if isinstance(executable, SizedExecutable):
+        executable = executable.at(executable.described)
+    assert executable.plan is not None
+    return executable.plan
+
+
+def _how(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `fusegraph.compile` for a piece on a device."""
+    kind, _, index = device.partition(":")
+    given = {key: value for key, value in settings.items() if key != "leave"}
+    if kind == "cuda":
+        return {**given, "engine": "cuda", "device": int(index or 0), "wait": False}
+    return {**{key: value for key, value in given.items() if key not in ("autotune", "jobs")}, "engine": "cpu"}
 
 
 def _without_inputs(executable: Executable, device: str) -> Callable[[], Any]:
     """Returns a function that runs a piece without inputs and gives torch tensors, as no input tells the framework."""
-    outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.outputs]
+    outputs = [(t.shape, t.strides, torch_dtype(torch, t.dtype)) for t in executable.graph.results]
 
     def run() -> Any:
         made = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in outputs]

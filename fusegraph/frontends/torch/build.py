@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegraph.errors import FusegraphError, NotSupportedError
-from fusegraph.frontends.torch.cut import Analysis, Piece
+from fusegraph.frontends.torch.cut import COPY, Analysis, Piece
 from fusegraph.frontends.torch.forms import is_projection
 from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Call, Form, Precision
 from fusegraph.frontends.torch.vectors import Layer, lines
@@ -79,9 +79,10 @@ class _Builder:
                 yield Layer(scale, bias, mean, variance, node.args[6])
 
     def build(self) -> Built:
-        for node in self._piece.nodes:
+        copies = [n for n in self._piece.nodes if str(n.target) == COPY]
+        for node in (*(n for n in self._piece.nodes if n not in copies), *copies):
             try:
-                self._values[node] = self._applied(node, HANDLERS)
+                self._values[node] = self._applied(node, HANDLERS) if node not in copies else self._assigned(node)
             except _Skip:
                 continue
             except FusegraphError as error:
@@ -93,6 +94,13 @@ class _Builder:
                 except NotSupportedError as error:  # a result that its handler leaves out, such as seeds of attention
                     self._refused[node.args[0]] = str(error)
         return Built(self._graph, self._refused)
+
+    def _assigned(self, node: Any) -> Tensor:
+        """Assigns a value to the input that a node copies it into."""
+        target, value = (self._value(n) for n in node.args[:2])
+        return self._graph.assign(
+            target, value if value.dtype == target.dtype else self._graph.cast(value, target.dtype)
+        )
 
     def _output(self, node: Any) -> None:
         form = self._form(node)

@@ -5,12 +5,15 @@ back.  The nodes of one level and device form a piece.  A path that leaves a pie
 is convex, and there are no more levels than the longest path has changes between fusegraph and torch.  Views and
 constants belong to no piece: each piece makes those that it needs, so that tensors that are passed between pieces have
 torch's strides, and views of them stay views.
+
+What a piece computes may be copied into an input of the graph at the end: then it assigns to that input, provided that
+nothing reads the input after that piece.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,7 +23,7 @@ import torch
 from fusegraph.frontends.torch.forms import Forms, is_projection
 from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Form
 
-#: The operator that writes to an input.
+#: Copies a result into an input, at the end of a graph.
 COPY = "aten.copy_.default"
 
 
@@ -108,9 +111,9 @@ class Analysis:
         if node.op != "call_function":
             return f"{node.op} of {node.target}"
         name = str(node.target)
-        if name == COPY:
+        if name == COPY and node.args[0].op != "placeholder":
             return "it writes to an input"
-        if name not in HANDLERS:
+        if name not in HANDLERS and name != COPY:
             return "not in the table" if name not in FREE else "of a dtype, or of sizes, that fusegraph has not"
         known = self.forms.forms.get(node)
         if known is None:
@@ -177,6 +180,8 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
             continue
         analysis.torchs.discard(node)
         reason = refused.get(node) or analysis.refusal(node)
+        if str(node.target) == COPY and not _is_ours(analysis.roots(node.args[1]), ours):
+            reason = reason or "it writes to an input what no piece computes"
         if reason is not None:
             analysis.torchs.add(node)
         level = 0
@@ -193,7 +198,29 @@ def cut(analysis: Analysis, refused: Mapping[Any, str]) -> Cut:
         else:
             left[node] = reason
     _delay(analysis, levels, ours)
+    if late := _overwritten_early(analysis, levels, ours):
+        return cut(analysis, {**refused, **dict.fromkeys(late, "it writes to an input that is read later")})
     return Cut(tuple(_pieces(analysis, levels, ours)), levels, left)
+
+
+def _is_ours(roots: Sequence[Any], ours: Mapping[Any, Any]) -> bool:
+    return bool(roots) and all(root in ours for root in roots)
+
+
+def _overwritten_early(analysis: Analysis, levels: Mapping[Any, int], ours: Mapping[Any, Any]) -> list[Any]:
+    """Returns the copies into inputs that are to be part of a piece, though what the inputs held is read after it."""
+    copies = {n.args[0]: n for n in ours if str(n.target) == COPY}
+    late = []
+    for node in analysis.graph.nodes if copies else ():
+        if node not in levels and node.op != "output":
+            continue
+        for copy in (copies[root] for root in analysis.needs(node) if root in copies):
+            level = levels.get(node, -1)
+            before = level < levels[copy] or (node not in ours and level == levels[copy])
+            beside = node in ours and (level, analysis.device(node)) == (levels[copy], analysis.device(copy))
+            if node.op == "output" or not (before or beside):
+                late.append(copy)
+    return late
 
 
 def _may_draw(node: Any) -> bool:
@@ -246,5 +273,5 @@ def _pieces(analysis: Analysis, levels: Mapping[Any, int], ours: Mapping[Any, An
             r for n in nodes for r in analysis.needs(n) if r not in ours or home[ours[r]] != (level, device)
         )
         outputs = [root for root in wanted if home[ours[root]] == (level, device)]
-        if outputs:
+        if outputs or any(str(n.target) == COPY for n in nodes):
             yield Piece(level, device, tuple(nodes), tuple(inputs), tuple(outputs))

@@ -16,6 +16,7 @@ from fusegraph.frontends.torch.forms import SYMBOLIC, forms_of, measures
 from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.phases import Phases, counted, phase, without_collections
 from fusegraph.plan import plan
 from fusegraph.runtime.targets import DEFAULT, named
 
@@ -34,7 +35,8 @@ class Imported:
 
 def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
     """Cuts a program into pieces; returns the analysis, the pieces and their graphs."""
-    lowered = program.run_decompositions(dict(decompositions()))
+    with phase("tracing"):
+        lowered = program.run_decompositions(dict(decompositions()))
     graph = lowered.graph_module.graph
     signature = lowered.graph_signature
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -68,14 +70,16 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
     The pieces are planned for ``target`` but not compiled.  Raises CompileError for an unknown target.
     """
     began = time.perf_counter()
-    with torch.no_grad():
-        program = torch.export.export(module, inputs)
-    name = type(module).__name__
-    analysis, division, graphs = _cut(program, name)
-    options = Options(target=named(target))
-    reports = [piece_report(plan(graph, options), piece, analysis) for piece, graph in graphs.items()]
+    phases = Phases()
+    with counted(phases), without_collections():
+        with phase("tracing"), torch.no_grad():
+            program = torch.export.export(module, inputs)
+        name = type(module).__name__
+        analysis, division, graphs = _cut(program, name)
+        options = Options(target=named(target))
+        reports = [piece_report(plan(graph, options), piece, analysis) for piece, graph in graphs.items()]
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
-    return FunctionReport(name, tuple(reports), left, time.perf_counter() - began)
+    return FunctionReport(name, tuple(reports), left, time.perf_counter() - began, phases)
 
 
 def _hints(graph: Any) -> dict[Any, Any]:

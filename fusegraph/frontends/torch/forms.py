@@ -6,15 +6,19 @@ For a graph that was traced with symbolic sizes, they belong to one choice of th
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from codegen.sizes import Size
+from fusegraph.dims import Dim
 from fusegraph.dtypes import ALL, DType
 from fusegraph.frontends.torch.table import Form
+from fusegraph.values import integer
 
 _DTYPES: dict[Any, DType] = {
     getattr(torch, name): dtype
@@ -75,38 +79,69 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
     return found
 
 
-#: Operators that take a tensor of rank 0 as they would a number.
 _LIFT = "aten.lift_fresh_copy.default"
-_AS_NUMBER = (_LIFT, "aten.copy.default", "aten.where.self")
+#: Operators that take a tensor of rank 0 as they would a number.
+_AS_NUMBER = frozenset(
+    ("aten.copy.default", "aten.where.self", *(f"aten.{n}.Tensor" for n in ("add", "sub", "mul", "div")))
+)
+#: What computes constants of constants, beside functions of elements.
+_COPIES = (_LIFT, "aten._to_copy.default", "prims.convert_element_type.default", "aten.clone.default")
 
 
-def _number_in(graph: Any, node: Any, numbers: Mapping[Any, Any]) -> Any:
-    """Returns the number in a tensor of rank 0 that the program wrote into its text, if it is used as one; else None.
+def _numbers_in(graph: Any) -> dict[Any, Any]:
+    """Returns the values of nodes that are used as numbers, though the program wrote them as tensors of rank 0.
 
-    It is on the CPU whatever the device of the operators that take it.
+    They are what it wrote into its text, and functions of that.  They are on the CPU whatever the device of the
+    operators that take them.
     """
-    if str(node.target) != _LIFT or any(str(user.target) not in _AS_NUMBER for user in node.users):
-        return None
-    if node.args[0].op != "get_attr":
-        return numbers.get(node.args[0])
-    value = operator.attrgetter(node.args[0].target)(graph.owning_module)
-    plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0
-    if not plain or value.is_complex():
-        return None
+    constants: dict[Any, Any] = {}
     with _disable_current_modes():  # while torch traces, its modes take real tensors for mistakes
-        return value.item()
+        for node in graph.nodes:
+            value = _constant(graph, node, constants)
+            if value is not None:
+                constants[node] = value
+        numbers: dict[Any, Any] = {}
+        for node, value in reversed(constants.items()):
+            if node.op != "get_attr" and all(
+                user in numbers if user in constants else str(user.target) in _AS_NUMBER for user in node.users
+            ):
+                numbers[node] = value.item()
+    return numbers
+
+
+def _constant(graph: Any, node: Any, constants: Mapping[Any, Any]) -> Any:
+    """Returns the tensor of rank 0 on the CPU that a node is in every call; None if it is not known to be one."""
+    form = node.meta.get("val")
+    if not isinstance(form, torch.Tensor) or form.device.type != "cpu" or form.ndim or form.is_complex():
+        return None
+    if node.op == "get_attr":
+        found = operator.attrgetter(node.target)(graph.owning_module)
+        return found if isinstance(found, torch.Tensor) and any(str(u.target) == _LIFT for u in node.users) else None
+    if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes) or not node.all_input_nodes:
+        return None
+    tags = getattr(node.target, "tags", ())
+    if str(node.target) not in _COPIES and (
+        torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags
+    ):
+        return None
+    given = torch.fx.node.map_arg((node.args, node.kwargs), constants.__getitem__)
+    return node.target(*given[0], **given[1])
 
 
 def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     """Returns the forms of a graph's nodes for these values of symbols and of expressions of them."""
     known: dict[Any, int | float | bool] = dict(values)
     single = {expression: value for expression, value in values.items() if expression.is_Symbol}
+    vary = any(isinstance(value, Size) for value in values.values())
 
     def number(size: Any) -> Any:
         if not isinstance(size, SYMBOLIC):
             return size
         expression = size.node.expr
         if expression not in known:
+            if vary and isinstance(size, torch.SymInt):
+                known[expression] = followed(expression, single)
+                return known[expression]
             result = expression.subs(single) if hasattr(expression, "subs") else expression
             if getattr(result, "free_symbols", None):
                 raise UnknownSizeError
@@ -117,18 +152,17 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     def form(value: Any) -> Form | None:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
-        shape, strides = (tuple(int(number(n)) for n in sizes) for sizes in (value.shape, value.stride()))
+        shape, strides = (tuple(integer(number(n)) for n in sizes) for sizes in (value.shape, value.stride()))
         return Form(shape, strides, _DTYPES.get(value.dtype), str(value.device))
 
     forms: dict[Any, tuple[Form | None, ...] | None] = {}
-    numbers: dict[Any, int | float | bool] = {}
+    numbers: dict[Any, int | float | bool] = _numbers_in(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
         try:
-            written = _number_in(graph, node, numbers)
-            if written is not None:
-                numbers[node] = written
-            elif isinstance(value, (*SYMBOLIC, int, float)):
+            if node in numbers:
+                continue
+            if isinstance(value, (*SYMBOLIC, int, float)):
                 numbers[node] = number(value)
             elif isinstance(value, tuple | list):
                 forms[node] = tuple(form(v) for v in value)
@@ -137,6 +171,69 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
         except UnknownSizeError:
             forms[node] = None
     return Forms(forms, numbers)
+
+
+#: Functions of integers in torch's expressions, by their classes' names.
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    "Add": lambda *parts: sum(parts),
+    "Mul": lambda *parts: prod(parts),
+    "Pow": pow,
+    "PowByNatural": pow,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+}
+
+
+def followed(expression: Any, values: Mapping[Any, int]) -> int:
+    """Returns the value of an expression of torch's for values of its symbols, Sizes among them.
+
+    Raises UnknownSizeError for one that does not follow from them by the arithmetic of Sizes.
+    """
+    if expression in values:
+        return values[expression]
+    if expression.is_Integer:
+        return int(expression)
+    function = _FUNCTIONS.get(type(expression).__name__)
+    if function is None or not all(part.is_integer for part in expression.args):
+        raise UnknownSizeError
+    return function(*(followed(part, values) for part in expression.args))
+
+
+#: The most that a dimension may have so that all sizes are compiled at once.
+MOST_SIZE = 2**16
+
+
+def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
+    """Returns Dims for the symbols of a graph, by symbol, named after them; None if other numbers than sizes vary.
+
+    ``values`` are those of a call.
+    """
+    measured = [m for n in graph.nodes if n.op == "placeholder" for m in measures(n.meta.get("val"))]
+    varying = [m for m in measured if isinstance(m, SYMBOLIC)]
+    if not all(isinstance(m, torch.SymInt) for m in varying) or any(map(_calculates, graph.nodes)):
+        return None
+    environment = varying[0].node.shape_env
+    low, high = dict[Any, int](), dict[Any, int]()
+    for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
+        bounds = environment.var_to_range.get(symbol)
+        ends = (bounds.lower, bounds.upper) if bounds is not None else ()
+        least, largest = [int(end) if end.is_Integer else None for end in ends] or (None, None)
+        low[symbol], high[symbol] = max(least or 2, 2), min(largest or MOST_SIZE, MOST_SIZE)
+        if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
+            return None
+    return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
+
+
+def _calculates(node: Any) -> bool:
+    """Tells whether an operator of torch's calculates with a size, rather than to use it as one."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = [*zip(schema.arguments, node.args), *((a, node.kwargs.get(a.name)) for a in schema.arguments)]
+    numbers = (value for argument, value in given if "int" not in str(argument.type).lower())
+    return any(isinstance(getattr(value, "meta", {}).get("val"), SYMBOLIC) for value in numbers)
 
 
 def is_projection(node: Any) -> bool:

@@ -86,7 +86,8 @@ class _Writer:
         target = f"piece{len(self._scope)}"
         self._scope[target] = self._run[piece]
         outputs = [self._name(n) for n in piece.outputs]
-        text = f"{', '.join(outputs)} = {target}({', '.join(inputs)})"
+        call = f"{target}({', '.join(inputs)})"
+        text = f"{', '.join(outputs)} = {call}" if outputs else call
         self._lines.append((text, (*piece.inputs, *piece.outputs)))
 
     def _torch(self, node: Any) -> None:

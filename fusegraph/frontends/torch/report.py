@@ -10,6 +10,7 @@ from weakref import ref
 from fusegraph.errors import listed
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.passes.partition import Decision
+from fusegraph.phases import Phases
 from fusegraph.plan import Plan
 from fusegraph.report.explain import count_text, size_text, traffic
 
@@ -49,13 +50,15 @@ class FunctionReport:
 
     name     its phase (inference, forward or backward), or the module's name from `explain`.
     left     the nodes that torch computes: (name, operator, reason).
-    seconds  the time spent in fusegraph.
+    seconds  the time spent in fusegraph before it returned.
+    phases   the seconds of each phase: of AOTAutograd, and of fusegraph, the wait in the first call included.
     """
 
     name: str
     pieces: tuple[PieceReport, ...]
     left: tuple[tuple[str, str, str], ...]
     seconds: float
+    phases: Phases = field(default_factory=Phases, compare=False)
 
     @property
     def operators(self) -> int:
@@ -96,6 +99,7 @@ class FunctionReport:
             + (f"{size_text(self.packed)} of packed parameters, " if self.packed else "")
             + f"{self.seconds:.2f} s"
         ]
+        lines += [f"  seconds: {self.phases}"] if str(self.phases) else []
         lines += [
             f"  left to torch: {listed(name for name, op, why in self.left if (op, why) == key)} = {key[0]}: {key[1]}"
             for key in dict.fromkeys((op, why) for _, op, why in self.left)

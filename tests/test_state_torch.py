@@ -1,0 +1,208 @@
+"""torch programs that change their inputs: these become assignments, in one piece, without copies."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from fusegraph.engines.kernels import KernelExecutable  # noqa: E402
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelExecutable[Any]]]:
+    """The executables that are made meanwhile."""
+    every: list[KernelExecutable[Any]] = []
+    init = KernelExecutable.__init__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        every.append(self)
+
+    monkeypatch.setattr(KernelExecutable, "__init__", recorded)
+    torch._dynamo.reset()
+    yield every
+    torch._dynamo.reset()
+
+
+def families(executable: KernelExecutable[Any]) -> list[str]:
+    assert executable.plan is not None
+    return [k.group.family for k in executable.plan.kernels]
+
+
+def updated(executable: KernelExecutable[Any]) -> int:
+    return len(executable.graph.updates)
+
+
+def same(function: Callable[..., Any], *inputs: Any, calls: int = 1, **tolerance: float) -> None:
+    """Checks that a compiled function returns the same and does the same to its inputs."""
+    ours, theirs = copy.deepcopy(inputs), copy.deepcopy(inputs)
+    compiled = torch.compile(function, backend="fusegraph")
+    for _ in range(calls):
+        torch.testing.assert_close(compiled(*ours), function(*theirs), **tolerance)
+    torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+CACHE, ROW = (2, 3, 16, 8), (2, 3, 1, 8)
+WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "index_put": lambda cache, at, x: cache.__setitem__((slice(None), slice(None), at), x),
+    "index_copy": lambda cache, at, x: cache.index_copy_(2, at, x),
+    "slice": lambda cache, at, x: cache.__setitem__((slice(None), slice(None), slice(5, 6)), x),
+    "select": lambda cache, at, x: cache.__setitem__((1, slice(None), slice(5, 6)), x[0]),
+    "scatter": lambda cache, at, x: cache.scatter_(2, at.view(1, 1, 1, 1).expand(x.shape), x),
+    "positions": lambda cache, at, x: cache.__setitem__(
+        (torch.arange(2), slice(None), at + torch.arange(2)), x[:, :, 0]
+    ),
+    "rows": lambda cache, at, x: cache.view(6, 16, 8).__setitem__((at - 3, at + 1), x[0, :1, 0]),
+    "copy": lambda cache, at, x: cache.narrow(2, 4, 1).copy_(x),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_caches_are_written_where_they_lie(how: str, made: list[KernelExecutable[Any]]) -> None:
+    def step(cache: Any, at: Any, x: Any, w: Any) -> Any:
+        WRITES[how](cache, at, torch.tanh(x @ w))
+        return F.scaled_dot_product_attention(x, cache, cache)
+
+    with torch.no_grad():
+        same(step, torch.randn(CACHE), torch.tensor([7]), torch.randn(ROW), torch.randn(8, 8))
+    (executable,) = made
+    assert updated(executable) == 1
+    plan = executable.plan
+    assert plan is not None
+    cache = next(iter(plan.simplified.updates.values()))
+    assert not any(t.nbytes >= cache.nbytes for k in plan.kernels for t in k.group.writes)
+
+
+def test_prompts_at_several_positions(made: list[KernelExecutable[Any]]) -> None:
+    def step(cache: Any, at: Any, x: Any) -> Any:
+        cache[:, :, at] = x * 2
+        return cache.sum(2)
+
+    with torch.no_grad():
+        same(step, torch.randn(CACHE), torch.tensor([3, -1, 9]), torch.randn(2, 3, 3, 8))
+    (executable,) = made
+    assert updated(executable) == 1
+
+
+def test_two_writes_and_reads_between(made: list[KernelExecutable[Any]]) -> None:
+    def step(cache: Any, at: Any, x: Any) -> Any:
+        before = cache.sum(2)
+        cache[:, :, at] = x
+        between = cache.amax(2)
+        cache[:, :, at + 1] = x * 2 + between[:, :, None]
+        return before, between, cache.mean(2)
+
+    with torch.no_grad():
+        same(step, torch.randn(CACHE), torch.tensor([3]), torch.randn(ROW))
+    (executable,) = made
+    assert updated(executable) == 1
+
+
+def test_running_statistics(made: list[KernelExecutable[Any]]) -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train()
+    theirs = copy.deepcopy(ours)
+    compiled = torch.compile(ours, backend="fusegraph")
+    for _ in range(2):
+        x = torch.randn(2, 3, 9, 9)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), theirs(x), rtol=1e-4, atol=1e-4)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert updated(made[0]) == 3  # mean, variance and the number of batches
+    assert len(made) == 1
+
+
+def test_optimizers(made: list[KernelExecutable[Any]]) -> None:
+    def adamw(weight: Any, gradient: Any, first: Any, second: Any, step: Any) -> None:
+        step += 1
+        weight.mul_(1 - 1e-2 * 1e-3)
+        first.lerp_(gradient, 0.1)
+        second.mul_(0.999).addcmul_(gradient, gradient, value=1e-3)
+        size = 1e-3 / (1 - 0.9**step)
+        weight.addcdiv_(first, second.sqrt() / (1 - 0.999**step).sqrt() + 1e-8, value=-1.0 * 1e-3)
+        weight.sub_(gradient * size * 0)
+
+    with torch.no_grad():
+        same(adamw, *(torch.randn(33, 65) for _ in range(3)), torch.rand(33, 65), torch.tensor(1.0), calls=2)
+    (executable,) = made
+    assert updated(executable) == 4
+    assert set(families(executable)) == {"pointwise"}
+    assert executable.plan is not None
+    assert executable.plan.memory.size <= 1024  # nothing of the weights' size
+    assert len(families(executable)) <= 2
+
+
+class Attention(nn.Module):
+    """A step of attention over a static cache, as decoders are written for torch.compile."""
+
+    def __init__(self, width: int = 32, heads: int = 4, kv: int = 2, length: int = 32) -> None:
+        super().__init__()
+        self.d = width // heads
+        self.q, self.k, self.v = (nn.Linear(width, n * self.d, bias=False) for n in (heads, kv, kv))
+        self.register_buffer("keys", torch.zeros(1, kv, length, self.d))
+        self.register_buffer("values", torch.zeros(1, kv, length, self.d))
+        self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool).tril())
+
+    def forward(self, x: Any, position: Any) -> Any:
+        b, s, w = x.shape
+        q, k, v = (f(x).view(b, s, -1, self.d).transpose(1, 2) for f in (self.q, self.k, self.v))
+        self.keys[:, :, position] = torch.cat((-k[..., self.d // 2 :], k[..., : self.d // 2]), -1)
+        self.values[:, :, position] = v
+        y = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self.mask[position], enable_gqa=True)
+        return y.transpose(1, 2).reshape(b, s, w)
+
+
+@pytest.mark.parametrize("positions", [1, 4])
+def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> None:
+    torch.manual_seed(0)
+    ours = Attention().eval()
+    theirs = copy.deepcopy(ours)
+    compiled = torch.compile(ours, backend="fusegraph")
+    with torch.no_grad():
+        for start in (0, positions):
+            x, at = torch.randn(1, positions, 32), torch.arange(start, start + positions)
+            torch.testing.assert_close(compiled(x, at), theirs(x, at))
+    torch.testing.assert_close(ours.keys, theirs.keys)
+    torch.testing.assert_close(ours.values, theirs.values)
+    (executable,) = made
+    plan = executable.plan
+    assert plan is not None
+    assert updated(executable) == 2
+    if positions == 1:  # the product of the values stores into the cache, and what turns the keys does
+        writers = {t.base.name: k.group.family for k in plan.kernels for t in k.group.writes}
+        assert (writers["values"], writers["keys"]) == ("contraction", "pointwise")
+    assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
+
+
+def test_what_is_read_later_is_left_to_torch(made: list[KernelExecutable[Any]]) -> None:
+    def step(cache: Any, x: Any) -> Any:
+        old = torch.histc(cache, 4)  # torch computes it of what was there
+        cache.add_(x)
+        return old, cache * 2
+
+    with torch.no_grad():
+        same(step, torch.rand(64), torch.rand(64))
+
+
+def test_training(made: list[KernelExecutable[Any]]) -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    theirs = copy.deepcopy(ours)
+    compiled = torch.compile(ours, backend="fusegraph")
+    for _ in range(2):
+        x = torch.randn(32, 8)
+        compiled(x).square().mean().backward()
+        theirs(x).square().mean().backward()
+    for a, b in zip((*ours.parameters(), *ours.buffers()), (*theirs.parameters(), *theirs.buffers()), strict=True):
+        torch.testing.assert_close(a, b)
+        if a.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad)
