@@ -23,8 +23,6 @@ from codegen.tiles import check_across, check_element, check_limits, im2col, til
 def filled(spec: ContractionSpec) -> OperandTiles:
     """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
-    if all(as_it_lies(gather, product) for gather, product in zip((spec.a, spec.b), types)):
-        raise Declined("both operands are multiplied as they lie in memory")
     check_limits(spec)
     found, reason = [], Declined("")
     for order in orders(spec):
@@ -35,7 +33,11 @@ def filled(spec: ContractionSpec) -> OperandTiles:
     if not found:
         raise reason
     a, b = min(found, key=lambda sides: sum(side.effort for side in sides if isinstance(side, TilePath)))
-    way = next(side for side in (a, b) if isinstance(side, TilePath))
+    brought = [side for side in (a, b) if isinstance(side, TilePath)]
+    lying = all(as_it_lies(*both) for both in zip((spec.a, spec.b), types))
+    if lying and (len(brought) < 2 or types[0] != "tf32"):
+        raise Declined("both operands are multiplied as they lie in memory")
+    way = brought[0]
     row = ROW if way.parts > 1 else ROW_BYTES
     reduction = ReductionPanels((), prod(spec.k), row // way.itemsize, 1, row=row)
     if isinstance(a, MappedOperand) and a.im2col:

@@ -11,9 +11,11 @@ from codegen.buffers import where
 from codegen.expr import Value
 from codegen.iteration import coordinate, linear, split
 from codegen.prologue import Source
+from codegen.tile_path import ACROSS_BYTES, PERIOD
 from codegen.tile_pieces import TilePieces
 
 STEP = 32  # bytes of the reduction that one mma multiplies
+WORDS = ACROSS_BYTES // 4  # elements of 32 bits of a row across the reduction
 
 
 class TileLoader(TilePieces):
@@ -212,6 +214,8 @@ class TileLoader(TilePieces):
             return f"{stage} + {p}_at"
         if way.along_k and not way.threads_along_k:  # the pieces' numbers have no bits in common with those of threads
             return f"{stage} + ({p}_at ^ i * {self.step * 16})"
+        if self.step % PERIOD:  # nearer than the swizzle repeats: the numbers of pieces have no bits in common, either
+            return f"{stage} + ({p}_at ^ i * {self.step} % {PERIOD} * 16) + i * {self.step * self.row_bytes}"
         return f"{stage} + {p}_at + i * {self.step * self.row_bytes}"
 
     def stash(self) -> None:
@@ -352,6 +356,11 @@ class TileLoader(TilePieces):
         if way.along_k:
             w.line(f"const int {p}_lane = swizzle<{width}>(({start} + {outer}) * {width} + {half} * 16);")
             return
+        if way.words:
+            panel = f"{start} / {WORDS} * {self.inner * width} + "
+            place = f"lane % 4 * {2 * width} + ({start} % {WORDS} + lane / 4) * 4"
+            w.line(f"const int {p}_lane = {panel}swizzle<{width}>({place});")
+            return
         inner, half = ("(lane % 8 + lane / 16 * 8)", "lane / 8 % 2") if self.first else ("lane % 16", "lane / 16")
         across = width // way.itemsize
         panel = f"{start} / {across} * {self.inner * width} + " if self.tile > across else ""
@@ -363,6 +372,9 @@ class TileLoader(TilePieces):
         """Writes the loads of the fragments of step ``kk`` from ``stage``."""
         w, p, counter = self.w, self.label, "i" if self.first else "j"
         several, number = self.fragments > 1, counter if self.fragments > 1 else "0"
+        if self.way.words:
+            self._words(number)
+            return
         name = "load_matrices" if self.way.along_k else "load_matrices_transposed"
         # Steps along a row of the tile only change bits that are 0 in every lane's place before the swizzle, which
         # keeps them.
@@ -376,6 +388,20 @@ class TileLoader(TilePieces):
                 w.unrolled_line(f"for (int {counter} = 0; {counter} < {self.fragments}; ++{counter})")
             load = f"{name}({p}_part[kk % 2][{to}], shared.{p}[stage]{tile} + {lane});"
             w.line(f"    {load}" if several else load)
+
+    def _words(self, number: str) -> None:
+        """Writes the loads of fragments whose elements lie by themselves: two of them in a row of a panel."""
+        w, p = self.w, self.label
+        if self.fragments > 1:
+            w.unrolled_line(f"for (int {number} = 0; {number} < {self.fragments}; ++{number})")
+        lane = f"({p}_lane ^ {number} % 2 * 64)" if self.fragments > 1 else f"{p}_lane"
+        panel = f" + {number} / 2 * {self.inner * self.row_bytes}" if self.fragments > 2 else ""
+        for product in range(self.products):
+            to = linear([(number, 1)], product * self.fragments)
+            tile = f" + {product * self.bytes}" if product else ""
+            tile += f" + kk * {STEP // 4 * self.row_bytes}{panel}"
+            load = f"load_words({p}_part[kk % 2][{to}], shared.{p}[stage]{tile}, {lane});"
+            w.line(f"    {load}" if self.fragments > 1 else load)
 
     def round(self) -> None:
         """Writes the rounding of the fragments of step ``kk`` to the type that the tensor cores read."""

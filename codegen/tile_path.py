@@ -175,6 +175,11 @@ class TilePath:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
 
+    @property
+    def words(self) -> bool:
+        """Whether elements of 32 bits lie across the reduction: lanes read each of them by itself."""
+        return not self.along_k and self.itemsize == 4
+
     def fills(self, size: int, inner: int, threads: int) -> bool:
         """Tells whether ``threads`` threads can fill such a tile: all have as many pieces, as far apart as the swizzle
         allows.
@@ -185,6 +190,8 @@ class TilePath:
             return False
         if pieces > threads and pieces % threads:
             return False
+        if self.words:
+            return size * self.itemsize % ACROSS_BYTES == 0 and (step % PERIOD == 0 or PERIOD % step == 0)
         return along or step % PERIOD == 0 or pieces <= threads
 
     def buffer(self, label: str, size: int, inner: int, stages: int, products: int = 1) -> Buffer:
@@ -228,9 +235,11 @@ def tile_paths(spec: ContractionSpec, widen: bool = False) -> TilePaths:
         raise Declined("more results than the tiles of a grid")
     found = []
     for order in orders(spec):
-        a = tile_path_of(spec, spec.a, spec.m, order, products[0])
-        b = tile_path_of(spec, spec.b, spec.n, order, products[1])
-        found.append(TilePaths(batch, rows, cols, depth, a, b, spec.products))
+        for across in (False, True):
+            a = tile_path_of(spec, spec.a, spec.m, order, products[0], across=across)
+            b = tile_path_of(spec, spec.b, spec.n, order, products[1], across=across)
+            if a.words == b.words:  # which terms of a sum lanes multiply at a time is another order
+                found.append(TilePaths(batch, rows, cols, depth, a, b, spec.products))
     return min(found, key=lambda paths: paths.a.effort + paths.b.effort)
 
 
@@ -242,9 +251,18 @@ def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
 
 
 def tile_path_of(
-    spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int], product: str
+    spec: ContractionSpec,
+    gather: Gather,
+    outer: Sequence[int],
+    order: Sequence[int],
+    product: str,
+    *,
+    across: bool = False,
 ) -> TilePath:
-    """Returns the cheapest path of one operand, with the reduction dimensions in the given order."""
+    """Returns the cheapest path of one operand, with the reduction dimensions in the given order.
+
+    With ``across``, tf32 may lie across the reduction, where asynchronous copies bring several elements together.
+    """
     # A limit on the terms of the sum holds for either operand: a term that is zero in one makes no product.
     terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
     limits = (*gather.limits, *terms)
@@ -257,13 +275,14 @@ def tile_path_of(
     merged = every.stepped(over_batch, over_outer, over_inner)
     itemsize = ELEMENTS[product][1]
     whole = product == BF16X6
-    along, across = (_vector(merged, outer, inner, itemsize, along_k=k, whole=whole) for k in (True, False))
+    along, beside = (_vector(merged, outer, inner, itemsize, along_k=k, whole=whole) for k in (True, False))
     # The nearer their elements lie, the fewer lines of the cache the threads of a warp touch.
     near, far = ((abs(g[-1]), -sizes[-1]) for g, sizes in ((merged.inner, inner), (merged.outer, outer)))
     near_k = prod(outer) == 1 or (prod(inner) > 1 and near <= far)
     found = [TilePath(merged, batch, outer, inner, product, True, along, along > 1 or near_k)]
-    if itemsize == 2 and across > 1:
-        found.append(TilePath(merged, batch, outer, inner, product, False, across, False))
+    lying = TilePath(merged, batch, outer, inner, product, False, beside, False)
+    if beside > 1 and (itemsize == 2 or (across and product == "tf32" and lying.copied)):
+        found.append(lying)
     return min(found, key=lambda way: way.effort)
 
 

@@ -135,11 +135,9 @@ def _across(spec: ContractionSpec) -> OperandTiles:
     batch, (first, second) = collapse(spec.batch, [gather.batch, spec.b.batch], range(len(spec.batch)))
     pixels, step, several = spec.k, 0, prod(batch) > 1
     if several and (first[0], second[0]) == (pixels[0] * gather.inner[0], prod(pixels) * along[0][0]):
-        # Batches are parts of the reduction: windows of the images, one image behind another.
+        # Batches are parts of the reduction: windows of the images, one image behind another.  All are whole panels.
         step, inner, pixels = prod(pixels), (batch[0] * inner[0],), (batch[0] * pixels[0], *pixels[1:])
-        first, second = (0, *first[1:]), (0, *second[1:])
-        if step % panel:
-            raise Declined(f"parts of {step} windows are no multiple of {panel}")
+        first, second, step = (0, *first[1:]), (0, *second[1:]), -(-step // panel) * panel
     if len(batch) > 1 + (step > 0) or len(cols) > 1:
         raise Declined("batches that do not lie at equal distances")
     b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)

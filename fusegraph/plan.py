@@ -17,6 +17,7 @@ from codegen.spec import KernelSource
 from codegen.target import PORTABLE, Target
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import choices
 from fusegraph.lowering.base import Options
 from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
@@ -99,6 +100,11 @@ class Plan:
     def copies(self) -> Mapping[Tensor, tuple[Tensor, ...]]:
         """The tensors that are copies of a tensor, where several kernels compute the same."""
         return self.steps.note("copies")
+
+    @property
+    def choices(self) -> tuple[choices.Choice, ...]:
+        """What was weighed, by passes and by fusion."""
+        return choices.unique((*self.steps.choices, *self.partition.choices))
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
@@ -194,7 +200,7 @@ Chosen: TypeAlias = tuple[Group, str, Choice]
 @phase("schedules")
 def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     """Returns a partition's groups with their schedules, in order.  Raises NoKernel if some of them have none."""
-    choices: dict[str, Choice] = {}
+    schedules: dict[str, Choice] = {}
     without: list[tuple[Sequence[Node], str]] = []
     found: list[Chosen] = []
     for group in partition.groups:
@@ -202,11 +208,11 @@ def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
             continue
         alike = repr(canonical(group.lowered.spec))
         try:
-            choices[alike] = choices.get(alike) or choose(group.lowered.spec, group)
+            schedules[alike] = schedules.get(alike) or choose(group.lowered.spec, group)
         except Declined as reason:
             without.append((group.nodes, str(reason)))
         else:
-            found.append((group, alike, choices[alike]))
+            found.append((group, alike, schedules[alike]))
     if without:
         raise NoKernel(without)
     return found

@@ -302,8 +302,10 @@ class _Variants:
         self._choices |= {choice.schedule: choice for choice in best}
         wanted = [best[1]] if best[0].schedule == best[1].schedule else []
         if range_.spread <= NEAR:  # what is for all of it may be what is best beside it
-            worth = frozenset.intersection(*(frozenset(self._worth(spec)) for spec in ends))
-            wanted += [best[1], best[0], *(c for c in self._choices.values() if c.schedule in worth)]
+            low, high = (tuple(self._worth(spec)) for spec in ends)
+            both = [schedule for schedule in high if schedule in frozenset(low)]
+            wanted += [best[1], best[0], *(c for c in self._choices.values() if c.schedule in both)]
+            wanted += [Choice(schedule) for schedule in both[:MOST]] if range_.halves() is None else []
         for choice in wanted:
             source = self._source(ends, choice.schedule)
             if source is not None:
@@ -460,7 +462,7 @@ def _instance(graph: Graph, planned: RangePlan, sizes: Sizes) -> Plan:
     for group in planned.partition.groups:
         reads, writes = (tuple(map(moved, tensors)) for tensors in (group.reads, group.writes))
         groups[group] = Group(group.nodes, replace(group.lowered, reads=reads, writes=writes))
-    partition = Partition(simplified, tuple(groups.values()), planned.partition.decisions)
+    partition = Partition(simplified, tuple(groups.values()), planned.partition.decisions, planned.partition.choices)
     kernels = []
     for group, variants in planned.kernels:
         variant = next(v for v in variants if sizes in v.range)

@@ -313,9 +313,9 @@ def test_remembered_winners_are_used_unless_told_otherwise(cache, monkeypatch):
     monkeypatch.setattr(driver, "properties", lambda _: _Properties)
     clock = Clock(spec, (50, 40, 30))
     monkeypatch.setattr(autotune, "DeviceStopwatch", lambda tensors, device: clock)
-    choose, later, _ = choosers(target("sm_80"), 0, None, cache)
+    choose, later, *_ = choosers(target("sm_80"), 0, None, cache)
     assert choose(spec, group).reason == "cost model"
-    choose, later, _ = choosers(target("sm_80"), 0, True, cache)
+    choose, later, *_ = choosers(target("sm_80"), 0, True, cache)
     assert later(spec, group).reason == "cost model"  # a call that waits for a kernel is no time to tune
     tuned = choose(spec, group)
     assert tuned.reason == "tuned: 30.0 us, 50.0 us untuned"

@@ -155,7 +155,7 @@ def test_the_draw_is_planned_for_hopper():
         form = type(kernel.choice.schedule).__name__
         forms[form] = forms.get(form, 0) + 1
         assert ("depthwise" in workload.name) == (form == "SlideSchedule"), workload.name
-    assert set(forms) == {"WgmmaSchedule", "MmaSchedule", "SlideSchedule"}
+    assert set(forms) == {"WgmmaSchedule", "MmaSchedule", "SlideSchedule", "StemSchedule"}
     assert forms["WgmmaSchedule"] >= 30
 
 

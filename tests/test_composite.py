@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, executables, quick, share
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, compile_for, executables, leave_out_pass, quick, share
 
 import fusegraph as fg
 from codegen import target
@@ -199,12 +199,14 @@ def golden_graphs() -> dict[str, fg.Graph]:
         "softmax_longest": graph_of(MADE["softmax"], (64, 1 << 20), "float32", "softmax_longest"),
         "layernorm": graph_of(layernorm, (16384, 1000), "float32", "layernorm"),
         "column_mean": graph_of(lambda g, x: g.reduction(x, "avg", 0, keepdims=False), (4096, 512), name="column_mean"),
-        "column_norm": graph_of(lambda g, x: x / g.reduction(x, "norm2", 0), (4096, 4096), "bfloat16", "column_norm"),
+        "column_norm": graph_of(lambda g, x: x / g.reduction(x, "norm2", 0), (512, 16384), "bfloat16", "column_norm"),
     }
 
 
 @pytest.mark.parametrize("name", list(golden_graphs()))
-def test_golden_source(name: str) -> None:
+def test_golden_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith("column"):
+        leave_out_pass(monkeypatch, "long reductions")
     (kernel,) = plan(golden_graphs()[name], choose=by_cost_model(target("sm_90a"))).kernels
     check_golden(name, kernel.source.code)
 

@@ -181,6 +181,18 @@ def test_square_filters_up_to_15(size):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_filters_of_many_taps(layout):
+    """No product of matrices: all of its columns but one would be empty."""
+    cases = [
+        direct((1, 12, 9, 10), (31, 31), layout=layout, padding=15),
+        direct((1, 16, 12, 7), (21, 17), "bfloat16", layout=layout, padding=(10, 8), stride=(2, 1)),
+        direct((1, 9, 4, 5, 6), (7, 7, 7), layout=layout, padding=3),
+        direct((1, 8, 8, 7, 9), (7, 7, 7), "float16", layout=layout, padding=3, epilogue=activated),
+    ]
+    check_cases(cases, guard=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_dtype(layout):
     cases = [direct((1, 12, 6, 9), (3, 3), d, padding=1, layout=layout) for d in DTYPES]
     for a, b in (("bfloat16", "float32"), ("uint8", "int8"), ("int8", "float16"), ("float8_e5m2", "float8_e4m3")):

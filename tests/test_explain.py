@@ -228,6 +228,7 @@ def test_the_text_in_a_pipe(file, capsys):
             "nodes",
             "simplified_away",
             "algorithms",
+            "choices",
             "packed",
             "packing",
             "views",

@@ -164,6 +164,31 @@ def test_halos_of_gradients():
     )
 
 
+PHASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 16, 9, 8), (16, 4, 3, 3), {"stride": 2, "padding": 1}),
+    ((2, 48, 10, 7), (80, 24, 3, 3), {"stride": 2, "padding": 1}),
+    ((1, 32, 11, 9), (32, 8, 5, 2), {"stride": (3, 2), "padding": (2, 0), "mode": "convolution"}),
+    ((3, 32, 6, 9), (48, 16, 1, 1), {"stride": 2}),  # most phases have no tap
+    ((2, 40, 8, 8), (40, 20, 2, 7), {"stride": (1, 4), "padding": ((1, 0), (3, 2))}),
+    ((1, 16, 30), (24, 8, 7), {"stride": 3, "padding": 2}),
+    ((2, 24, 9, 10), (16, 24, 3, 3), {"stride": 2, "padding": 1}),  # one group
+    ((1, 16, 5, 6, 4), (16, 8, 3, 3, 3), {"stride": (2, 1, 2), "padding": 1}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_halos_of_phases(dtype):
+    """Every phase of a strided convolution's gradient has taps of its own, and sees no others."""
+    random, how = Random(dtype), {"dtype": dtype}
+    how |= {"compute_dtype": "tf32"} if dtype == "float32" else {}
+    cases = [
+        halo(gradient("dgrad", x, w, layout=layout, other=layout, groups=x[1] // w[1], **how, **more), random)
+        for x, w, more in PHASES
+        for layout in ("channels_last", "contiguous")
+    ]
+    check_cases([replace(case, special=0.01 * (n % 3)) for n, case in enumerate(cases)], guard=True)
+
+
 def random_case(random: Random) -> Case:
     rank = random.choice((1, 2, 2, 2, 3))
     groups, dtype = random.randint(2, 9), random.choice(("bfloat16", "float16", "float32"))
@@ -207,8 +232,15 @@ def test_halos_compile_without_spills(arch):
         w = graph.tensor("w", (channels, channels // groups, 3, 3), layout="channels_last")
         graph.output(graph.relu(graph.conv_fprop(x, w, padding=1)), name="y", layout="channels_last")
         graphs.append(graph)
+    for channels, groups, side in ((128, 32, 56), (256, 32, 56), (64, 4, 112), (72, 3, 112), (512, 32, 28)):
+        graph = fg.Graph(f"phases of w{channels // groups}", io_dtype="bfloat16")
+        loss = graph.tensor("loss", (64, channels, side // 2, side // 2), layout="channels_last")
+        w = graph.tensor("w", (channels, channels // groups, 3, 3), layout="channels_last")
+        dx = graph.conv_dgrad(loss, w, (side, side), stride=2, padding=1, groups=groups)
+        graph.output(dx, name="dx", layout="channels_last")
+        graphs.append(graph)
     made = [plan(g, Options(target=target(arch)), choose=by_cost_model(target(arch))) for g in graphs]
-    assert sum(type(p.kernels[0].choice.schedule) is HaloSchedule for p in made) >= 3
+    assert sum(type(p.kernels[0].choice.schedule) is HaloSchedule for p in made) >= 7
     for compiled in compile_for(arch, graphs, choose=by_cost_model(target(arch)), target=target(arch)):
         assert compiled.spill_bytes == 0, compiled.name
         assert "C75" not in compiled.log, compiled.name  # products that wait for each other

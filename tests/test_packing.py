@@ -13,7 +13,7 @@ from graphs import check_all
 
 import fusegraph as fg
 from codegen.target import target
-from fusegraph.engines import packing
+from fusegraph.engines import packing, plans
 from fusegraph.engines.plans import planner
 from fusegraph.errors import ArgumentError, OutOfMemoryError
 from fusegraph.lowering.base import Options
@@ -28,6 +28,15 @@ def layer() -> Any:
     graph = fg.Graph("layer")
     x, w = graph.tensor("x", (64, 16)), graph.tensor("w", (16, 16), parameter=True)
     graph.output(x * graph.reduction(w, mode="add", axes=0, keepdims=False), name="y")
+    return graph
+
+
+def columns() -> Any:
+    """Returns a graph in whose packing sums of columns are made by the kernel of the rows."""
+    graph = fg.Graph("columns")
+    w, s = (graph.tensor(name, (4096, 64), parameter=True) for name in "ws")
+    rows, sums = graph.softmax(w, axis=1) * s, graph.reduction(w * s, "add", 0)
+    graph.output(graph.tensor("x", (4096, 64)) * rows + sums, name="y")
     return graph
 
 
@@ -375,16 +384,19 @@ def test_a_compiled_model_follows_its_parameters() -> None:
     torch._dynamo.reset()
 
 
-def test_plans_with_packing_are_kept_on_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [layer, columns])
+def test_plans_with_packing_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
     cache, options = DiskCache(tmp_path), Options()
     planned = planner(True, None, cache)
-    first = planned(layer(), options)
-    graph = layer()
+    first = planned(made(), options)
+    monkeypatch.setattr(plans, "plan", None)  # it is not planned again
+    graph = made()
     again = planned(graph, options)
     assert again.packing is not None
     assert again.graph is graph
     assert [k.source for k in again.every_kernel] == [k.source for k in first.every_kernel]
-    without = layer()
+    monkeypatch.undo()
+    without = made()
     without.parameters.clear()
     assert planned(without, options).packing is None
 

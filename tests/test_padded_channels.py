@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from choosing import always
 from kernel_cases import Case, check_cases
 from test_filter_gradient import gradient
 
@@ -36,7 +37,7 @@ def test_which_are_padded() -> None:
 
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     wgrad = TABLE["conv_wgrad"]
-    monkeypatch.setattr(padded_channels, "padded", lambda node, *_: 16 if node.op is wgrad else 0)
+    monkeypatch.setattr(padded_channels, "weighed", always(lambda node: 16 if node.op is wgrad else 0))
     problems = (
         gradient((2, 5, 9, 8), 24, 3, 1, "bfloat16", padding=1, epilogue=True),
         gradient((2, 13, 10, 8), 7, (3, 2), 1, "float16", "NCHW", stride=2, mode="convolution"),

@@ -28,7 +28,7 @@ from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
 
 Prologue = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
-pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
+pytestmark = pytest.mark.usefixtures("contractions_in_one_piece", "prologues_in_products")
 #: The forms of kernel, and the architecture that each is run for.
 FORMS = {"simt": "sm_80", "mma": "sm_80", "wgmma": "sm_90a"}
 

@@ -34,7 +34,7 @@ from codegen.packed import packed
 from codegen.spec import ContractionSpec
 from fusegraph.runtime import nvrtc
 
-pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
+pytestmark = pytest.mark.usefixtures("contractions_in_one_piece", "prologues_in_products")
 BOTH = ("bfloat16", "bfloat16")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from choosing import always
 from kernel_cases import Case, check_cases
 
 import fusegraph as fg
@@ -16,7 +17,7 @@ from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes import filter_gradients, split_contractions
-from fusegraph.passes.split_contractions import parts_of
+from fusegraph.passes.split_contractions import best_cut
 from fusegraph.plan import plan
 from fusegraph.report.explain import describe
 
@@ -67,7 +68,7 @@ def transposed(loss: tuple[int, ...], channels: int, dtype: str = "float32", lay
 @pytest.fixture(autouse=True)
 def no_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves all filter gradients to tiled products."""
-    monkeypatch.setattr(filter_gradients, "parts_of", lambda *_: 0)
+    monkeypatch.setattr(filter_gradients, "weighed", lambda *_: None)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Splits every contraction that allows it into so many parts."""
 
     def force(count: int) -> None:
-        monkeypatch.setattr(split_contractions, "parts_of", lambda node, *_: count if node.op in PARTS else 1)
+        monkeypatch.setattr(split_contractions, "weighed", always(lambda node: count if node.op in PARTS else 0))
 
     return force
 
@@ -108,6 +109,8 @@ def test_parts_in_every_form(in_parts):
             hopper(product(70, 40, 256, "bfloat16")),
             hopper(backward((4, 64, 8, 8), 24, "bfloat16")),
             hopper(backward((4, 64, 8, 8), 64, "bfloat16", groups=2)),
+            hopper(backward((4, 32, 7, 5), 40, "bfloat16")),  # parts end within an image
+            hopper(backward((2, 32, 1, 3), 40, "float16")),  # the second part has nothing
             hopper(transposed((1, 128, 8, 8), 24, "bfloat16", stride=2)),
         ],
         guard=True,
@@ -152,7 +155,7 @@ def test_reference():
 
 def split_of(graph: Graph) -> int:
     (node,) = (n for n in graph.nodes if n.op in PARTS)
-    return parts_of(node, graph, target("h200"))
+    return best_cut(node, graph, target("h200"))[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -202,7 +205,7 @@ def test_products_of_one_kernel_stay_whole():
     x = graph.tensor("x", (64, 4096))
     gate, up = (graph.matmul(x, graph.tensor(name, (4096, 64)), name=f"by {name}") for name in ("v", "w"))
     graph.output(graph.gelu(gate) * up, name="y")
-    assert [parts_of(n, graph, target("h200")) for n in graph.nodes if n.op.name == "matmul"] == [1, 1]
+    assert [best_cut(n, graph, target("h200"))[0] for n in graph.nodes if n.op.name == "matmul"] == [1, 1]
     assert split_of(product(64, 64, 4096)) > 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ pytest.importorskip("torch")
 
 from fusegraph.bench.sweep.cases import KINDS, case
 from fusegraph.bench.sweep.draw import DTYPES, MOST_BYTES, MOST_OPERATIONS, Case
-from fusegraph.bench.sweep.figures import HEADS, summary, table, worst
-from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands
+from fusegraph.bench.sweep.figures import HEADS, choices, summary, table, worst
+from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands, row_from_data
 from fusegraph.cli import main
 
 
@@ -90,6 +91,27 @@ def _rows() -> list[Row]:
 
 def test_slow_rows_have_a_cause() -> None:
     assert [row.cause for row in _rows()] == [None, "choice", None, "form", "partition"]
+
+
+def test_choices_of_slow_rows_have_a_table() -> None:
+    def weighed(what: str, preferred: str, **us: float) -> dict[str, Any]:
+        estimated = dict.fromkeys(us, 1.5)
+        return {"what": what, "node": "y", "taken": preferred, "preferred": preferred, "estimated_us": estimated,
+                "measured_us": us}  # fmt: skip
+
+    us = {"eager": 6.0, "fusegraph": 12.0}
+    made = [weighed("prologue", "part", part=10.0, own=8.0), weighed("prologue", "own", part=20.0, own=10.0)]
+    rows = [Row(0, "a", "conv", "tf32", us, choices=made), Row(1, "b", "norm", "tf32", us)]
+    assert choices(rows[1:]) == []
+    rows[1].choices = [weighed("parts", "whole", whole=30.0, apart=10.0)]
+    assert choices(rows) == [
+        ["all", "3", "33.3%", "1.55", "3.00"],
+        ["parts", "1", "0.0%", "3.00", "3.00"],
+        ["prologue", "2", "50.0%", "1.12", "1.25"],
+    ]
+    assert "regret" in summary(rows)
+    assert "y: parts: apart 10.0, estimated 1.5; whole (chosen) 30.0, estimated 1.5" in worst(rows)
+    assert row_from_data(json.loads(json.dumps(asdict(rows[0])))) == rows[0]
 
 
 def test_figures() -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import gcd, prod
 
 from codegen.buffers import Edge, every
-from codegen.contraction.halo_schedule import CHUNK, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, HaloSchedule, HaloTile
+from codegen.contraction.halo_schedule import CHUNK, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, HaloSchedule, HaloTile, Phase
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import collapse, coordinate, coordinates, linear, restrided, signed_index_type, unsigned
@@ -34,9 +34,11 @@ def render(spec: ContractionSpec, schedule: HaloSchedule) -> KernelSource:
 
 def _results(spec: ContractionSpec) -> ContractionSpec:
     """Returns the spec with the groups' filters side by side as columns: all that its results are concerned."""
-    rows = len(spec.m)
-    turned = [(*s[1 : 1 + rows], s[0], *s[1 + rows :]) for s in spec.program.strides]
-    return replace(spec, batch=(), n=(spec.batch[0], *spec.n), program=restrided(spec.program, turned))
+    last = len(spec.batch) + len(spec.results or spec.m)
+    turned = [(*s[1:last], s[0], *s[last:]) for s in spec.program.strides]
+    places = tuple(replace(x, batch=x.batch[1:]) for x in spec.results)
+    program = restrided(spec.program, turned)
+    return replace(spec, batch=spec.batch[1:], n=(spec.batch[0], *spec.n), program=program, results=places)
 
 
 class Renderer:
@@ -50,6 +52,7 @@ class Renderer:
         self.image, self.filters = (self.w.names.unique(g.operand.name) for g in (spec.a, spec.b))
         total = prod(spec.m)
         ragged = any(edge.ragged for edge in x.edges) or x.positions % (x.own * FRAGMENT_ROWS * schedule.warps) > 0
+        self.stage, self.first = ("part", "own") if len(self.at.phases) > 1 else ("stage", "first")
         self.edges = Edge(total, total + 1 if ragged else 1), Edge(self.at.groups * self.at.filters, x.cols)
         merged = _results(spec)
         self.space = space(merged)
@@ -86,8 +89,9 @@ class Renderer:
         w.line(f"int tile = {first};")
         with w.scope():
             self._walk()
-            (self._multiply_together if s.wgmma else self._multiply)()
-            (self._write if x.direct else self._leave)()
+            for number, phase in enumerate(at.phases):
+                with w.block("", when=len(at.phases) > 1):
+                    self._phase(number, phase)
         return w.source(
             self.space.program,
             details,
@@ -96,6 +100,18 @@ class Renderer:
             barriers=True,
             blocks_per_sm=s.resident,
         )
+
+    def _phase(self, number: int, phase: Phase) -> None:
+        """Writes the products and the results of a phase."""
+        if len(self.at.phases) > 1:
+            self.w.line(f"const {self.fragments.t} batch = {number};  // the phase")
+            self.w.line("const int part = anew(stage), own = anew(first);  // of the phase before nothing is kept")
+            self.fragments.batch()
+        if self.s.wgmma:
+            self._multiply_together(phase)
+        else:
+            self._multiply(phase)
+        (self._write if self.x.direct else self._leave)()
 
     def _walk(self) -> None:
         """Opens the loop over a block's tiles, and writes what brings their parts of the image."""
@@ -200,9 +216,19 @@ class Renderer:
 
     def _bring_filters(self) -> None:
         """Writes the copies of the filters of a block's groups, each as one row: tap by tap, channel by channel."""
+        begin = 0
+        for phase in self.at.phases:
+            if prod(phase.taps):
+                with self.w.block("", when=len(self.at.phases) > 1):
+                    self._bring_taps(phase, begin)
+            begin += self.x.steps_of(phase) * STEP
+
+    def _bring_taps(self, phase: Phase, begin: int) -> None:
+        """Writes the copies of a phase's taps to the bytes of each row from ``begin`` on."""
         w, x, at, gather = self.w, self.x, self.at, self.spec.b
         row, bytes_ = x.buffers["filters"].shape[1], x.filter_vector or at.itemsize
-        taps = self.spec.k[1:]
+        missing = len(phase.taps) - len(self.spec.k) + 1
+        taps, first = phase.taps[missing:], phase.first[missing:]
         # Two fragments share 16 filters so that a thread has 4 neighbours: (4 threads, 2 fragments, 2 columns of each).
         filters = [(at.filters, 1, 1)]
         if x.run == 4:
@@ -218,13 +244,15 @@ class Renderer:
         if x.slabs.ragged:
             order = [0, *(d for d in order if d)]
         sizes, (source, to, _) = collapse(sizes, [source, to, apart], order)
+        start = gather.start + sum(b * step for b, step in zip(phase.batch, gather.batch[1:]))
+        start += sum(tap * step for tap, step in zip(first, gather.inner[1:]))
         w.line("#pragma unroll 4")
         with w.block(f"for (int i = t; i < {prod(sizes)}; i += {self.s.threads})"):
             names = coordinates(w, "int", "f", "i", sizes)
             exists = f"{self.group0} + f0 < {at.groups}" if x.slabs.ragged and self.s.groups > 1 else ""
             terms = [(self.group0, gather.batch[0]), *zip(names, source)]
-            place = f"&shared.filters[0][{linear(list(zip(names, to)))}]"
-            offset = linear(terms, gather.start)
+            place = f"&shared.filters[0][{linear(list(zip(names, to)), begin)}]"
+            offset = linear(terms, start)
             if x.filter_vector:
                 valid = f"{exists} ? {bytes_} : 0" if exists else str(bytes_)
                 w.line(f"copy_async<{bytes_}>({place}, {self.filters} + ({offset}), {valid});")
@@ -232,12 +260,12 @@ class Renderer:
                 ctype = gather.operand.dtype.ctype
                 guard = f"if ({exists}) " if exists else ""
                 w.line(f"{guard}*reinterpret_cast<{ctype}*>({place}) = {self.filters}[{offset}];")
-        rest = x.steps * STEP // CHUNK - at.chunks
+        chunks = at.chunks_of(phase)
+        rest = x.steps_of(phase) * STEP // CHUNK - chunks
         if rest:
             with w.block(f"for (int i = t; i < {x.cols * rest}; i += {self.s.threads})"):
-                place = (
-                    f"shared.filters[{coordinate('i', (x.cols, rest), 0)}][{at.chunks * CHUNK} + i % {rest} * {CHUNK}]"
-                )
+                at_ = begin + chunks * CHUNK
+                place = f"shared.filters[{coordinate('i', (x.cols, rest), 0)}][{at_} + i % {rest} * {CHUNK}]"
                 w.line(f"*reinterpret_cast<uint64*>(&{place}) = 0;")
 
     # ---- products
@@ -260,73 +288,80 @@ class Renderer:
             lane = [("lane % 4", CHUNK)] if whole else []
             w.line(f"window[i / 2][i % 2] = {linear([(f'({linear(terms)})', pitch), *lane])};")
 
-    def _reach(self) -> None:
+    def _reach(self, phase: Phase) -> None:
         """Writes the function that returns how far from a window's begin a chunk of the reduction lies."""
         w, x, at = self.w, self.x, self.at
         each = at.width // CHUNK
         with w.block("const auto reach = [](int chunk)", "};"):
-            terms = [(f"({coordinate('chunk', (prod(at.taps), each), 1)})", CHUNK)] if each > 1 else []
-            if prod(at.taps) > 1:
-                w.line(f"const int tap = {coordinate('chunk', (prod(at.taps), each), 0)};")
-            for d, size in enumerate(at.taps):
-                step = prod(x.under[d + 2 :]) * at.dilation[d] * x.reads[0]
-                terms += [(f"({coordinate('tap', at.taps, d)})", step)] if size > 1 else []
-            w.line(f"return {linear(terms)};")
+            count, first = prod(phase.taps), 0
+            terms = [(f"({coordinate('chunk', (count, each), 1)})", CHUNK)] if each > 1 else []
+            if count > 1:
+                w.line(f"const int tap = {coordinate('chunk', (count, each), 0)};")
+            for d, (size, reach) in enumerate(zip(phase.taps, phase.reach)):
+                step = prod(x.under[d + 2 :]) * x.reads[0]
+                terms += [(f"({coordinate('tap', phase.taps, d)})", step * at.dilation[d])] if size > 1 else []
+                first += step * reach
+            w.line(f"return {linear(terms, first)};")
 
-    def _step(self) -> None:
+    def _step(self, phase: Phase) -> None:
         """Writes where a lane's chunk of a step of the reduction lies in the image."""
-        w, at = self.w, self.at
+        w, at, count = self.w, self.at, self.at.chunks_of(phase)
         chunk = "kk * 4"
         if at.width % STEP:
             chunk = "chunk"
             w.line("const int chunk = kk * 4 + lane % 4;")
-        reached = f"reach({f'min({chunk}, {at.chunks - 1})' if at.chunks % 4 else chunk})"
-        w.line(f"const unsigned char* const from = shared.image[stage][0] + {reached};")
+        reached = f"reach({f'min({chunk}, {count - 1})' if count % 4 else chunk})"
+        w.line(f"const unsigned char* const from = shared.image[{self.stage}][0] + {reached};")
 
-    def _load_fragment(self, name: str) -> None:
+    def _load_fragment(self, name: str, phase: Phase) -> None:
         """Writes how a fragment of the image is loaded, with zeros for chunks that do not exist."""
         w, at = self.w, self.at
         rows = (linear([("from", 1), (f"window[i][{half}]", 1), ("g", at.width)]) for half in range(2))
         w.line(f"load_chunks({name}, {', '.join(rows)});")
-        if at.chunks % 4:
-            w.line(f"if (chunk >= {at.chunks}) {name}[0] = {name}[1] = {name}[2] = {name}[3] = 0;")
+        if self.at.chunks_of(phase) % 4:
+            w.line(f"if (chunk >= {at.chunks_of(phase)}) {name}[0] = {name}[1] = {name}[2] = {name}[3] = 0;")
 
-    def _multiply(self) -> None:
+    def _multiply(self, phase: Phase) -> None:
         """Writes the products of all steps of the reduction."""
         w, x, at, groups = self.w, self.x, self.at, self.s.groups
-        self._reach()
+        steps = x.steps_of(phase)
+        if steps:
+            self._reach(phase)
         w.line(f"{self.fragments.total} sum[{groups}][{x.own}][{at.fragments}][4] = {{}};")
-        short = x.steps * groups * x.own * at.fragments <= UNROLLED and (self.whole or x.steps <= KEPT)
-        w.line("#pragma unroll" if short else "#pragma unroll 2")
-        with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
-            self._step()
+        if not steps:
+            return
+        short = steps * groups * x.own * at.fragments <= UNROLLED and (self.whole or steps <= KEPT)
+        # Of several phases the compiler would load so many fragments ahead that registers do not suffice.
+        w.line("#pragma unroll 1" if len(at.phases) > 1 else "#pragma unroll" if short else "#pragma unroll 2")
+        with w.block(f"for (int kk = 0; kk < {steps}; ++kk)"):
+            self._step(phase)
             with w.unrolled(f"for (int g = 0; g < {groups}; ++g)"):
                 w.line(f"uint32 a[{x.own}][4];")
                 with w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
-                    self._load_fragment("a[i]")
+                    self._load_fragment("a[i]", phase)
                     if self.rounds:
                         w.line("round_to_tf32(a[i]);")
                 with w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
-                    self._filter()
+                    self._filter(phase)
                     w.unrolled_line(f"for (int i = 0; i < {x.own}; ++i)")
                     w.line(f"    mma<{at.types[0]}, {at.types[1]}>(sum[g][i][j], a[i], b);")
 
-    def _multiply_together(self) -> None:
+    def _multiply_together(self, phase: Phase) -> None:
         """Writes the same for warpgroups: the fragments of a step are read while those before are multiplied."""
         w, x, at = self.w, self.x, self.at
         columns = at.filters
         w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
-        self._reach()
+        self._reach(phase)
         groups = self.s.groups
         w.line(f"float sum[{groups}][{x.own}][{columns // 2}] = {{}};")
         w.line(f"uint32 a[2][{groups}][{x.own}][4];  // of two steps in turn")
         each = f"for (int g = 0; g < {groups}; ++g)", f"for (int i = 0; i < {x.own}; ++i)"
         w.line("#pragma unroll" if self.whole and x.steps * groups * x.own <= 64 else "#pragma unroll 2")
         with w.block(f"for (int kk = 0; kk < {x.steps}; ++kk)"):
-            self._step()
+            self._step(phase)
             with w.unrolled(*each):
                 w.line("uint32 (&part)[4] = a[kk % 2][g][i];")
-                self._load_fragment("part")
+                self._load_fragment("part", phase)
             w.line("wgmma_fence();")
             with w.unrolled(*each):
                 w.line(f"wgmma<{at.types[0]}, {at.types[1]}, {columns}>(sum[g][i], a[kk % 2][g][i],")
@@ -338,14 +373,16 @@ class Renderer:
         with w.unrolled(*each):
             w.line("wgmma_hold(sum[g][i]);")
 
-    def _filter(self) -> None:
+    def _filter(self, phase: Phase) -> None:
         """Writes the load of a thread's share of 8 filters of group g: those that do not exist are the last one."""
         w, at = self.w, self.at
         number = linear([("j", FRAGMENT_COLS), ("lane / 4", 1)])
         if at.filters % FRAGMENT_COLS:
             number = f"min({number}, {at.filters - 1})"
+        before = at.phases[: at.phases.index(phase)]
+        place = linear([("kk", STEP), ("lane % 4", CHUNK)], STEP * sum(map(self.x.steps_of, before)))
         w.line("uint32 b[2];")
-        w.line(f"load_chunks(b, &shared.filters[g * {at.filters} + {number}][kk * {STEP} + lane % 4 * {CHUNK}]);")
+        w.line(f"load_chunks(b, &shared.filters[g * {at.filters} + {number}][{place}]);")
         if self.rounds:
             w.line("round_to_tf32(b);")
 
@@ -383,7 +420,7 @@ class Renderer:
                 total = lambda e, _: f"sum[g][p][j][f * 2 + {e}]"  # noqa: E731
                 self.fragments.put(staged, "lane / 4 + f * 8", column, total)
             w.line("__syncwarp();")
-            row = f"position(first + p * {FRAGMENT_ROWS} + {{r}})"
+            row = f"position({self.first} + p * {FRAGMENT_ROWS} + {{r}})"
             self.fragments.take(staged, 32, row, linear([(self.group0, at.filters), ("{c}", 1)]), "lane")
 
     def _write(self) -> None:
@@ -391,7 +428,7 @@ class Renderer:
         w, s, x, at, fragments = self.w, self.s, self.x, self.at, self.fragments
         self._position(self._locate())
         with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
-            w.line(f"const {fragments.t} m = position(first + lane / 4 + i * {FRAGMENT_ROWS // 2});")
+            w.line(f"const {fragments.t} m = position({self.first} + lane / 4 + i * {FRAGMENT_ROWS // 2});")
             w.leave(self.edges[0].outside("m"))
             run = x.run
             with w.unrolled(

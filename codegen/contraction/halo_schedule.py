@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -15,7 +15,7 @@ from codegen.filled_tiles import as_it_lies
 from codegen.fragments import MOST_PAD
 from codegen.operands import round_up
 from codegen.ranking import in_order
-from codegen.spec import ContractionSpec, Gather, Image
+from codegen.spec import ContractionSpec, Gather, Image, Limit
 from codegen.target import Target
 from codegen.tile_path import product_types
 
@@ -57,6 +57,21 @@ class HaloSchedule(Schedule):
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Results that lie under the same taps: all results, but of a gradient of a strided convolution.
+
+    batch   its coordinates among the batches behind that of groups.
+    first, taps  the first of the filter's taps in each spatial dimension, and how many there are.
+    reach   elements of the image from where windows begin to the first tap.
+    """
+
+    batch: tuple[int, ...]
+    first: tuple[int, ...]
+    taps: tuple[int, ...]
+    reach: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Windows:
     """A convolution in groups, with three spatial dimensions: those in front that it does not have are 1.
 
@@ -65,6 +80,7 @@ class Windows:
     images, out, sizes, taps  images, and elements of the results, the image and the filter in each dimension.
     steps                     elements from one to the next of the image's dimensions.
     stride, dilation, before  of the window, as in `Image`.
+    phases                    of which each has some of the window's taps.
     """
 
     types: tuple[str, str]
@@ -80,6 +96,7 @@ class Windows:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     before: tuple[int, ...]
+    phases: tuple[Phase, ...]
 
     @property
     def width(self) -> int:
@@ -88,8 +105,12 @@ class Windows:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a filter: tap by tap, those of its channels."""
+        """Chunks of a window: tap by tap, those of its channels."""
         return prod(self.taps) * self.width // CHUNK
+
+    def chunks_of(self, phase: Phase) -> int:
+        """Returns the chunks of a filter that a phase has."""
+        return prod(phase.taps) * self.width // CHUNK
 
     @property
     def fragments(self) -> int:
@@ -99,6 +120,8 @@ class Windows:
     @property
     def wgmma(self) -> bool:
         """Whether warpgroups can multiply the filters of a group where they lie in shared memory."""
+        if len(self.phases) > 1:
+            return False
         return self.itemsize == 2 and self.filters % FRAGMENT_COLS == 0 and LEAST <= self.filters <= MOST_SUMS * 2
 
     def under(self, tile: tuple[int, ...]) -> tuple[int, ...]:
@@ -126,12 +149,12 @@ def convolution(spec: ContractionSpec) -> Windows:
     types, image = product_types(spec, widen=False), spec.a.image
     if image is None or image.across:
         raise Declined("the rows of operand A are no windows of an image")
-    if spec.terms or spec.results or any(any(x) for x in image.shifts):
-        raise Declined("phases of a strided convolution, or a filter turned around")
+    if spec.results and max(image.dilation) > 1:
+        raise Declined("phases of a strided convolution whose windows are dilated")
     if spec.others or spec.partials:
         raise Declined("it has one filter, and makes no reductions of its results")
-    if len(spec.batch) != 1 or len(spec.n) != 1:
-        raise Declined("its batch is not one of groups")
+    if not spec.batch or (spec.batch[1:] and not spec.results) or 1 in spec.batch[1:] or len(spec.n) != 1:
+        raise Declined("its batch is not one of groups, or of their phases")
     if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
         raise Declined("there is nothing to multiply")
     return _in_space(spec, image, types)
@@ -140,9 +163,15 @@ def convolution(spec: ContractionSpec) -> Windows:
 def _in_space(spec: ContractionSpec, image: Image, types: tuple[str, str]) -> Windows:
     missing = DIMS - len(image.sizes)
 
-    def three(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+    def three(values: Iterable[int], fill: int) -> tuple[int, ...]:
         return (*(fill for _ in range(missing)), *values)
 
+    phases = [(place, *_taps(spec, image, place)) for place in product(*map(range, spec.batch[1:]))]
+    busy = [(taps, reach) for _, _, taps, reach in phases if prod(taps)]
+    begins = [min(reach) for reach in zip(*(reach for _, reach in busy))]
+    counts = [
+        max((reach[d] - begin) // image.dilation[d] + taps[d] for taps, reach in busy) for d, begin in enumerate(begins)
+    ]
     return Windows(
         types,
         spec.a.operand.dtype.itemsize,
@@ -153,11 +182,34 @@ def _in_space(spec: ContractionSpec, image: Image, types: tuple[str, str]) -> Wi
         three(spec.m[1:], 1),
         three(image.sizes, 1),
         three(image.steps, 0),
-        three(spec.k[1:], 1),
+        three(counts, 1),
         three(image.stride, 1),
         three(image.dilation, 1),
-        three(image.before, 0),
+        three((-begin for begin in begins), 0),
+        tuple(
+            Phase(place, three(first, 0), three(taps, 1), three((r - b for r, b in zip(reach, begins)), 0))
+            for place, first, taps, reach in phases
+        ),
     )
+
+
+def _taps(spec: ContractionSpec, image: Image, place: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns the first tap of a phase in each dimension, how many there are, and how far the first one lies from the
+    element that the window belongs to.
+    """
+    batch = (0, *place)
+
+    def at(x: Limit, tap: int, d: int) -> bool:
+        return 0 <= x.start + sum(s * b for s, b in zip(x.batch, batch)) + tap * x.inner[1 + d] < x.size
+
+    found = []
+    for d, count in enumerate(spec.k[1:]):
+        mine = [x for x in spec.terms if x.inner[1 + d] or not any(x.inner)]
+        taps = [tap for tap in range(count) if all(at(x, tap, d) for x in mine)]
+        shift = sum(s * b for s, b in zip(image.shifts[d], batch)) if image.shifts else 0
+        first = taps[0] if taps else 0
+        found.append((first, len(taps), first * image.dilation[d] + shift - image.before[d]))
+    return tuple(zip(*found))
 
 
 def vector_bytes(gather: Gather, steps: tuple[int, ...], width: int) -> int:
@@ -196,10 +248,14 @@ class HaloTile:
         #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
         self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
 
+    def steps_of(self, phase: Phase) -> int:
+        """Returns the products along the sum that a phase takes."""
+        return -(-self.at.chunks_of(phase) * CHUNK // STEP)
+
     @cached_property
     def steps(self) -> int:
-        """Products that the reduction takes."""
-        return -(-self.at.chunks * CHUNK // STEP)
+        """The products along the sums of all phases."""
+        return sum(map(self.steps_of, self.at.phases))
 
     @cached_property
     def image_vector(self) -> int:
@@ -383,7 +439,7 @@ def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
     """Returns the estimated cycles if a block has so many tiles.  The constants are fits to measurements."""
     s, at, spec = x.s, x.at, x.spec
     fragments = s.warps * x.own * s.groups * x.steps
-    image, filters, results = x.pixels * x.width, x.cols * at.chunks * CHUNK, x.positions * x.cols
+    image, filters, results = x.pixels * x.width, x.cols * x.steps * STEP, x.positions * x.cols * len(at.phases)
     products, matrices = fragments * at.fragments * PRODUCT, at.fragments * (1 + 1 / x.own)
     shared = fragments * (4 * x.reads[1] + 2 * at.fragments / x.own) + image / BANKS
     if s.wgmma:

@@ -102,6 +102,9 @@ OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
 WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
+#: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
+#: few warps, for many, and with windows of an image; the longest side of a tile.
+CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -153,7 +156,9 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
             continue
         if not spec.partials and ((rows > 16 and rows >= 2 * parts.rows) or (cols > 16 and cols >= 2 * parts.cols)):
             continue
-        for row_bytes in (128, 64):
+        if parts.a.words and max(rows, cols) > WORDS_SIDE:
+            continue
+        for row_bytes in (128,) if parts.a.words else (128, 64):
             inner = row_bytes // parts.a.itemsize
             depth = parts.stages(inner)
             for stages in STAGES:
@@ -240,12 +245,17 @@ def _cost(
     together = min(resident, rounds)
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
+    if parts.a.words:
+        converted = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k / CONVERTED
+        busy = max(busy, converted) * (WAITING if together * warps <= 8 else SHARING)
     latency = LATENCY / ahead / together
     if together * warps <= 2:
         latency += between_loads * _loads(parts, s)
     stage = max(busy, latency)
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        stage *= ACROSS if spec.a.image.across else WINDOWS
+        stage *= WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS
+    elif spec.a.image is None and len(parts.a.inner) > 1:
+        stage *= ACROSS
     if any(way.gather.program is not None for way in (parts.a, parts.b)):
         stage *= COMPUTED
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)

@@ -18,7 +18,7 @@ from textwrap import wrap
 from codegen.bf16x6 import LARGE, SMALL
 from codegen.buffers import VECTORS, every
 from codegen.contraction.halo import Renderer
-from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, FRAGMENT_ROWS, STEP
+from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, Phase
 from codegen.contraction.stem_schedule import TOGETHER, WORD, WORDS, StemSchedule, StemTile
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import ContractionSpec, KernelSource
@@ -208,10 +208,10 @@ class _Stem(Renderer):
             terms = [(f"({coordinate('r', s.tile, d)})", steps[d]) for d, size in enumerate(s.tile) if size > 1]
             w.line(f"window[i / 2][i % 2] = {linear([('shared.image[0][0]', 1), *terms])};")
 
-    def _reach(self) -> None:
+    def _reach(self, phase: Phase) -> None:
         """Writes nothing: places are read from a table."""
 
-    def _step(self) -> None:
+    def _step(self, phase: Phase) -> None:
         w, x = self.w, self.x
         w.line(f"const auto reach = load_shared<2>(&shared.reach[kk * {WORDS} + lane % 4 * 2]);")
         if x.clean < x.steps:
@@ -219,21 +219,21 @@ class _Stem(Renderer):
             kept = f"load_shared<2>(&shared.kept[(kk - {x.clean}) * {WORDS} + lane % 4 * 2])"
             w.line(f"if (kk >= {x.clean}) kept = {kept};")
 
-    def _load_fragment(self, name: str, part: str = "0") -> None:
+    def _load_fragment(self, name: str, phase: Phase, part: str = "0") -> None:
         w, x = self.w, self.x
         rows = (linear([(f"window[i][{half}]", 1), (part, x.part_bytes)]) for half in range(2))
         w.line(f"load_words({name}, {', '.join(rows)}, reach);")
         if x.clean < x.steps:
             w.line(f"if (kk >= {x.clean}) keep_bits({name}, kept);")
 
-    def _multiply(self) -> None:
+    def _multiply(self, phase: Phase) -> None:
         if self.x.parts == 1:
-            super()._multiply()
+            super()._multiply(phase)
             return
         w, x, at = self.w, self.x, self.at
         each = f"for (int i = 0; i < {x.own}; ++i)"
         w.line(f"float sum[1][{x.own}][{at.fragments}][4] = {{}};")
-        with self._terms(), w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
+        with self._terms(phase), w.unrolled(f"for (int j = 0; j < {at.fragments}; ++j)"):
             number = linear([("j", FRAGMENT_COLS), ("lane / 4", 1)])
             if at.filters % FRAGMENT_COLS:
                 number = f"min({number}, {at.filters - 1})"
@@ -248,11 +248,11 @@ class _Stem(Renderer):
             with w.unrolled(each):
                 w.each_element(4, "sum[0][i][j][e] += some[i][e];")
 
-    def _multiply_together(self) -> None:
+    def _multiply_together(self, phase: Phase) -> None:
         w, x, columns = self.w, self.x, self.at.filters
         w.macros[f"FUSEGRAPH_WGMMA({columns})"] = None
         w.line(f"float sum[1][{x.own}][{columns // 2}] = {{}};")
-        with self._terms(), w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
+        with self._terms(phase), w.unrolled(f"for (int i = 0; i < {x.own}; ++i)"):
             w.line(f"float some[{columns // 2}] = {{}};")
             w.line("wgmma_fence();")
             for p, q in SMALL + LARGE:
@@ -266,7 +266,7 @@ class _Stem(Renderer):
             w.each_element(columns // 2, "sum[0][i][e] += some[e];")
 
     @contextmanager
-    def _terms(self) -> Iterator[None]:
+    def _terms(self, phase: Phase) -> Iterator[None]:
         """Writes the loop over as many terms as are added up by tensor cores alone, and the loads of their fragments.
 
         What is written inside adds what it makes of them to the sums, in float32.
@@ -277,7 +277,7 @@ class _Stem(Renderer):
             w.line(f"uint32 a[{TOGETHER}][{x.parts}][{x.own}][4];")
             with w.unrolled(f"for (int k = 0; k < {TOGETHER}; ++k)"):
                 w.line("const int kk = k0 + k;")
-                self._step()
+                self._step(phase)
                 with w.unrolled(f"for (int part = 0; part < {x.parts}; ++part)", f"for (int i = 0; i < {x.own}; ++i)"):
-                    self._load_fragment("a[k][part][i]", "part")
+                    self._load_fragment("a[k][part][i]", phase, "part")
             yield

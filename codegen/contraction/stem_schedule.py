@@ -27,6 +27,7 @@ from codegen.contraction.halo_schedule import (
     STEP,
     HaloSchedule,
     HaloTile,
+    Phase,
     Windows,
     convolution,
     first_positions,
@@ -82,6 +83,8 @@ def stem(spec: ContractionSpec) -> Windows:
     at = convolution(spec)
     if at.groups > 1:
         raise Declined("channels are in groups")
+    if spec.terms or spec.results:
+        raise Declined("phases of a strided convolution")
     if at.channels > MOST_CHANNELS or prod(spec.k) > MOST_TERMS:
         raise Declined(f"{at.channels} channels and {prod(at.taps)} taps are not few")
     if at.filters % 2 or at.filters > MOST_FILTERS:
@@ -158,8 +161,7 @@ class StemTile(HaloTile):
         """Steps of the reduction all of whose words are clean."""
         return sum(word.clean for word in self.words) // WORDS
 
-    @cached_property
-    def steps(self) -> int:
+    def steps_of(self, phase: Phase) -> int:
         count = -(-len(self.words) // WORDS)
         return round_up(count, TOGETHER) if self.parts > 1 else count
 

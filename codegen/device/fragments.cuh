@@ -27,6 +27,29 @@ __device__ __forceinline__ void load_chunks(uint32 (&b)[2], const void* column) 
     b[0] = x[0], b[1] = x[1];
 }
 
+// Fragments of A, or two of B side by side, of 32-bit elements that lie across the sum: each term has a row of 128 bytes
+// of `tile`, swizzled.  Lane l gives the place of term l % 4 * 2 of the fragment's line l / 4; what mma takes for terms t
+// and t + 4 are terms 2 t and 2 t + 1, in A as in B, so that the lanes of a warp read different banks.
+__device__ __forceinline__ uint32 load_word(const unsigned char* tile, int lane, int lower, int odd) {
+    return *reinterpret_cast<const uint32*>(tile + (lane ^ (lower * 32 + odd * 16)) + odd * 128);
+}
+__device__ __forceinline__ void load_words(uint32 (&a)[4], const unsigned char* tile, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = load_word(tile, lane, i % 2, i / 2);
+}
+__device__ __forceinline__ void load_words(uint32 (&b)[2][2], const unsigned char* tile, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = load_word(tile, lane, i / 2, i % 2);
+}
+
+// The same number, of which the compiler does not know that: what follows from it is computed again, and not kept.
+__device__ __forceinline__ int anew(int x) {
+#ifndef FUSEGRAPH_CPU
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // A fragment of rows of A whose terms lie in words anywhere in shared memory: each lane gives where two rows begin, and
 // how many bytes from there on its first and its second word lie.
 __device__ __forceinline__ void load_words(uint32 (&a)[4], const unsigned char* upper, const unsigned char* lower,

@@ -191,7 +191,11 @@ def planes(spec: DirectConvolutionSpec, target: Target) -> list[PlanesSchedule]:
 
 def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedule]:
     """Returns halo tiles of channels worth trying, best guess first."""
-    return _by_cost(spec, _channels_schedules(spec), target) if channels_last(spec) else []
+    if not channels_last(spec):
+        return []
+    found = _by_cost(spec, _channels_schedules(spec, 2), target)
+    # Of large filters a tile has few channels.
+    return found if _misfit(spec, found[0]) is None else _by_cost(spec, _channels_schedules(spec, 8), target)
 
 
 def best_tiled_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> TiledSchedule:
@@ -251,14 +255,15 @@ def _planes_schedules(spec: DirectConvolutionSpec) -> Iterator[PlanesSchedule]:
                     yield PlanesSchedule(rows, cols, lanes, down, itype, planes)
 
 
-def _channels_schedules(spec: DirectConvolutionSpec) -> Iterator[ChannelsSchedule]:
+def _channels_schedules(spec: DirectConvolutionSpec, narrowest: int) -> Iterator[ChannelsSchedule]:
+    """Yields tiles of the channels of a cache line, or a part of them, down to one of so many."""
     height, width = spec.out[1], spec.out[2]
     itype = _itype(spec)
     for rows, vector in product(_halves(8, height), (4, 2, 1)):
         if spec.groups % vector == 0:
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
             most, *_ = _halves(min(32, wide), -(-spec.groups // vector))
-            for lanes in (most, max(1, most // 2)):
+            for lanes in (max(1, most // n) for n in powers(narrowest)):
                 for columns in sorted({-(-width // n) for n in range(1, 33)}):
                     if columns * lanes <= THREADS:
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)

@@ -218,7 +218,7 @@ class AlongRenderer(RowsRenderer):
         many = f" * {s.vector}" if s.vector > 1 else ""
         start = f"lane{many}" if several else "0"
         if not self.unrolled and (self.ragged or not self.unroll):
-            if self.length // self.step >= PASSES:
+            if most(self.length // self.step) >= PASSES:
                 w.line(f"#pragma unroll {PASSES}")
             at, more = (f", at = threadIdx.x{many}", f", at += {s.lanes * s.vector}") if beside else ("", "")
             first = f"{s.itype} col = {self._from(start)}{at}"
@@ -253,9 +253,9 @@ class AlongRenderer(RowsRenderer):
 
     def _inside(self, full: int) -> str:
         """Returns the C condition that a pass has an element; the first ``full`` ones of a whole row always do."""
-        if full >= self.unroll:
-            return ""
         last = self.space.chunk is None or self.space.total % self.length == 0
+        if last and full >= self.unroll:
+            return ""
         return f"u < {full} || col < {self.end}" if full and last else f"col < {self.end}"
 
     def _from(self, start: str) -> str:

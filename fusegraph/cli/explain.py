@@ -9,10 +9,12 @@ from fusegraph.cli.console import columns, print_json, say
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
+from fusegraph.engines.partitions import settling
+from fusegraph.engines.plans import planner
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Plan, plan
+from fusegraph.plan import Plan
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
@@ -40,8 +42,11 @@ def explain_file(
     """
     check_environment()
     options = Options(strict=strict, target=present() if target is None else named(target))
-    choose = choosers(options.target, 0, None, default_cache(), nvrtc_options(options)).first
-    plans = [plan(graph, options, fusion=fusion, choose=choose) for graph in load_graphs(file)]
+    how = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
+    planned = planner(fusion, how.first)
+    if fusion and how.device_name is not None:
+        planned = settling(planned, None, default_cache(), how.device_name)
+    plans = [planned(graph, options) for graph in load_graphs(file)]
     if dump is not None:
         _dump(plans, dump)
     if kernel is not None:

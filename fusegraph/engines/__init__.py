@@ -59,8 +59,9 @@ def compile(
     jobs             cuda: how many kernels are compiled at a time.
     progress         cuda: called with (KernelSource, CompiledKernel) as each kernel is done.
     partition        cudnn: runs the largest pieces that cuDNN takes instead of refusing what it does not take whole.
-    autotune         cuda: True times several schedules of every kernel on the device and remembers the fastest; None
-                     uses what was remembered; False leaves it to the cost model.  cudnn: True times all plans that
+    autotune         cuda: True times several schedules of every kernel on the device, and the alternatives to choices
+                     of kernels (`engines.partitions`), and remembers the fastest; None uses what was remembered; False
+                     leaves it to cost models.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
     prepack_limit    cuda, cpu: the most bytes of packed copies of parameters; those of the largest are left out.  0
                      computes everything in every call.  Default: a quarter of the parameters' bytes, or 256 MB if more.

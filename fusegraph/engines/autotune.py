@@ -96,11 +96,13 @@ class Choosers(NamedTuple):
     """Two choosers of schedules: for the build, and for kernels that are built later while a call waits.
 
     The second one never times anything.  ``state`` changes when the first one may choose otherwise; None if it times.
+    ``device_name`` is that of the device whose measurements they use; None if they use none.
     """
 
     first: Chooser
     later: Chooser
     state: str | None
+    device_name: str | None = None
 
 
 def choosers(
@@ -128,7 +130,8 @@ def choosers(
         raise DeviceError(
             f"autotune=True cannot time kernels for {target.arch} on {properties.name}, which is {properties.arch}"
         )
-    return Choosers(tuner.tune if autotune else tuner.remember, tuner.remember, None if autotune else tuner.state())
+    state = None if autotune else tuner.state()
+    return Choosers(tuner.tune if autotune else tuner.remember, tuner.remember, state, properties.name)
 
 
 class Tuner:

@@ -10,9 +10,10 @@ from typing import Any
 
 from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind, with_own_memory
-from fusegraph.engines.autotune import choosers
+from fusegraph.engines.autotune import Choosers, choosers
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing, Run
+from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
 from fusegraph.engines.plans import Planner
 from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
@@ -132,10 +133,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             graph,
             options,
             cuda_device(device),
-            planner=planner
-            or cached_planner(
-                fusion, how.first, self._cache if how.state is not None else None, how.state or "", self._compile
-            ),
+            planner=planner or self._settling(fusion, how, device),
             later=planner or cached_planner(fusion, how.later),
             workspace_limit=workspace_limit,
         )
@@ -145,6 +143,18 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             self._compile(self.plan)
         if wait:
             self.kernels  # noqa: B018 - waits
+
+    def _settling(self, fusion: bool, how: Choosers, device: int) -> Planner:
+        """Returns what plans with the schedules and the choices that were measured, or are measured now."""
+        cache = self._cache if how.state is not None else None
+        first = cached_planner(fusion, how.first, cache, how.state or "", self._compile)
+        if not fusion or how.device_name is None:
+            return first
+        tuner = None
+        if how.state is None:
+            clock = DeviceClock(self.target, self._cache, self._nvrtc_options, device, self._jobs)
+            tuner = PartitionTuner(cached_planner(fusion, how.later), clock, first)
+        return settling(first, tuner, self._cache, how.device_name)
 
     @property
     def kernels(self) -> list[nvrtc.CompiledKernel]:

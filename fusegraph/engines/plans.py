@@ -51,7 +51,7 @@ def planner(
 
     def planned(graph: Graph, options: Options) -> Plan:
         with phase("cache of plans"):
-            key = _key(graph, options, fusion, chosen)
+            key = graph_key(graph, options, fusion, chosen)
             found = _loaded(cache.get(key), graph) if key is not None else None
             if found is not None:
                 return found
@@ -74,8 +74,11 @@ def _sources() -> str:
     return digest(*parts)
 
 
-def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | None:
-    """Returns the key of a plan; None for a graph that holds what cannot be written down."""
+def graph_key(graph: Graph, options: Options, *more: object) -> str | None:
+    """Returns the key of what follows from a graph, options, the sources and ``more``.
+
+    None is for a graph that holds what cannot be written down.
+    """
     tensors = [
         (
             t.name,
@@ -92,7 +95,7 @@ def _key(graph: Graph, options: Options, fusion: bool, chosen: str) -> str | Non
         (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
     ]
     ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs, graph.updates, graph.updates.values())]
-    settings = (options, fusion, chosen, sys.version_info[:2])
+    settings = (options, *more, sys.version_info[:2])
     kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
     written = _pickled((tensors, nodes, ends, kinds, settings), None)
     return None if written is None else digest("plan", FORMAT, _sources(), written)
@@ -175,10 +178,15 @@ def _places(graph: Graph) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
 
 def _dumped(made: Plan, graph: Graph) -> bytes | None:
     """Returns a plan as an entry of the cache; None if it cannot be one."""
-    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
-    written = replace(made, steps=Steps(steps, made.steps.options))
-    entry = _pickled((list(_places(graph)), written), graph)
+    entry = _pickled((list(_places(graph)), _final(made)), graph)
     return entry if entry is not None and len(entry) <= MOST_BYTES else None
+
+
+def _final(made: Plan) -> Plan:
+    """Returns a plan, and that of its packing, without the functions that could have declined it."""
+    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
+    packing = None if made.packing is None else _final(made.packing)
+    return replace(made, steps=Steps(steps, made.steps.options), packing=packing)
 
 
 def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.naming import identifier
 from fusegraph.lowering import (
     attention,
@@ -59,8 +61,9 @@ class _Kernels:
     def lower(self, view: GroupView, options: Options) -> Lowered:
         """Returns the kernel of a group.  Raises Declined if no family takes it."""
         family = _family(view)
-        family.accept(view, options)
-        return family.lower(view, options, kernel_name(view))
+        choices = family.accept(view, options)
+        lowered = family.lower(view, options, kernel_name(view))
+        return replace(lowered, choices=tuple(choices)) if choices else lowered
 
 
 def _family(view: GroupView) -> FamilyLowering:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Protocol, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from codegen.declined import Declined
 from codegen.target import PORTABLE, Target
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.choices import Choice, Settling
 from fusegraph.ops.base import Kind
 
 #: More operands or nodes than this make one kernel run out of registers before it saves any memory traffic.
@@ -40,6 +41,7 @@ class Options:
     target     the architecture and the machine that it is planned for.
     prepack    the most bytes of packed copies of parameters; None: a quarter of the parameters', or 256 MB if more.
     left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
+    settled    choices that were measured (`choices`); estimates decide on others.
     """
 
     strict: bool = False
@@ -48,6 +50,7 @@ class Options:
     target: Target = PORTABLE
     prepack: int | None = None
     left_out: LeftOut = field(default_factory=dict, hash=False)
+    settled: Settling = field(default_factory=dict, hash=False)
 
 
 DEFAULTS: Options = Options()
@@ -57,14 +60,15 @@ DEFAULTS: Options = Options()
 class Lowered:
     """One kernel: its family and specification, the tensors it reads and writes in the order of its parameters.
 
-    The family "view" is no kernel and has no specification: what is written lies in memory already.
+    The family "view" is no kernel and has no specification: what is written lies in memory already.  ``choices`` are
+    those that made it one kernel.
     """
 
     family: str
     spec: Any
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
-    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
 
 
 class GroupView:
@@ -148,12 +152,13 @@ class FamilyLowering:
     """How groups become kernels of a family.
 
     about   what in a group its kernels are about; nothing of another family's group.
-    accept  raises Declined, whose text is the reason, if such a group cannot be one kernel.
+    accept  raises Declined, whose text is the reason, if such a group cannot be one kernel, Outweighed if it should not
+            be; returns the choices by which it is, if there are any.
     lower   the kernel, with a name, of a group that it accepts.  Raises Declined as well.
     """
 
     about: Callable[[GroupView], object]
-    accept: Callable[[GroupView, Options], None]
+    accept: Callable[[GroupView, Options], Sequence[Choice] | None]
     lower: Callable[[GroupView, Options, str], Lowered]
 
 

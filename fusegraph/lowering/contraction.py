@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from codegen.contraction import FAMILY
@@ -14,6 +15,7 @@ from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.precision import in_parts
@@ -23,6 +25,8 @@ from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
 
+#: What is chosen: products that share operand A, and whose results meet, are one kernel.
+NAME = "products of one operand"
 #: Up to so many rows fit one tile: nothing is computed repeatedly whichever side it is on, and estimates decide.
 FEW_ROWS = 64
 #: Most products of one kernel, by the C type of their sums, which lie in registers.
@@ -34,15 +38,15 @@ MOST_PRODUCTS = {
 }
 
 
-def accept(view: GroupView, options: Options) -> None:
+def accept(view: GroupView, options: Options) -> list[Choice]:
     """Raises Declined with the reason unless the group is one contraction, or a transform, with pointwise nodes.
 
     The pointwise nodes are on its result and in front of it.  There may be several contractions that share operand A
-    and meet in a pointwise node, and reductions of parts of what follows.
+    and meet in a pointwise node, and reductions of parts of what follows.  Returns the choices of prologues.
     """
     anchors = view.anchors
     anchor = anchors[0]
-    _check_products(view, anchors)
+    choices = _check_products(view, anchors, options)
     shape = anchor.output.shape
     behind = prologue.behind(view, anchors)
     after = set(anchors)
@@ -63,7 +67,7 @@ def accept(view: GroupView, options: Options) -> None:
             )
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
-    prologue.accept(view, options, anchors, product)
+    choices += prologue.accept(view, options, anchors, product)
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op.role is Role.PARTIAL:
@@ -80,6 +84,12 @@ def accept(view: GroupView, options: Options) -> None:
         ):
             raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
+    return [c if c.what == NAME else prologue.confirmed(view, options, c, partial(_spec, options)) for c in choices]
+
+
+def _spec(options: Options, view: GroupView) -> ContractionSpec:
+    spec: ContractionSpec = lower(view, options, "estimated").spec
+    return spec
 
 
 def accept_alone(what: str, view: GroupView, options: Options) -> None:
@@ -99,8 +109,11 @@ def accept_alone(what: str, view: GroupView, options: Options) -> None:
         )
 
 
-def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
-    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel."""
+def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) -> list[Choice]:
+    """Raises Declined unless contractions can share operand A's tiles, and their results one kernel.
+
+    Returns the choice that they do, if there are several.
+    """
     first = anchors[0]
     for other in anchors[1:]:
         both = f"{first.op.name} {first.name!r} and {other.op.name} {other.name!r}"
@@ -126,6 +139,10 @@ def _check_products(view: GroupView, anchors: Sequence[Node]) -> None:
     if len(together) > 1:
         one, two = (min(part, key=anchors.index) for part in together[:2])
         raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
+    choices: list[Choice] = []
+    if len(anchors) > 1:
+        speculate(NAME, first.name, options.settled, choices, f"{first.op.name} {[t.type for t in first.inputs]}")
+    return choices
 
 
 def accumulator(node: Node, real: str) -> str:

@@ -39,6 +39,13 @@ class Product:
     results: tuple[Limit, ...] = ()
 
 
+def is_product(node: Node) -> bool:
+    """Returns true if a convolution, or a gradient of one, multiplies every position by one matrix: no windows."""
+    at = node.attributes
+    taps = node.output.shape[2:] if node.op.role is Role.WGRAD else node.inputs[1].shape[2:]
+    return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
+
+
 def _unit(rank: int, dim: int, step: int = 1) -> tuple[int, ...]:
     return tuple(step if d == dim else 0 for d in range(rank))
 
@@ -88,7 +95,8 @@ def fprop(node: Node, first: Operand, second: Operand) -> Product:
 def wgrad(node: Node, first: Operand, second: Operand) -> Product:
     """Rows: (*taps, channels).  Columns: filters.  Reduction: (images, *positions).  Batch: groups.
 
-    Channels come last: neighbouring rows are neighbours in memory for an image in NHWC.
+    Channels come last: neighbouring rows are neighbours in memory for an image in NHWC.  Of a filter with one tap and
+    no stride it is a matrix product: there are no windows.
     """
     x, loss = node.inputs
     shape, at = node.output.shape, node.attributes
@@ -108,10 +116,10 @@ def wgrad(node: Node, first: Operand, second: Operand) -> Product:
         (first.strides[0], *(s * step for s, step in zip(stride, steps))),
         -_dot(before, steps),
         _needed(limits, (groups,), rows, inner),
-        Image(x.shape[2:], steps, stride, dilation, before, across=True),
+        Image(x.shape[2:], steps, stride, dilation, before, across=True) if not is_product(node) else None,
     )
     b = Gather(second, (filters * second.strides[1],), (second.strides[1],), (second.strides[0], *second.strides[2:]))
-    flip = at["mode"] == "convolution"
+    flip = at["mode"] == "convolution" and prod(taps) > 1
     # The rows of a flipped filter are its taps in reverse: the program's coordinates count from the other end.
     results = tuple(
         Limit((0,), _unit(rank + 1, d, -1 if flip and d < rank else 1), (), size - 1 if flip and d < rank else 0, size)

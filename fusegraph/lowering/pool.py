@@ -11,19 +11,23 @@ from codegen.combiners import ADD, MAX
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
 from codegen.spec import PoolSpec, RowsSpec
-from codegen.target import Target
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
-#: The instructions of a pointwise op that is a function rather than an instruction or two.
-FUNCTION_COST = 12
-#: Instructions that are done for each one at the rate of data sheets.
-INSTRUCTIONS = 0.9713
+#: The instructions of a pointwise op that is a function rather than one, and of an element of a window.
+FUNCTION_COST, FOLD = 12, 1.5
+#: Windows beside each other that a thread folds at once.
+AT_ONCE = 4
+#: Instructions that are done for each one at the rate of data sheets; the share of a launch that another kernel takes.
+INSTRUCTIONS, LAUNCH = 0.9713, 0.585
+#: What is chosen: nodes before the windows are part of the pool's kernel, or a kernel of their own.
+NAME, PART, OWN = "prologue of a pool", "part of the pool", "a kernel of its own"
 
 
 def geometry(node: Node) -> tuple[Windows, tuple[int, ...]]:
@@ -54,7 +58,7 @@ class _Space:
         self.before = self._before(nodes)
         self.after = self._after()
         self._check()
-        self._check_cost(options.target.planned)
+        self.choices = self._weighed(options)
 
     def _before(self, nodes: list[Node]) -> set[Node]:
         found: set[Node] = set()
@@ -98,25 +102,37 @@ class _Space:
                 )
         check_size(self.view)
 
-    def _check_cost(self, target: Target) -> None:
-        """Raises Declined if the nodes before the windows would take longer than moving their result through memory.
+    def _weighed(self, options: Options) -> list[Choice]:
+        """Returns the choice of what comes before the windows; none if nothing does.
 
-        They are computed anew for every window that holds an element.
+        Raises Outweighed if a kernel of its own would take less than computing it anew for the windows that hold an
+        element, as far as one thread does not fold them.
         """
         if not self.before:
-            return
-        again = 1.0
+            return []
+        target, again = options.target.planned, 1.0
         for axis, window in self.windows.items():
             again *= max(1.0, window.count * self.shape[axis] / max(self.elements[axis], 1))
-        cost = sum(_cost(n) for n in self.before)
-        last = [t for n in self.view.of(Kind.POOLING) for t in n.inputs if self.view.graph.producer(t) in self.before]
-        moved = 2 * max(t.dtype.itemsize for t in last)
-        if (again - 1) * cost > INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle * moved:
-            node = max(self.before, key=lambda n: (_cost(n), n.name))
-            raise Declined(
-                f"{node.op.name} {node.name!r} would be computed {again:.2g} times for every element, once a window "
-                "that holds it"
+        spans = (w.span(AT_ONCE) / (AT_ONCE * w.count) for w in self.windows.values() if isinstance(w, Sliding))
+        times = max(1.0, again * min(spans, default=1.0))
+        pools, graph = self.view.of(Kind.POOLING), self.view.graph
+        made = [t for node in pools for t in node.inputs if graph.producer(t) in self.before]
+        size, itemsize = max(t.size for t in made), max(t.dtype.itemsize for t in made)
+        instructions, bytes_moved = INSTRUCTIONS * target.fma * target.sms, target.memory_share * target.bytes_per_cycle
+        moved = sum(t.nbytes for t in (*self.view.reads, *self.view.writes)) / bytes_moved
+        fold, computed = FOLD * again * size / instructions, times * sum(map(_cost, self.before)) * size / instructions
+        apart = 2 * itemsize * size / bytes_moved + LAUNCH * target.launch_cycles
+        cycles = {PART: max(moved, fold + computed), OWN: max(moved, fold) + apart}
+        node = max(self.before, key=lambda n: (_cost(n), n.name))
+        preferred = OWN if cycles[PART] > cycles[OWN] else PART
+        choice = weigh(NAME, pools[0].name, cycles, preferred, options.settled, f"{node.op.name} {self.windows}")
+        if choice.taken == OWN:
+            raise Outweighed(
+                f"{node.op.name} {node.name!r} would be computed {times:.2g} times for every element, for the windows "
+                "that hold it",
+                choice,
             )
+        return [choice]
 
     def strides(self, tensor: Tensor, elements: bool) -> tuple[int, ...]:
         """Returns a tensor's strides over the windows, then over the elements of each.
@@ -137,12 +153,15 @@ def _cost(node: Node) -> float:
     text = node.op.expression(node.op.promoted(tuple(t.type for t in node.inputs)).kind, node.attributes)
     simple = ("math::abs", "math::maximum", "math::minimum", "math::relu")
     functions = text.count("math::") - sum(text.count(s) for s in simple)
-    return 2 + FUNCTION_COST * (functions + text.count(" / "))
+    return 1 + FUNCTION_COST * (functions + text.count(" / "))
 
 
-def accept(view: GroupView, options: Options) -> None:
-    """Raises Declined with the reason unless the group is pooling over windows of one form and pointwise nodes."""
-    _Space(view, options)
+def accept(view: GroupView, options: Options) -> list[Choice]:
+    """Raises Declined with the reason unless the group is pooling over windows of one form and pointwise nodes.
+
+    Returns the choice by which some are in front of the windows.
+    """
+    return _Space(view, options).choices
 
 
 class _Builder(ProgramBuilder):

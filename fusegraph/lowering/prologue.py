@@ -9,6 +9,10 @@ and reading it back.  What it costs is measured:
   half as much where one instruction computes two elements (`codegen.packed`).
 - Where threads must fill the operand's tiles they share the way to shared memory with the tensor cores: a product of
   4096 x 4096 x 4096 takes 1.4 times as long as one that TMA brings.
+
+What else threads that fill tiles take away from the product (a form that is faster, copies of 16 bytes) the cost models
+of both kernels tell: what may be a prologue by the first estimate is a kernel of its own if they say that this is
+clearly faster.
 """
 
 from __future__ import annotations
@@ -17,10 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
+from codegen import best_schedule
+from codegen.contraction import FAMILY
+from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
-from codegen.spec import Gather, Strides
+from codegen.spec import ContractionSpec, Gather, Strides
+from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
@@ -48,6 +57,10 @@ SCATTERED = 64.0
 #: Tensors as large as an operand that it is computed of: each takes registers while it is on its way.
 MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
+#: How much slower a kernel with a prologue must be estimated to be than two kernels, to be two.
+CLEARLY = 1.1
+#: What is chosen: a prologue is part of the contraction's kernel, or a kernel of its own in front of it.
+NAME, PART, OWN = "prologue", "part of the product", "a kernel of its own"
 
 
 def before(view: GroupView, tensor: Tensor) -> tuple[Node, ...]:
@@ -65,9 +78,14 @@ def behind(view: GroupView, anchors: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(n for n in view.nodes if n in found)
 
 
-def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]) -> None:
-    """Raises Declined, with the reason, if the prologues of a kernel's anchors cannot be part of it."""
-    anchor = anchors[0]
+def accept(
+    view: GroupView, options: Options, anchors: Sequence[Node], product: Callable[[Node], Product]
+) -> list[Choice]:
+    """Returns the choices by which the prologues of a kernel's anchors are part of it; none without prologues.
+
+    Raises Declined, with the reason, if they cannot be, Outweighed if they should not.
+    """
+    anchor, choices = anchors[0], list[Choice]()
     for position, operand in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
         nodes = before(view, operand)
         if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
@@ -82,12 +100,13 @@ def accept(view: GroupView, options: Options, anchors: Sequence[Node], product: 
                     f"{anchor.op.name} {anchor.name!r} reads it from memory"
                 )
         if nodes:
-            _accept_operand(view, anchor, position, nodes, product(anchor), options)
+            choices += _accept_operand(view, anchor, position, nodes, product(anchor), options)
+    return choices
 
 
 def _accept_operand(
     view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, options: Options
-) -> None:
+) -> list[Choice]:
     operand = anchor.inputs[position]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
@@ -103,15 +122,49 @@ def _accept_operand(
             raise Declined(
                 f"{node.output.name!r} is needed in memory as well: {anchor.op.name} {anchor.name!r} reads it there"
             )
-    read = _read(nodes)
-    large = [t for t in read if t.size == operand.size]
+    read, large = _read(nodes), _large(nodes, operand)
     if len(large) > MOST_READ or len(read) > MOST_OPERANDS:
         raise Declined(
             f"{operand.name!r} would be computed of {len(read)} tensors, {len(large)} of its own size, in front of "
             f"{anchor.op.name} {anchor.name!r}: the limits are {MOST_OPERANDS} and {MOST_READ}"
         )
     in_registers = _in_registers(view, anchor, position, nodes, large)
-    _worthwhile(anchor, operand, nodes, read, _fillings(product, position), in_registers, options)
+    if not operand.size:
+        return []
+    return [_weighed(anchor, position, nodes, read, product, in_registers, options)]
+
+
+def confirmed(
+    view: GroupView, options: Options, choice: Choice, spec_of: Callable[[GroupView], ContractionSpec]
+) -> Choice:
+    """Returns the choice of a prologue as the cost models of the kernels make it: of the group, and without it.
+
+    What is computed in registers stays as it is: what that takes was measured.  ``spec_of`` returns a group's
+    specification, or raises Declined.  Raises Outweighed if the prologue had better be a kernel of its own.
+    """
+    (anchor,) = (n for n in view.contractions if n.name == choice.node)
+    operand = anchor.inputs[0 if choice.what.endswith("A") else -1]
+    nodes, target = before(view, operand), options.target.planned
+    try:
+        spec, apart = spec_of(view), spec_of(_Part(view, [n for n in view.nodes if n not in nodes]))
+        part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
+        schedule = best_schedule(spec, target)
+    except Declined:
+        return choice
+    if isinstance(schedule, WgmmaSchedule) and schedule.computes:
+        return choice
+    moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
+    preferred = OWN if part > CLEARLY * (product + moved) else PART
+    found = weigh(
+        choice.what, choice.node, {PART: part, OWN: product + moved}, preferred, options.settled, choice.alike
+    )
+    if found.taken == OWN:
+        raise Outweighed(
+            f"with {nodes[-1].op.name} {nodes[-1].name!r} in front of it {anchor.op.name} {anchor.name!r} is estimated "
+            f"to take {part / target.clock:.1f} us, two kernels {(product + moved) / target.clock:.1f} us",
+            found,
+        )
+    return found
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -119,6 +172,11 @@ def _read(nodes: Sequence[Node]) -> list[Tensor]:
     made = {n.output for n in nodes}
     every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
     return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
+
+
+def _large(nodes: Sequence[Node], operand: Tensor) -> list[Tensor]:
+    """Returns the tensors as large as an operand that nodes read."""
+    return [t for t in _read(nodes) if t.size == operand.size]
 
 
 def _fillings(product: Product, position: int) -> int:
@@ -145,19 +203,20 @@ def _in_registers(view: GroupView, anchor: Node, position: int, nodes: Sequence[
     return bool(large) and all(t.dtype.itemsize <= 4 and _alike(t, operand) for t in large)
 
 
-def _worthwhile(
+def _weighed(
     anchor: Node,
-    operand: Tensor,
+    position: int,
     nodes: Sequence[Node],
     read: Sequence[Tensor],
-    computed: int,
+    product: Product,
     in_registers: bool,
     options: Options,
-) -> None:
-    """Raises Declined, with the numbers, if computing an operand repeatedly costs more than writing and reading it."""
-    if not operand.size:
-        return
-    target = options.target.planned
+) -> Choice:
+    """Returns the choice to compute an operand repeatedly, instead of writing and reading it.
+
+    Raises Outweighed, with the numbers, if that costs more.
+    """
+    target, operand, computed = options.target.planned, anchor.inputs[position], _fillings(product, position)
     per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
     large = [t for t in read if t.size == operand.size]
     on_tensor_cores = _on_tensor_cores(anchor, options)
@@ -177,13 +236,28 @@ def _worthwhile(
     if on_tensor_cores and scattered:
         cost += computed * SCATTERED * len(scattered) / per_byte
     saved = 2 * operand.nbytes + LAUNCH * target.launch_us * target.memory_rate
-    if cost > saved:
+    without = _without(anchor, product, target, on_tensor_cores)
+    cycles = {PART: without + cost / target.bytes_per_cycle, OWN: without + saved / target.bytes_per_cycle}
+    alike = f"{anchor.op.name} {[t.type for t in anchor.inputs]} {[n.op.name for n in nodes]}"
+    what, preferred = f"{NAME} of operand {'AB'[position > 0]}", OWN if cost > saved else PART
+    choice = weigh(what, anchor.name, cycles, preferred, options.settled, alike)
+    if choice.taken == OWN:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
-        raise Declined(
+        raise Outweighed(
             f"in front of {anchor.op.name} {anchor.name!r} every element of {operand.name!r} would be computed "
             f"{computed / operand.size:.0f} times in about {each:.0f} instructions, which takes as long as moving "
-            f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}"
+            f"{cost / 1e6:.0f} MB, to save moving {saved / 1e6:.0f} MB{lies}",
+            choice,
         )
+    return choice
+
+
+def _without(anchor: Node, product: Product, target: Target, on_tensor_cores: bool) -> float:
+    """Returns the cycles that a contraction takes at least, whatever computes its operands."""
+    products = prod(product.batch) * prod(product.rows) * prod(product.cols) * prod(product.inner)
+    rate = (target.wgmma or target.mma) * 2 / max(2, anchor.inputs[0].dtype.itemsize) if on_tensor_cores else target.fma
+    moved = sum(t.nbytes for t in {*anchor.inputs, anchor.output})
+    return target.launch_cycles + max(products / (rate * target.sms), moved / target.bytes_per_cycle)
 
 
 def _beside(

@@ -3,7 +3,8 @@ which is a result.
 
 The dimension that is summed up (the operands' common one, channels, filters, images) is cut into ``parts`` of equal
 size, each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op
-table: users write contractions, `passes.split_contractions` writes these.
+table: users write contractions, `passes.split_contractions` writes these.  A kernel may cut filters' gradients
+elsewhere, so that its tiles are whole: only what all parts make together may depend on them.
 
 ``conv_wgrad_bands`` cuts what a filter's gradient is summed up over more finely: the positions of an image's planes are
 cut along the first dimension (the second of three) into bands of ``band`` rows, and every part has as many of all

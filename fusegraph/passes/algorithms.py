@@ -7,7 +7,6 @@ that runs what was planned for one, and so are the results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from codegen.target import Target
@@ -16,6 +15,8 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.convolution import is_product
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
@@ -27,16 +28,22 @@ from fusegraph.passes.split_contractions import START, STREAMED, best_cut
 MARGIN = 1.2
 
 DIRECT, PRODUCT, IMPLICIT = "direct", "matrix product", "implicit GEMM"
+#: What is chosen: the direct sum, or Winograd's.
+NAME, WINOGRAD = "algorithm", "winograd"
 _CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The algorithm of a convolution: its name, why this one, and for Winograd's the side of a tile of results."""
+    """The algorithm of a convolution: its name, why this one, and for Winograd's the side of a tile of results.
+
+    ``choice`` is there if it was weighed.
+    """
 
     name: str
     reason: str
     tile: int | None = None
+    choice: Choice | None = None
 
 
 def choose(graph: Graph, options: Options) -> Rewritten:
@@ -45,9 +52,10 @@ def choose(graph: Graph, options: Options) -> Rewritten:
     The note "algorithms" has the algorithm of each convolution, by the name of its node.
     """
     algorithms = {n.name: algorithm(n, graph, options) for n in graph.nodes if n.op.role in _CONVOLUTIONS}
+    choices = tuple(a.choice for a in algorithms.values() if a.choice is not None)
     tiles = {name: found.tile for name, found in algorithms.items()}
     made = replaced(graph, lambda node: tiles.get(node.name), _Parts().write)
-    return replace(made, notes={"algorithms": algorithms})
+    return replace(made, notes={"algorithms": algorithms}, choices=choices)
 
 
 # ---- the choice
@@ -55,7 +63,7 @@ def choose(graph: Graph, options: Options) -> Rewritten:
 
 def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     """Returns the algorithm of a conv_fprop, conv_dgrad or conv_wgrad, and why."""
-    asked = node.attributes.get("algorithm")
+    asked, choice = node.attributes.get("algorithm"), None
     no = w.unsuitable(node.op.role, tuple(t.type for t in node.inputs), node.attributes)
     if no is None and not (node.output.size and node.inputs[0].size):
         no = "there is nothing to multiply"
@@ -72,23 +80,21 @@ def algorithm(node: Node, graph: Graph, options: Options) -> Algorithm:
     if no is None:
         target = options.target.planned
         times = {tile: cycles(node, graph, target, tile) for tile in w.TILES.values()}
-        best = min(times, key=times.__getitem__)
-        factor, workspace = cycles(node, graph, target) / times[best], _workspace(node, best)
+        best, direct = min(times, key=times.__getitem__), cycles(node, graph, target)
+        factor, workspace = direct / times[best], _workspace(node, best)
         if workspace > options.workspace:
             no = f"its intermediates take {workspace} bytes, more than {options.workspace}"
-        elif factor >= MARGIN:
-            return _winograd(node, best, f"estimated to take {1 / factor:.2f} of the time of the direct sum")
         else:
-            no = f"with its transforms it is estimated to take {1 / factor:.2f} of the time of the direct sum"
-    if _is_product(node):
+            preferred = WINOGRAD if factor >= MARGIN else DIRECT
+            alike = f"{node.op.name} {[t.type for t in node.inputs]} {dict(node.attributes)}"
+            choice = weigh(NAME, node.name, {DIRECT: direct, WINOGRAD: times[best]}, preferred, options.settled, alike)
+            takes = f"estimated to take {1 / factor:.2f} of the time of the direct sum"
+            if choice.taken == WINOGRAD:
+                return replace(_winograd(node, best, takes), choice=choice)
+            no = f"with its transforms it is {takes}"
+    if is_product(node):
         return Algorithm(PRODUCT, "1x1 filters: channels of every position times filters, as they lie in memory")
-    return Algorithm(IMPLICIT, f"no Winograd: {no}")
-
-
-def _is_product(node: Node) -> bool:
-    at = node.attributes
-    taps = node.output.shape[2:] if node.op.role is Role.WGRAD else node.inputs[1].shape[2:]
-    return prod(taps) == 1 and max(at["stride"]) == 1 and not any(p for pair in at["padding"] for p in pair)
+    return Algorithm(IMPLICIT, f"no Winograd: {no}", choice=choice)
 
 
 def _winograd(node: Node, tile: int, why: str) -> Algorithm:

@@ -8,7 +8,7 @@ whatever else the graph has there.  A pattern that only looks like attention is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from codegen.declined import Declined
@@ -17,6 +17,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.scores import readers
 from fusegraph.lowering.views import divided, turned_back
@@ -59,6 +60,7 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
         return same(graph)
     matches: dict[Node, tuple[_Match, Node]] = {}
     decisions: list[Decision] = []
+    choices: list[Choice] = []
 
     def left(node: Node, reason: Exception | str) -> None:
         first = graph.producer(node.inputs[0])
@@ -79,6 +81,7 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
                 raise Declined(reason)
             made = _node(graph, match)
             attention.check(made, graph, options)
+            speculate(PASS, match.out.name, options.settled, choices, str(match.score.type))
         except Declined as declined:
             left(node, declined)
             continue
@@ -88,11 +91,11 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
         left(found[0], f"{found[1].name!r} counts along it and is needed elsewhere")
         taken -= matches.pop(found[0])[0].members
     if not matches:
-        return same(graph, decisions)
+        return replace(same(graph, decisions), choices=tuple(choices))
     for match, _ in matches.values():
         text = f"attention: {len(match.members)} nodes become one kernel, no score is in memory"
         decisions.append(Decision(match.product.name, match.out.name, True, text, 2 * match.score.nbytes))
-    return _rewritten(graph, matches, decisions)
+    return replace(_rewritten(graph, matches, decisions), choices=tuple(choices))
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:

@@ -8,7 +8,7 @@ the pointwise nodes that make a score of a product, nor of those that its gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import networkx as nx
@@ -18,6 +18,7 @@ from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention_backward
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.scores import readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
@@ -77,6 +78,7 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
         return same(graph)
     matches: list[_Match] = []
     decisions: list[Decision] = []
+    choices: list[Choice] = []
     for node in graph.nodes:
         try:
             match = _Gradients(graph, node).gradients()
@@ -88,6 +90,7 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
             for made in match.made:
                 _check_order(graph, made)
                 attention_backward.check(made, graph, options)
+            speculate(GRADIENTS, node.name, options.settled, choices, str(node.output.type))
         except Declined as declined:
             text = f"looks like the gradient of an attention and is left as it is: {declined}"
             decisions.append(Decision(node.inputs[0].name, node.name, False, text))
@@ -97,8 +100,8 @@ def recognise_backward(graph: Graph, options: Options) -> Rewritten:
         text = f"gradients of attention: {len(match.members)} nodes become kernels over {kinds}, no score is in memory"
         decisions.append(Decision(node.inputs[0].name, match.made[-1].name, True, text, 2 * node.output.nbytes))
     if not matches:
-        return same(graph, decisions)
-    return _rewritten(graph, matches, decisions)
+        return replace(same(graph, decisions), choices=tuple(choices))
+    return replace(_rewritten(graph, matches, decisions), choices=tuple(choices))
 
 
 def _check_order(graph: Graph, made: Node) -> None:

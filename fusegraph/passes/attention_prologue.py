@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.attention import times_read
 from fusegraph.lowering.attention_prologue import PrologueGraph, computed_rows
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.program import describe
 from fusegraph.lowering.views import view
 from fusegraph.ops.attention_nodes import ATTENTION
@@ -38,7 +39,8 @@ LARGE = 2
 
 def compute_prologues(graph: Graph, options: Options) -> Rewritten:
     """Lets attention compute its operands on their way to shared memory, where that is worth it."""
-    found = {node: _prologues(graph, node, options) for node in graph.nodes if node.kind is Kind.ATTENTION}
+    choices: list[Choice] = []
+    found = {node: _prologues(graph, node, options, choices) for node in graph.nodes if node.kind is Kind.ATTENTION}
     if not any(x is not None for each in found.values() for x in each):
         return same(graph)
     decisions = []
@@ -69,7 +71,7 @@ def compute_prologues(graph: Graph, options: Options) -> Rewritten:
             "left": tuple(x if isinstance(x, str) else "" for x in found[node]),
         }
         rewrite.graph.add_node(Node(ATTENTION, tuple(inputs), attributes, *map(rewrite.result, node.outputs)))
-    return rewrite.done(decisions)
+    return replace(rewrite.done(decisions), choices=tuple(choices))
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,11 @@ class _Found:
     reads: tuple[Tensor, ...]
 
 
-def _prologues(graph: Graph, node: Node, options: Options) -> list[_Found | str | None]:
-    """Returns for each operand its prologue, or why that stays a kernel of its own, or None where there is nothing."""
+def _prologues(graph: Graph, node: Node, options: Options, choices: list[Choice]) -> list[_Found | str | None]:
+    """Returns for each operand its prologue, or why that stays a kernel of its own, or None where there is nothing.
+
+    Adds to ``choices`` what may be one or the other.
+    """
     result: list[_Found | str | None] = []
     for number in range(len(OPERANDS)):
         try:
@@ -90,6 +95,9 @@ def _prologues(graph: Graph, node: Node, options: Options) -> list[_Found | str 
             reason = options.left_out.get((PROLOGUE, node.attributes["origin"]))
             if prologue is not None and reason is not None:
                 raise Declined(reason)
+            if prologue is not None:
+                operand = node.inputs[number]
+                speculate(PROLOGUE, operand.name, options.settled, choices, f"{number} {operand.type}")
             result.append(prologue)
         except Declined as declined:
             result.append(str(declined))

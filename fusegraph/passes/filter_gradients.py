@@ -7,35 +7,42 @@ from __future__ import annotations
 from math import inf, prod
 
 from codegen.filter_gradient.schedule import cycles
-from codegen.target import Target
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import filter_gradient
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops.parts import BANDS
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
-from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
+from fusegraph.passes.merged_groups import merged
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced_where_chosen
+from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
 
+#: What is chosen.
+NAME, BY_BANDS, PRODUCT = "gradient of a filter", "sums over bands", "a tiled product"
 #: How much faster than a tiled product they must be estimated to be.
 MARGIN = 1.15
 #: Most parts; most pairs of a channel and a filter of a group for which a tiled product would be mostly empty.
-MOST_PARTS, NARROW = 1024, 64
+MOST_PARTS, NARROW = 1024, 16
 
 
 def sum_by_bands(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up gradients of filters of few channels a group by bands of positions, where that is faster."""
-    return replaced(graph, lambda node: parts_of(node, graph, options.target.planned), _write)
+    return replaced_where_chosen(graph, lambda node: weighed(node, graph, options), _write)
 
 
-def parts_of(node: Node, graph: Graph, target: Target) -> int:
-    """Returns the parts of bands that a node is to be summed up in; 0 for those that are something else."""
+def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | None:
+    """Returns the choice of a gradient's kernel, and the parts of bands, 0 for a tiled product.
+
+    None is for what cannot be a sum over bands, or is so at once much slower.
+    """
     if filter_gradient.unsuitable(node) is not None:
-        return 0
+        return None
+    target = options.target.planned
     x, loss = node.inputs
     groups = node.attributes["groups"]
     narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
-    limit = inf if narrow else (best_cut(node, graph, target)[1] - START * target.launch_cycles) / MARGIN
+    limit = inf if narrow else (merged(node, graph, target).cycles - START * target.launch_cycles) / MARGIN
     if loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit:
-        return 0
+        return None
     band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle
     whole = filter_gradient.spec_of(node, graph, 1, band)
     estimates: dict[int, float] = {}
@@ -44,7 +51,11 @@ def parts_of(node: Node, graph: Graph, target: Target) -> int:
         more = target.launch_cycles + 2 * 4 * spec.words * prod(spec.space) / rate if count > 1 else 0.0
         estimates[count] = cycles(spec, target) + more
     best = min(estimates, key=estimates.__getitem__)
-    return best if estimates[best] < limit else 0
+    alternatives = {BY_BANDS: estimates[best], PRODUCT: None if narrow else limit * MARGIN}
+    preferred = BY_BANDS if estimates[best] < limit else PRODUCT
+    alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
+    choice = weigh(NAME, node.name, alternatives, preferred, options.settled, alike)
+    return choice, best if choice.taken == BY_BANDS else 0
 
 
 def _write(rewrite: Rewrite, node: Node, parts: int) -> None:

@@ -21,6 +21,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
+from fusegraph.lowering.choices import Choice, Outweighed, unique
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.joins import planned_joins
 from fusegraph.passes.overwriting import orders, placed
@@ -286,7 +287,8 @@ def fuse(
     if without:
         raise NoKernel(without)
     decisions = _decisions(quotient, enabled, refused, free, options)
-    partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings))
+    choices = _choices(quotient, refused, groups)
+    partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings), choices)
     partition.check()
     return partition
 
@@ -382,6 +384,16 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowe
     except Declined as reason:
         return reason.with_traceback(None)
     return None
+
+
+def _choices(quotient: _Quotient, refused: _Refused, groups: Iterable[Group]) -> tuple[Choice, ...]:
+    """Returns the choices that made groups, and those that kept neighbours apart."""
+    found = [choice for group in groups for choice in group.lowered.choices]
+    for producer, consumer, _ in edges(quotient.graph):
+        a, b = quotient.group_of[producer], quotient.group_of[consumer]
+        if isinstance(because := refused.get(a, b) if a != b else None, Outweighed):
+            found.append(because.choice)
+    return unique(found)
 
 
 def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:

@@ -7,13 +7,16 @@ such a kernel, and for what, is found when schedules are chosen.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from codegen.declined import Declined
 from fusegraph.dtypes import float32, int32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.decompose import NARROW
@@ -31,19 +34,26 @@ def fuse_gradients(graph: Graph, options: Options) -> Rewritten:
     """Makes one node of the gradients of an attention by queries and of those by keys and values."""
     pairs: dict[Node, Node] = {}
     decisions = []
+    choices: list[Choice] = []
     nodes = [n for n in graph.nodes if n.kind is Kind.ATTENTION_BACKWARD]
     for queries in nodes:
         keys = next((n for n in nodes if _together(queries, n)), None)
         if keys is None or queries.output.size * float32.itemsize > options.workspace:
             continue
-        reason = options.left_out.get((FUSED_GRADIENTS, keys.attributes["origin"]))
+        origin = keys.attributes["origin"]
+        reason = options.left_out.get((FUSED_GRADIENTS, origin))
+        try:
+            if reason is None:
+                speculate(FUSED_GRADIENTS, origin, options.settled, choices, str([t.type for t in keys.inputs]))
+        except Declined as measured:
+            reason = str(measured)
         text = f"two kernels, over queries and over keys: {reason}"
         if reason is None:
             pairs[queries] = keys
             text = "one kernel: what both need is computed once, sums of queries are added up in memory"
         decisions.append(Decision(queries.output.name, keys.outputs[0].name, reason is None, text))
     if not pairs:
-        return same(graph, decisions)
+        return replace(same(graph, decisions), choices=tuple(choices))
     rewrite = Rewrite(graph)
     first = {n: pair for pair in pairs.items() for n in pair}
     done = set()
@@ -53,7 +63,7 @@ def fuse_gradients(graph: Graph, options: Options) -> Rewritten:
         elif first[node] not in done:
             done.add(first[node])
             _join(rewrite, *first[node])
-    return rewrite.done(decisions)
+    return replace(rewrite.done(decisions), choices=tuple(choices))
 
 
 def _together(queries: Node, keys: Node) -> bool:

@@ -8,14 +8,18 @@ its user says: the first kernel that reads it, and the last one that writes it, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import layout_strides
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import LEFT, whether
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 
+#: What is chosen, for all images of a graph.
+NAME = "images with channels last"
 #: Convolutions, and movement whose operands and result have one kind of axes.
 _CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 _KEEP_AXES = (Role.SLICE, Role.PAD, Role.CONCATENATE)
@@ -23,7 +27,7 @@ _KEEP_AXES = (Role.SLICE, Role.PAD, Role.CONCATENATE)
 LEAST_BYTES = 16
 
 
-def lay_out_images(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def lay_out_images(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Gives the images between convolutions, pools and what is around them the layout with channels last.
 
     Those are the operands and results of convolutions, and whatever is connected with them through nodes whose operands
@@ -35,7 +39,11 @@ def lay_out_images(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
         for t in images
         if t not in graph.output_numbers and _may_move(graph, t, images)
     }
-    return replaced(graph, lambda _: None, Rewrite.take_over, placed)
+    if all(t.strides == strides for t, strides in placed.items()):
+        return same(graph)
+    choice = whether(NAME, next(n.name for n in graph.nodes if n.op.role in _CONVOLUTIONS), options.settled)
+    made = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
+    return replace(made, choices=(choice,))
 
 
 def _images(graph: Graph) -> set[Tensor]:

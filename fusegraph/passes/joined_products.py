@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.views import view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
@@ -30,6 +31,8 @@ from fusegraph.passes.split_products import PART_BYTES
 from fusegraph.passes.views import foresee_views
 from fusegraph.pattern import only_consumer
 
+#: What is chosen.
+NAME, APART, JOINED = "products with parameters", "apart", "joined"
 #: How many times longer than the joined product the others must be estimated to take.
 MARGIN = 1.05
 
@@ -58,9 +61,11 @@ class _Branch:
 def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Joins the parameters that one tensor is multiplied by, where slices of the whole product serve as well."""
     known = fixed(graph, options)
-    joined = [found for found in _alike(graph, known) if len(found) > 1 and _pays(graph, found, options)]
+    weighed = [(found, _choice(graph, found, options)) for found in _alike(graph, known) if len(found) > 1]
+    choices = tuple(choice for _, choice in weighed if choice is not None)
+    joined = [found for found, choice in weighed if choice is not None and choice.taken == JOINED]
     if not joined:
-        return same(graph)
+        return replace(same(graph), choices=choices)
     rewrite = Rewrite(graph)
     first = {found[0].product: found for found in joined}
     gone = {node for found in joined for b in found for node in (b.product, b.add)}
@@ -76,7 +81,7 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         for a, *others in joined
         for b in others
     ]
-    made = rewrite.done(decisions)
+    made = replace(rewrite.done(decisions), choices=choices)
     foresee_views(made.graph)
     return made
 
@@ -117,8 +122,8 @@ def _branch(graph: Graph, node: Node, known: Container[Tensor]) -> _Branch | Non
     return branch if weight.shape[-1] * result.dtype.itemsize % PART_BYTES == 0 and result.size else None
 
 
-def _pays(graph: Graph, branches: Sequence[_Branch], options: Options) -> bool:
-    """Returns true if the joined product is estimated to take less time than the others together."""
+def _choice(graph: Graph, branches: Sequence[_Branch], options: Options) -> Choice | None:
+    """Returns the choice of joining products, by what these and the joined one take; None if no kernel takes that."""
     target = options.target.planned
     made = Graph("joined", graph.io_dtype, graph.compute_dtype)
     product, x = branches[0].product, branches[0].x
@@ -131,9 +136,12 @@ def _pays(graph: Graph, branches: Sequence[_Branch], options: Options) -> bool:
     made.inputs, made.outputs = [inner, weight], [result]
     try:
         apart = sum(cycles(alone(graph, b.product, {}), options) + target.launch_cycles for b in branches)
-        return MARGIN * (cycles(made, options) + target.launch_cycles) < apart
+        joined = cycles(made, options) + target.launch_cycles
     except Declined:
-        return False
+        return None
+    preferred = JOINED if MARGIN * joined < apart else APART
+    alike = f"{x.type} {x.strides} {[b.weight.type for b in branches]}"
+    return weigh(NAME, product.name, {APART: apart, JOINED: joined}, preferred, options.settled, alike)
 
 
 def _joined_form(branches: Sequence[_Branch]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,6 +20,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.views import turned_back, view
 from fusegraph.ops.base import Kind, Role
@@ -34,6 +35,8 @@ ROW_BYTES, LINE_BYTES = 16, 128
 COPIED, LAUNCH = 35 / 48, 1.053
 #: The shares of the tensor cores' rates that attention of 8-bit floats has: by warps, as float16, and by warpgroups.
 WARPS, WARPGROUPS = 0.581, 0.4215
+#: What is chosen.
+NAME, AS_THEY_LIE, LAID_OUT = "layouts of operands", "as they lie", "laid out"
 #: How much a contraction must gain by copies of parameters, which take memory, and how much more than others cost.
 GAIN, MARGIN = 1.02, 1.15
 #: A copy may be so much larger than the operand, and so much for rows that begin with lines.
@@ -56,8 +59,9 @@ class _Wish:
 
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
-    known = fixed(graph, options)
-    wanted = {node: _wishes(node, graph, options, known) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    known, choices = fixed(graph, options), list[Choice]()
+    contractions = [node for node in graph.nodes if node.kind is Kind.CONTRACTION]
+    wanted = {node: _wishes(node, graph, options, known, choices) for node in contractions}
     attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
     wanted |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     placed = {t: s for node in attention for t, s in _along_keys(node, graph)}
@@ -73,7 +77,7 @@ def lay_out(graph: Graph, options: Options) -> Rewritten:
                 inputs = [copies[wish] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
 
-    return replaced(graph, wanted.get, write, placed)
+    return replace(replaced(graph, wanted.get, write, placed), choices=tuple(choices))
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
@@ -86,10 +90,10 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
-def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]) -> list[_Wish]:
+def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor], choices: list[Choice]) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay.
 
-    Copies of ``known`` tensors cost nothing.
+    Copies of ``known`` tensors cost nothing.  Adds to ``choices`` what was weighed.
     """
     if "parts" in node.attributes:
         return []
@@ -114,8 +118,15 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
     laid_out = cycles(
         alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
     )
+    copies = target.clock * sum(outside.values())
     gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
-    return wishes if as_it_is > gain * laid_out + MARGIN * target.clock * sum(outside.values()) else []
+    preferred = LAID_OUT if as_it_is > gain * laid_out + MARGIN * copies else AS_THEY_LIE
+    alike = f"{node.op.name} {[(t.type, t.strides, t in known) for t in node.inputs]}"
+    choice = weigh(
+        NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
+    )
+    choices.append(choice)
+    return wishes if choice.taken == LAID_OUT else []
 
 
 def _keys(node: Node, graph: Graph) -> list[_Wish]:

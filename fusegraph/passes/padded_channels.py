@@ -8,47 +8,53 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import layout_strides, packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.passes.estimates import alone
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced_where_chosen
 from fusegraph.passes.split_contractions import STREAMED, best_cut
 
 #: Channels to whose multiples images are padded, and the least bytes of an image whose copy could be worthwhile.
 UNITS, LEAST_BYTES = (16, 32, 64), 1 << 18
+#: What is chosen.
+NAME, AS_IT_IS, PADDED = "channels of a filter's gradient", "as they are", "padded"
 #: How much faster the gradient must be estimated to be, with the kernels around it.
 MARGIN = 1.2
 
 
 def pad_channels(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Pads the channels of images of which filters' gradients are computed, where that makes them faster."""
-    return replaced(graph, lambda node: padded(node, graph, options.target.planned), _write)
+    return replaced_where_chosen(graph, lambda node: weighed(node, graph, options), _write)
 
 
-def padded(node: Node, graph: Graph, target: Target) -> int:
-    """Returns how many channels a node's image had better have; 0 if it is best as it is."""
+def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | None:
+    """Returns the choice of padding an image, and to how many channels, 0 if it stays; None where there is none."""
     if node.op.role is not Role.WGRAD or "parts" in node.attributes or node.attributes["groups"] > 1:
-        return 0
+        return None
     image, loss = node.inputs
     common = node.op.operand_dtypes((image.type, loss.type))[0]
     channels = image.shape[1]
     if not common.is_float or common.itemsize != 2 or not (image.dtype == loss.dtype == common):
-        return 0
+        return None
     if channels % UNITS[0] == 0 or prod(node.attributes["taps"]) == 1 or image.nbytes < LEAST_BYTES:
-        return 0
+        return None
+    target = options.target.planned
     before = best_cut(node, graph, target)[1]
     estimates = {}
     for count in sorted({-(-channels // unit) * unit for unit in UNITS}):
         moved = image.nbytes + 2 * image.nbytes * count / channels  # written, and read again in place of the image
         copies = 2 * target.launch_cycles + (moved - image.nbytes) / (STREAMED * target.bytes_per_cycle)
         own = alone(graph, node, _widened(node, count))
-        estimates[count] = MARGIN * (copies + best_cut(own.nodes[0], own, target)[1])
+        estimates[count] = copies + best_cut(own.nodes[0], own, target)[1]
     best = min(estimates, key=estimates.__getitem__)
-    return best if estimates[best] < before else 0
+    preferred = PADDED if MARGIN * estimates[best] < before else AS_IT_IS
+    alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
+    choice = weigh(NAME, node.name, {AS_IT_IS: before, PADDED: estimates[best]}, preferred, options.settled, alike)
+    return choice, best if choice.taken == PADDED else 0
 
 
 def _widened(node: Node, channels: int) -> dict[Tensor, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -9,6 +9,7 @@ from typing import Any
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Lowered
+from fusegraph.lowering.choices import Choice
 from fusegraph.ops.base import Kind
 from fusegraph.passes.overwriting import orders
 
@@ -67,11 +68,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Groups in an order in which they can run, covering every node exactly once, and the decision for every edge."""
+    """Groups in an order in which they can run, covering every node exactly once, and the decision for every edge.
+
+    ``choices`` are those that made groups, or kept them apart.
+    """
 
     graph: Graph
     groups: tuple[Group, ...]
     decisions: tuple[Decision, ...]
+    choices: tuple[Choice, ...] = ()
 
     @property
     def materialized(self) -> Set[Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
+from fusegraph.lowering.choices import Choice
 from fusegraph.passes import reduce_columns, reduce_results
 from fusegraph.passes.algorithms import choose
 from fusegraph.passes.assigned_products import divide_columns
@@ -30,6 +31,7 @@ from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.joined_products import join_products
 from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
+from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
@@ -109,6 +111,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
     Pass("filter gradients", sum_by_bands, When.ALWAYS),
+    Pass("merged groups", merge_groups),
     Pass("padded channels", pad_channels),
     Pass("result layouts", lay_out_results),
     Pass("operand layouts", lay_out),
@@ -157,6 +160,10 @@ class Steps:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(d for step in self for d in step.rewritten.decisions)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return tuple(c for step in self for c in step.rewritten.choices)
 
     def note(self, name: str) -> Mapping[Any, Any]:
         """Returns what a pass noted by this name; nothing if none did."""

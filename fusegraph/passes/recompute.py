@@ -9,14 +9,18 @@ then stay in registers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import weigh
 from fusegraph.ops.base import Kind
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.partition import Group, Partition, edges
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, same
 
+#: What is chosen.
+NAME, AGAIN, READ = "cheap values", "computed again", "read from memory"
 #: More nodes than these are not computed twice.
 MAX_NODES = 16
 _KINDS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.POOLING})
@@ -45,10 +49,15 @@ def recompute(partition: Partition, options: Options) -> tuple[Rewritten, Partit
     again = fuse(rewritten.graph, options)
     if _moved(again) >= _moved(partition) or len(again.groups) > len(partition.groups):
         return unchanged
+    rate = options.target.planned.bytes_per_cycle
+    cycles = {AGAIN: _moved(again) / rate, READ: _moved(partition) / rate}
+    choice = weigh(NAME, graph.outputs[0].name, cycles, AGAIN, options.settled)
+    if choice.taken == READ:
+        return replace(same(graph), choices=(choice,)), partition
     living = rewriting.living(rewritten.graph)
     counterpart = {**{old: copies[0] for old, copies in living.items()}, **rewritten.counterparts}
     notes = {"copies": {counterpart[old]: tuple(copies) for old, copies in living.items()}}
-    return Rewritten(again.graph, counterpart, notes=notes), again
+    return Rewritten(again.graph, counterpart, choices=(choice,), notes=notes), again
 
 
 def _moved(partition: Partition) -> int:

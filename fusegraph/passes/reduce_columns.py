@@ -8,6 +8,7 @@ likewise: what is within a row (the channels of a group) is reduced with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from codegen.spec import RowsSpec
 from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import MADE, Choice, whether
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten
@@ -45,6 +47,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     Splits of one kind are declined together unless the kernels of rows make the parts of all of them.
     """
     kinds: dict[_Kind, dict[Node, Split]] = {}
+    choices: list[Choice] = []
     rows: dict[tuple[int, ...], dict[_Alike, list[Node]]] = {}
     leaves = cache(partial(_leaves, graph))
     whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
@@ -55,14 +58,16 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
         for (along, read), alike in rows[shape].items():
             found = _split(node, along, read, leaves, options.target.planned)
             if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
-                kinds.setdefault((shape, along, node.attributes["axes"]), {})[node] = found
+                choices.append(whether(NAME, node.name, options.settled, f"{shape} {along} {node.attributes['axes']}"))
+                if choices[-1].taken == MADE:
+                    kinds.setdefault((shape, along, node.attributes["axes"]), {})[node] = found
                 break
 
     def takes(spec: Any) -> bool:
         return isinstance(spec, RowsSpec) and (spec.walk is not None or spec.segments is not None)
 
     reason = "not all of those like it are reduced by the kernel of the rows"
-    return split_for(graph, [*kinds.values()], takes, reason)
+    return replace(split_for(graph, [*kinds.values()], takes, reason), choices=tuple(choices))
 
 
 def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) -> dict[_Alike, list[Node]]:

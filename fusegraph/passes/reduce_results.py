@@ -6,6 +6,7 @@ What is left to do is a reduction of those parts, which are a small share of the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from codegen.contraction import keeps_form
@@ -13,6 +14,7 @@ from codegen.spec import ContractionSpec
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering import contraction, partials
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.split_reductions import (
@@ -32,12 +34,15 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
     Those are declined whose parts no kernel of a contraction makes, or would be slowed down by.
     """
     found = {node: _split(graph, node) for node in candidates(graph, NAME, options)}
+    splits = {node: how for node, how in found.items() if how is not None}
+    choices = {n: whether(NAME, n.name, options.settled, str(n.inputs[0].type)) for n in splits}
+    made = [{node: how} for node, how in splits.items() if choices[node].taken == MADE]
 
     def takes(spec: Any) -> bool:
         return isinstance(spec, ContractionSpec) and (not spec.partials or keeps_form(spec, options.target))
 
     reason = "its parts are not made in the kernel of the contraction, or would slow it down"
-    return split_for(graph, [{node: how} for node, how in found.items() if how is not None], takes, reason)
+    return replace(split_for(graph, made, takes, reason), choices=tuple(choices.values()))
 
 
 def _split(graph: Graph, node: Node) -> Split | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.choices import Choice
 from fusegraph.ops import TABLE
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.pattern import Found, Pattern
@@ -23,6 +24,7 @@ class Rewritten:
 
     counterparts  the new graph's tensor for each tensor of the old graph whose value it has, if there is one.
     decisions     what was rewritten, what was not, and why.
+    choices       what was weighed.
     notes         what else reports and the code behind the pass ask for, by name.
     declined      of a pass that speculates: the names of the rewrites that a partition of the graph does not accept,
                   and why it does not.
@@ -31,6 +33,7 @@ class Rewritten:
     graph: Graph
     counterparts: Mapping[Tensor, Tensor]
     decisions: tuple[Decision, ...] = ()
+    choices: tuple[Choice, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     declined: Callable[[Partition], Mapping[str, str]] | None = None
 
@@ -90,6 +93,14 @@ class Rewrite:
 Rule: TypeAlias = tuple[Pattern, Callable[[Rewrite, Node, Found], None]]
 
 
+def as_given(graph: Graph) -> Graph:
+    """Returns a graph of the same nodes, whose tensors lie as they did before views of them were made."""
+    rewrite = Rewrite(graph, {t: t.own_strides for t in graph.tensors.values() if t.own_strides is not None})
+    for node in graph.nodes:
+        rewrite.take_over(node)
+    return rewrite.done().graph
+
+
 def replaced(
     graph: Graph,
     find: Callable[[Node], T | None],
@@ -112,6 +123,19 @@ def replaced(
         else:
             rewrite.take_over(node)
     return rewrite.done()
+
+
+def replaced_where_chosen(
+    graph: Graph, weighed: Callable[[Node], tuple[Choice, T] | None], write: Callable[[Rewrite, Node, T], None]
+) -> Rewritten:
+    """Returns a graph in which nodes are written as was chosen for them, and the choices.
+
+    ``weighed`` returns for a node a choice, and what ``write`` takes beside the node: false if the node stays as it is.
+    None is for nodes about which nothing is chosen.
+    """
+    found = {node: chosen for node in graph.nodes if (chosen := weighed(node)) is not None}
+    made = replaced(graph, lambda node: found[node][1] if node in found else None, write)
+    return replace(made, choices=tuple(choice for choice, _ in found.values()))
 
 
 def replaced_by(graph: Graph, rules: Sequence[Rule]) -> Rewritten:

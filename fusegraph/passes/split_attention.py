@@ -16,12 +16,15 @@ from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
 from fusegraph.lowering.attention_prologue import multiplied
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops import TABLE
 from fusegraph.ops.attention_nodes import ATTENTION, Score, Weight
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.decompose import NARROW
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced_where_chosen
 
+#: What is chosen.
+NAME, WHOLE = "parts of an attention", "whole"
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
 #: Times, in units of a block's time for a tile: to begin, to combine results, and to combine each part of them.
@@ -33,21 +36,40 @@ AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
 
 def split_attention(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Cuts the keys of attention into parts where that keeps more of a GPU busy."""
+    return replaced_where_chosen(graph, lambda node: _weighed(node, options), _cut)
 
-    def parts(node: Node) -> int | None:
-        found = best_parts(node, options.target.planned) if node.kind is Kind.ATTENTION else 1
-        return found if found > 1 else None
 
-    return replaced(graph, parts, _cut)
+def _weighed(node: Node, options: Options) -> tuple[Choice, int] | None:
+    """Returns the choice of an attention's parts, and their number, 0 if it stays whole; None if there can be none."""
+    if node.kind is not Kind.ATTENTION:
+        return None
+    target = options.target.planned
+    times = _times(node, target)
+    if len(times) < 2:
+        return None
+    several = min(times.keys() - {1}, key=times.__getitem__)
+    q, _, v = multiplied(node)
+    unit = ROWS * KEYS * (q.shape[-1] + v.shape[-1]) / target.mma
+    cycles = {WHOLE: unit * times[1], f"in {several} parts": unit * times[several]}
+    preferred = WHOLE if MARGIN * times[several] > times[1] else f"in {several} parts"
+    choice = weigh(NAME, node.name, cycles, preferred, options.settled, str([t.type for t in node.inputs]))
+    return choice, 0 if choice.taken == WHOLE else several
 
 
 def best_parts(node: Node, target: Target) -> int:
     """Returns the parts in which the keys of an attention are worked on; 1 if it stays whole."""
+    times = _times(node, target)
+    best = min(times, key=times.__getitem__)
+    return best if MARGIN * times[best] <= times[1] else 1
+
+
+def _times(node: Node, target: Target) -> dict[int, float]:
+    """Returns what an attention takes in so many parts, in units of a block's time for a tile."""
     score: Score = node.attributes["score"]
     space: tuple[int, ...] = score.anchor.output.shape
     *batch, rows, keys = space
     if node.attributes["sink"] or not prod((*batch, rows, keys)) or _selects_nan(node):
-        return 1
+        return {1: 0.0}
     if rows == 1 and batch and shares_keys(node):
         rows = batch.pop()
     work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
@@ -59,9 +81,7 @@ def best_parts(node: Node, target: Target) -> int:
         of_memory = prod(batch) * tiles / at_once * (1 + SLOWER * max(0.0, ENOUGH - work * parts / target.sms))
         return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * PART if parts > 1 else 0)
 
-    counts = range(1, min(MOST_PARTS, tiles) + 1)
-    best = min(counts, key=time)
-    return best if MARGIN * time(best) <= time(1) else 1
+    return {parts: time(parts) for parts in range(1, min(MOST_PARTS, tiles) + 1)}
 
 
 def _selects_nan(node: Node) -> bool:

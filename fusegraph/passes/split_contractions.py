@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 from typing import Any
 
 from codegen.target import Target
@@ -18,14 +18,17 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.parts import PARTS
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced_where_chosen
 from fusegraph.passes.split_products import meet
 
+#: What is chosen.
+NAME, WHOLE = "parts of a sum of products", "whole"
 #: The share of device memory's rate that kernels get, and the launches that the first one takes beside its work.
 STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
@@ -57,36 +60,59 @@ class _Cut:
 
 def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Sums up contractions of few results and many products in parts, where that is worthwhile."""
-
-    def parts(node: Node) -> int | None:
-        found = parts_of(node, graph, options.target.planned)
-        return found if found > 1 else None
-
-    return replaced(graph, parts, _split)
+    return replaced_where_chosen(graph, lambda node: weighed(node, graph, options), _split)
 
 
 def _split(rewrite: Rewrite, node: Node, parts: int) -> None:
     add_in_parts(rewrite, node, PARTS[node.op], {"parts": parts})
 
 
-def parts_of(node: Node, graph: Graph, target: Target) -> int:
-    """Returns the parts that a node is to be summed up in; 1 for those that stay whole."""
-    return best_cut(node, graph, target)[0] if _may_be_cut(node, graph, target) else 1
+def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | None:
+    """Returns the choice of a node's parts, and how many it has, 0 for none; None for nodes that can have none."""
+    target = options.target.planned
+    if not _may_be_cut(node, graph, target):
+        return None
+    estimates = _estimates(node, graph, target)
+    best, least = _best(estimates, target), min(estimates.keys() - {1}, key=estimates.__getitem__, default=1)
+    near = {min(estimates, key=lambda n: abs(log2(n / wanted))) for wanted in (least / 2, 2 * least)}
+    counts = {WHOLE if n == 1 else f"in {n} parts": n for n in sorted({1, least, *near})}
+    if len(counts) == 1:
+        return None
+    preferred = next((name for name, n in counts.items() if n == best), WHOLE)
+    alike = f"{node.op.name} {[t.type for t in node.inputs]} {dict(node.attributes)}"
+    choice = weigh(
+        NAME, node.name, {name: estimates[n] for name, n in counts.items()}, preferred, options.settled, alike
+    )
+    return choice, 0 if choice.taken == WHOLE else counts[choice.taken]
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:
     """Returns the parts that a contraction is to be summed up in, 1 if it stays whole, and its estimated cycles."""
-    before, launch = _cycles(node, graph, 1, target), target.launch_cycles
-    if before <= (START + 2 * LEAST_SAVED) * launch or not _may_be_cut(node, graph, target):
-        return 1, before
+    estimates = _estimates(node, graph, target)
+    best = _best(estimates, target)
+    return best, estimates[best]
+
+
+def _estimates(node: Node, graph: Graph, target: Target) -> dict[int, float]:
+    """Returns the estimated cycles of a contraction in so many parts; in 1 alone if parts cannot be worthwhile."""
+    whole = _cycles(node, graph, 1, target)
+    if whole <= (START + 2 * LEAST_SAVED) * target.launch_cycles or not _may_be_cut(node, graph, target):
+        return {1: whole}
     cut = _cut(node, _common(node), graph, target)
     assert cut is not None
-    best, after = 1, before
+    estimates = {1: whole}
     for parts in cut.counts:
         # What it moves alone may take too long: most need no estimate of their products.
-        if _least_cycles(node, graph, parts, target) < after and (taken := _cycles(node, graph, parts, target)) < after:
-            best, after = parts, taken
-    return (best, after) if before >= MARGIN * after and before - after >= LEAST_SAVED * launch else (1, before)
+        if _least_cycles(node, graph, parts, target) < min(estimates.values()):
+            estimates[parts] = _cycles(node, graph, parts, target)
+    return estimates
+
+
+def _best(estimates: Mapping[int, float], target: Target) -> int:
+    """Returns the number of parts that is estimated to be worthwhile."""
+    best, whole = min(estimates, key=estimates.__getitem__), estimates[1]
+    after = estimates[best]
+    return best if whole >= MARGIN * after and whole - after >= LEAST_SAVED * target.launch_cycles else 1
 
 
 def _may_be_cut(node: Node, graph: Graph, target: Target) -> bool:
@@ -112,7 +138,7 @@ def _cycles(node: Node, graph: Graph, parts: int, target: Target) -> float:
     """
     own = alone(graph, node, {})
     if parts > 1:
-        own.outputs = [_part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
+        own.outputs = [part_sums(own, node, PARTS[node.op], tuple(own.inputs), node.output, {"parts": parts})]
         remove_dead(own)
     return _total(node, own.outputs[0].nbytes, parts, cycles(own, Options(target=target)), target)
 
@@ -174,7 +200,7 @@ def _common(node: Node) -> DType:
 def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
     """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = _part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    partial = part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
     total = TABLE["reduction"]
     attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
     rewrite.graph.add_node(Node(total, (partial,), attributes, output))
@@ -188,7 +214,7 @@ def _sum_dtype(node: Node, graph: Graph) -> DType:
     return int64 if 64 in (common.bits, node.output.dtype.bits) else int32
 
 
-def _part_sums(
+def part_sums(
     graph: Graph, node: Node, op: Op, inputs: tuple[Tensor, ...], output: Tensor, how: Mapping[str, Any]
 ) -> Tensor:
     """Adds the node that sums up the parts of what a node makes; returns its result."""

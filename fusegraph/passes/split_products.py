@@ -8,15 +8,19 @@ no room for the whole result; slices of operand B are views of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
-from fusegraph.passes.rewrite import Rewrite, Rewritten, Rule, named, replaced_by
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.pattern import Found, op
 
+#: What is chosen.
+NAME = "products of parts"
 #: Parts that a kernel multiplies with one tile of operand A at most.
 MOST_PARTS = 4
 #: Parts begin at multiples of so many bytes, as TMA needs it.
@@ -25,14 +29,18 @@ PART_BYTES = 16
 _AXES = {TABLE["matmul"]: (-1, -1), TABLE["conv_fprop"]: (1, 0)}
 
 
-def split_products(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def split_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Makes slices of a product that meet again of products with slices of the second operand."""
-    return replaced_by(graph, RULES)
+    found = Found(graph)
+    products = [n for n in graph.nodes if n.op in _AXES and _meets_in_parts(found, n)]
+    choices = [whether(NAME, n.name, options.settled, str([t.type for t in n.inputs])) for n in products]
+    split = {n for n, choice in zip(products, choices) if choice.taken == MADE}
+    parts = {part: n for n in split for part in graph.consumers(n.output)}
+    return replace(replaced(graph, parts.get, _multiply_by_part), choices=tuple(choices))
 
 
-def _multiply_by_part(rewrite: Rewrite, part: Node, found: Found) -> None:
+def _multiply_by_part(rewrite: Rewrite, part: Node, product: Node) -> None:
     """Writes the product with the part of operand B that a slice of the whole product follows from."""
-    product = found.nodes[-1]
     a, b = rewrite.inputs(product)
     axis, own = (x % t.rank for x, t in zip(_AXES[product.op], (product.output, b)))
     starts: list[int | None] = [None] * b.rank
@@ -82,10 +90,3 @@ def meet(graph: Graph, parts: Sequence[Node]) -> bool:
                     stack.append(node)
         found.append(seen)
     return bool(set.intersection(*found))
-
-
-#: Slices of products are products with slices.
-RULES: tuple[Rule, ...] = (
-    (op.slice(op.matmul().when(_meets_in_parts)), _multiply_by_part),
-    (op.slice(op.conv_fprop().when(_meets_in_parts)), _multiply_by_part),
-)

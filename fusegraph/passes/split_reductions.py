@@ -18,8 +18,9 @@ from codegen.target import Target
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.partials import mode_of
-from fusegraph.lowering.rows import Parallelism, keeps_whole, parallelism
+from fusegraph.lowering.rows import LOOKS, Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
@@ -32,6 +33,8 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 #: block reads more bytes; across rows, if that is estimated to take at most so many times as long as parts: estimates
 #: are those of kernels that write as much as they read.
 BUSY = 32 / 33
+#: What is chosen; with so many blocks for each multiprocessor there is nothing to choose.
+CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
 AS_LONG = 2.0
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
@@ -50,15 +53,42 @@ Split = tuple[tuple[int, ...], int | None]
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Splits long reductions into parts where one kernel would leave most of a GPU idle."""
     target = options.target.planned
-    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Node]] = {}
-    for node in (n for n in graph.nodes if can_be_split(n) and not returns(graph, n, target)):
-        alike.setdefault((node.inputs[0].shape, node.attributes["axes"]), []).append(node)
+    alike: dict[object, list[Node]] = {}
+    for node in filter(can_be_split, graph.nodes):
+        key = node.inputs[0].shape, node.attributes["axes"], returns(graph, node, target)
+        alike.setdefault(key, []).append(node)
+    choices: list[Choice] = []
     chunks: dict[Node, Split] = {}
-    for (_, axes), nodes in alike.items():
-        sizes = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
-        if sizes:  # one kernel reads all of them, in parts that are alike
-            chunks |= dict.fromkeys(nodes, (axes, min(sizes)))
-    return split(graph, chunks)
+    for nodes in alike.values():
+        for node, (choice, size) in _weighed(graph, nodes, options).items():
+            choices.append(choice)
+            if choice.taken == PARTS:
+                chunks[node] = node.attributes["axes"], size
+    return replace(split(graph, chunks), choices=tuple(choices))
+
+
+def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node, tuple[Choice, int]]:
+    """Returns the choices of whether reductions of one shape are split, and the elements of a part; few have none.
+
+    They have parts of one size: one kernel reads all of them.
+    """
+    x, axes, target = nodes[0].inputs[0], nodes[0].attributes["axes"], options.target.planned
+    whole = parallelism(x, axes)
+    wanted = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
+    size = min(wanted or [chunk_of(t, axes, parallelism(t, axes), target) for t in (n.inputs[0] for n in nodes)])
+    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
+        return {}
+    cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
+    alike, preferred = f"{x.shape} {axes}", PARTS if wanted else WHOLE
+    return {n: (weigh(CHOICE, n.name, cycles, preferred, options.settled, alike), size) for n in nodes}
+
+
+def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, float]:
+    """Returns the cycles of kernels that reduce rows, whole or in parts, and read them ``again`` for another result."""
+    looks, more = (LOOKS, 2) if again else (1, 1)
+    moved = looks * whole.blocks * whole.bytes_each / target.bytes_per_cycle
+    at_once = whole.cycles(target, looks) if whole.across else moved / min(1.0, whole.blocks / target.sms)
+    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -122,7 +152,8 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
     if short or returns(graph, node, target):
         return None
-    return chunk_of(x, axes, whole, target)
+    size = chunk_of(x, axes, whole, target)
+    return size if size < prod(x.shape[d] for d in axes) else None
 
 
 def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:

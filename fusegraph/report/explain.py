@@ -11,6 +11,7 @@ from codegen import PORTABLE, declined, schedule_data, schedule_from_data, sched
 from codegen.target import Target
 from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.choices import Choice
 from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
@@ -34,6 +35,7 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     bytes_unfused          bytes that those would move through device memory; ``bytes_moved``: what the kernels move.
     decisions              as `describe_decision`, for every edge and every pair of siblings.
     algorithms             for each convolution: node, algorithm, reason.
+    choices                as `describe_choice`, for everything that was weighed.
     workspace_bytes        device memory for intermediates; ``workspace`` maps each of them to ``offset`` and ``bytes``.
     """
     kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
@@ -58,6 +60,7 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
         "algorithms": [
             {"node": n, "algorithm": a.name + _parts(plan, n), "reason": a.reason} for n, a in plan.algorithms.items()
         ],
+        "choices": [describe_choice(c, target) for c in plan.choices],
         "workspace_bytes": plan.memory.size,
         "workspace": {t.name: {"offset": at, "bytes": t.nbytes} for t, at in plan.memory.offsets.items()},
     }
@@ -125,6 +128,25 @@ def describe_kernel(kernel: Kernel, number: int, target: Target = PORTABLE) -> d
 def describe_decision(decision: Decision) -> dict[str, Any]:
     """Returns a decision as plain data: ``producer, consumer, fused, reason, bytes_saved, shared_input``."""
     return asdict(decision)
+
+
+def describe_choice(choice: Choice, target: Target = PORTABLE) -> dict[str, Any]:
+    """Returns a choice as plain data.
+
+    what, node    what is chosen, and the name of the node that it is about.
+    taken         the alternative that the plan has; ``preferred``: the one that estimates choose.
+    estimated_us  what each alternative is estimated to take where they differ, None where there is no estimate.
+    measured_us   what was measured, in microseconds, by alternative; nothing if estimates decided.
+    """
+    clock = target.planned.clock
+    return {
+        "what": choice.what,
+        "node": choice.node,
+        "taken": choice.taken,
+        "preferred": choice.preferred,
+        "estimated_us": {name: None if n is None else round(n / clock, 2) for name, n in choice.cycles.items()},
+        "measured_us": {name: round(us, 2) for name, us in choice.us.items()},
+    }
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
@@ -223,6 +245,11 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     for (algorithm, reason), nodes in _by_algorithm(facts["algorithms"]).items():
         lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {algorithm}", width, "    ")
         lines += wrapped(reason, width, "        ")
+    if facts["choices"]:
+        lines += ["", "  choices:"]
+    for (what, taken, weighed), nodes in _by_choice(facts["choices"]).items():
+        lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {what}: {taken}", width, "    ")
+        lines += wrapped(weighed, width, "        ")
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]
@@ -241,6 +268,25 @@ def _by_algorithm(choices: Iterable[Mapping[str, str]]) -> dict[tuple[str, str],
     for choice in choices:
         result.setdefault((choice["algorithm"], choice["reason"]), []).append(choice["node"])
     return result
+
+
+def _by_choice(choices: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[str]]:
+    """Groups choices: (what is chosen, the alternative taken, what was weighed) -> names of the nodes."""
+    result: dict[tuple[str, str, str], list[str]] = {}
+    for choice in choices:
+        key = choice["what"], choice["taken"], _weighed(choice["estimated_us"], choice["measured_us"])
+        result.setdefault(key, []).append(choice["node"])
+    return result
+
+
+def _weighed(estimated: Mapping[str, float | None], measured: Mapping[str, float]) -> str:
+    """Formats what is known of alternatives: those that were measured, then the others."""
+    texts = []
+    for name in sorted(estimated, key=lambda name: name not in measured):
+        us = estimated[name]
+        texts.append(f"{name}: " + ("no estimate" if us is None else f"{us:.2f} us estimated"))
+        texts[-1] += f", {measured[name]:.2f} us measured" if name in measured else ""
+    return "; ".join(texts) + ("" if measured else "; not measured")
 
 
 def _saved(nbytes: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, fsum, log
+from typing import Any
 
 from fusegraph.bench.sweep.run import SLOW, Row
 
@@ -43,10 +44,35 @@ def _mean(values: Sequence[float]) -> float:
     return exp(fsum(map(log, values)) / len(values))
 
 
+#: Columns of `choices`: of those that were timed, how many there are, the share of which estimates chose the faster
+#: alternative, the geometric mean of the time of what they chose over the fastest, and the largest.
+CHOICE_HEADS = ("choices", "number", "right", "regret", "worst")
+#: A choice is right if it is at most so much slower than the fastest.
+RIGHT = 1.02
+
+
+def choices(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns a line for each kind of choice: the cells that `CHOICE_HEADS` names."""
+    regrets: dict[str, list[float]] = {}
+    for choice in (choice for row in rows for choice in row.choices):
+        us = choice["measured_us"]
+        if choice["preferred"] in us:
+            regrets.setdefault(choice["what"], []).append(us[choice["preferred"]] / min(us.values()))
+    found = [("all", [x for every in regrets.values() for x in every]), *sorted(regrets.items())] if regrets else []
+    return [
+        [what, str(len(x)), f"{sum(r <= RIGHT for r in x) / len(x):.1%}", f"{_mean(x):.2f}", f"{max(x):.2f}"]
+        for what, x in found
+    ]
+
+
 def summary(rows: Sequence[Row]) -> str:
-    """Returns the table in columns."""
-    lines = [list(HEADS), *table(rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(HEADS))]
+    """Returns the tables in columns."""
+    lines = choices(rows)
+    return "\n\n".join(map(_columns, ([list(HEADS), *table(rows)], *([[list(CHOICE_HEADS), *lines]] if lines else []))))
+
+
+def _columns(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(line, widths)))
         for line in lines
@@ -68,5 +94,16 @@ def worst(rows: Sequence[Row], count: int = 20) -> str:
         )
         for engine, kernels in row.kernels.items():
             lines += [f"      {engine}: {us:.1f} {name}" for name, us in kernels[:6]]
+        lines += [f"      {choice['node']}: {choice['what']}: {_sides(choice)}" for choice in row.choices]
     lines += [f"failed  #{row.number} {row.name}: {row.why['fusegraph']}" for row in rows if "fusegraph" in row.why]
     return "\n".join(lines)
+
+
+def _sides(choice: Mapping[str, Any]) -> str:
+    """Returns what was measured of each alternative, and estimated; that which estimates choose is marked."""
+    texts = []
+    for name, us in sorted(choice["measured_us"].items(), key=lambda item: item[1]):
+        guess = choice["estimated_us"].get(name)
+        mark = " (chosen)" if name == choice["preferred"] else ""
+        texts.append(f"{name}{mark} {us:.1f}" + ("" if guess is None else f", estimated {guess:.1f}"))
+    return "; ".join(texts)

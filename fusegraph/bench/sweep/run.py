@@ -20,6 +20,7 @@ from typing import Any
 
 from fusegraph.bench.estimates import plan_us
 from fusegraph.bench.precision import allow_tf32
+from fusegraph.bench.sweep import choices
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
 from fusegraph.bench.torch_engines import ENGINES, OURS, kept, kernels_of_call, on_engine
@@ -47,6 +48,7 @@ class Row:
     kernels  of a slow row: (name, microseconds) of ours and of the fastest peer's kernels, and ``tuned_us``.
     left     operators that were left to torch.
     predicted_us  what the cost models say of the chosen schedules.
+    choices  of a slow row: both sides of each, estimated and measured (`fusegraph.report.explain.describe_choice`).
     """
 
     number: int
@@ -61,6 +63,7 @@ class Row:
     tuned_us: float | None = None
     left: list[str] = field(default_factory=list)
     predicted_us: float | None = None
+    choices: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def peer(self) -> str | None:
@@ -196,6 +199,7 @@ class Sweep:
             arguments = operands(drawn)
             runs: dict[str, Callable[[], Any]] = {}
             results: dict[str, Any] = {}
+            pieces: list[Any] = []
             for engine in ENGINES:
                 fusegraph.torch.report(clear=True)
                 with kept(row.why, engine, LIMIT_S):
@@ -206,7 +210,8 @@ class Sweep:
                 if engine == OURS and engine in runs:
                     functions = fusegraph.torch.report(clear=True)
                     row.left = sorted({op for f in functions for _, op, _ in f.left})
-                    row.predicted_us = _predicted_us([piece for f in functions for piece in f.pieces])
+                    pieces = [piece for f in functions for piece in f.pieces]
+                    row.predicted_us = _predicted_us(pieces)
             row.error = _difference(results)
             results.clear()
             if self.cudnn:
@@ -216,6 +221,9 @@ class Sweep:
             row.floor_us = _floor(drawn, bench)
             if row.ratio is not None and row.ratio < SLOW:
                 self._examine(row, drawn, runs, arguments, bench)
+                plans = [made for piece in pieces if (made := piece.planned()) is not None]
+                with kept({}, "choices", LIMIT_S):
+                    row.choices = choices.timed(plans)
         runs.clear()
         arguments.clear()
         gc.collect()

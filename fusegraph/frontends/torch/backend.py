@@ -66,9 +66,10 @@ def backend(
 ) -> Callable[..., Any]:
     """Compiles a graph from torch's tracer; returns the function that computes it.
 
-    ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules on the device.  ``options`` are those of
-    `fusegraph.compile` (strict, fusion, autotune, workspace_limit, prepack_limit, jobs) and leave: a list of names of
-    operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other modes and options.
+    ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules and choices of kernels on the device.
+    ``options`` are those of `fusegraph.compile` (strict, fusion, autotune, workspace_limit, prepack_limit, jobs) and
+    leave: a list of names of operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other
+    modes and options.
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
