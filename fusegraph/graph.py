@@ -58,6 +58,10 @@ class Graph(Operations):
         self.tensors: dict[str, Tensor] = {}
         self._automatic: set[Tensor] = set()  # named by us: such a name yields to one that the user gives
         self.inputs: list[Tensor] = []
+        #: Inputs that seldom change between calls: what depends on them alone is computed when they do.
+        self.parameters: set[Tensor] = set()
+        #: Further inputs of a graph that passes made, in our memory -> the names of the parameters they are made of.
+        self.packed: dict[Tensor, tuple[str, ...]] = {}
         #: What is computed: results of calls, and the new values of inputs, which lie in the inputs' memory.
         self.outputs: list[Tensor] = []
         #: New value of an input, one of the outputs -> the input
@@ -81,9 +85,12 @@ class Graph(Operations):
         dtype: Any = None,
         layout: str | None = None,
         strides: Iterable[int] | None = None,
+        parameter: bool = False,
     ) -> Tensor:
         """Adds an input to the graph, and returns it.
 
+        A ``parameter`` seldom changes, as a model's weights: what depends on parameters alone is computed in the first
+        call with an array and kept.  `Executable.repack` says that arrays without version counters have changed.
         shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
         ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
         Raises GraphError (name taken or not allowed), ShapeError, DTypeError, LayoutError.
@@ -96,6 +103,8 @@ class Graph(Operations):
             raise LayoutError(f"tensor {name!r}: {error}") from None
         result = self._add_tensor(name, sizes, steps, as_dtype(dtype) if dtype is not None else self.io_dtype)
         self.inputs.append(result)
+        if parameter:
+            self.parameters.add(result)
         return result
 
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:

@@ -24,6 +24,8 @@ from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.memory import MemoryPlan, plan_memory
+from fusegraph.passes.packing import PACKING
+from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import recompute
@@ -81,6 +83,8 @@ class Plan:
     partition: Partition
     kernels: tuple[Kernel, ...]
     memory: MemoryPlan
+    #: Makes the packed tensors, which are further inputs of the partitioned graph, of parameters and constants.
+    packing: Plan | None = None
 
     @property
     def simplified(self) -> Graph:
@@ -113,6 +117,21 @@ class Plan:
         return self.steps.note("namesakes")
 
     @property
+    def packed(self) -> Mapping[Tensor, tuple[str, ...]]:
+        """The packed tensors, and the names of the parameters that each is made of."""
+        return self.simplified.packed
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of memory that packed tensors take."""
+        return sum(map(memory, self.packed))
+
+    @property
+    def every_kernel(self) -> tuple[Kernel, ...]:
+        """The kernels of a call, and behind them those that make packed tensors."""
+        return self.kernels + (self.packing.kernels if self.packing is not None else ())
+
+    @property
     def constants(self) -> tuple[Tensor, ...]:
         """Constant arrays that are read from memory."""
         return tuple(dict.fromkeys(t.base for g in self.partition.groups for t in g.reads if t.base.is_constant))
@@ -136,7 +155,9 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     steps, partition, chosen = partitioned(graph, options, fusion=fusion, choose=choose)
     kernels = rendered(chosen, *in_order(partition, options, fusion=fusion))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
-    return Plan(graph, steps, partition, kernels, plan_memory(partition))
+    packing = steps.note(PACKING).get(PACKING)
+    aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
+    return Plan(graph, steps, partition, kernels, plan_memory(partition), aside)
 
 
 def partitioned(

@@ -165,7 +165,7 @@ def plan_ranges(
     graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None
 ) -> SizedPlan:
     """Returns plans of a graph for all sizes that its Dims allow.  Raises what `fusegraph.plan.plan` does."""
-    options = options or Options()
+    options = replace(options or Options(), prepack=0)  # sizes share plans; nothing is packed
     planner = _Planner(graph, options, fusion, choose or by_cost_model(options.target))
     planner.plan(_first_ranges(planner.bounds))
     for units in planner.units():

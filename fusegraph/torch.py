@@ -34,6 +34,7 @@ try:
 except ImportError as _missing:
     raise ToolchainError("fusegraph.torch needs torch: pip install 'fusegraph[torch]'") from _missing
 
+from fusegraph.engines.packing import repack
 from fusegraph.frontends.torch.backend import backend
 from fusegraph.frontends.torch.exported import explain
 from fusegraph.frontends.torch.report import FunctionReport, PieceReport, Report, report
@@ -41,4 +42,4 @@ from fusegraph.frontends.torch.report import FunctionReport, PieceReport, Report
 if "fusegraph" not in _torch._dynamo.list_backends(exclude_tags=None):
     _torch._dynamo.register_backend(backend, name="fusegraph")
 
-__all__ = ["FunctionReport", "PieceReport", "Report", "backend", "explain", "report"]
+__all__ = ["FunctionReport", "PieceReport", "Report", "backend", "explain", "repack", "report"]

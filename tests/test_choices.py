@@ -87,6 +87,22 @@ def misaligned() -> fg.Graph:
     return graph
 
 
+def misaligned_parameter() -> fg.Graph:
+    graph = fg.Graph("misaligned parameter", io_dtype="float16")
+    x, w = graph.tensor("x", (256, 1024)), graph.tensor("w", (1024, 511), parameter=True)
+    graph.output(graph.matmul(x, w, name="y"))
+    return graph
+
+
+def parameters_of_one_tensor() -> fg.Graph:
+    graph = fg.Graph("parameters of one tensor", io_dtype="float16")
+    x = graph.tensor("x", (32, 64))
+    for name in "qkv":
+        made = graph.matmul(x, graph.tensor(f"w{name}", (64, 32), parameter=True), name=name)
+        graph.output(graph.concatenate(*[made.reshape(32, 2, 16).transpose(1, 0, 2)] * 2, axis=0))
+    return graph
+
+
 def gated() -> fg.Graph:
     graph = fg.Graph("gated", io_dtype="float16")
     both = graph.matmul(graph.tensor("x", (32, 24)), graph.tensor("w", (24, 32)), name="both")
@@ -122,6 +138,7 @@ GRAPHS: dict[str, Callable[[], fg.Graph]] = {
     "attention": attention,
     "attention's operands": attention,
     "layouts of operands": misaligned,
+    "products with parameters": parameters_of_one_tensor,
     "products of parts": gated,
     "products of one operand": gated,
     "images with channels last": two_convolutions,
@@ -167,7 +184,7 @@ def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
 
 @pytest.mark.parametrize("options", [pytest.param(DEFAULTS, marks=pytest.mark.slow), H200], ids=["portable", "h200"])
 def test_results_are_equal_either_way(options: Options) -> None:
-    graphs = [make() for make in dict.fromkeys(GRAPHS.values())]
+    graphs = [make() for make in dict.fromkeys([*GRAPHS.values(), misaligned_parameter])]
     check_alternatives([(graph, random_inputs(graph), options) for graph in graphs])
 
 

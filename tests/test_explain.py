@@ -229,6 +229,8 @@ def test_the_text_in_a_pipe(file, capsys):
             "simplified_away",
             "algorithms",
             "choices",
+            "packed",
+            "packing",
             "views",
             "kernels",
             "kernels_unfused",

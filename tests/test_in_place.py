@@ -20,9 +20,8 @@ from codegen.pointwise import unaligned as pointwise_unaligned
 from codegen.rows.schedule import RowsSchedule
 from codegen.spec import ContractionSpec, PointwiseSpec, RowsSpec
 from fusegraph.engines import in_place
-from fusegraph.engines.cpu import CpuExecutable, _Module
+from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.engines.in_place import Pairs, refusal, shared
-from fusegraph.engines.slots import Slots
 from fusegraph.errors import ArgumentError
 from fusegraph.layout import same_strides
 from fusegraph.lowering.base import Options
@@ -130,9 +129,9 @@ def build(cases: Sequence[tuple[CpuExecutable, Pairs]]) -> None:
     module = host_compiler.build([k.source for p in plans for k in p.kernels], cache=default_cache())
     first = 0
     for (executable, pairs), plain, own in zip(cases, plans[::2], plans[1::2]):
-        executable._built[16] = _Module(plain, Slots(plain), module, range(first, first + len(plain.kernels)))
+        executable._built[16] = executable._loaded(plain, module, range(first, first + len(plain.kernels)))
         first += len(plain.kernels)
-        executable._built_in_place[16, pairs] = _Module(own, Slots(own), module, range(first, first + len(own.kernels)))
+        executable._built_in_place[16, pairs] = executable._loaded(own, module, range(first, first + len(own.kernels)))
         first += len(own.kernels)
 
 

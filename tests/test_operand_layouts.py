@@ -13,7 +13,9 @@ from codegen import target
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice, Settled
 from fusegraph.passes import operand_layouts
+from fusegraph.passes.operand_layouts import AS_THEY_LIE, LAID_OUT, NAME
 from fusegraph.plan import Plan, by_cost_model, plan
 
 HOPPER = by_cost_model(target("sm_90a"))
@@ -117,10 +119,8 @@ def test_constants_are_laid_out_without_a_kernel(monkeypatch):
     for dtype, expected in (("bfloat16", {"w aligned", "b"}), ("int8", {"w aligned", "b aligned"})):
         made = plan(weights(dtype), choose=HOPPER)
         assert [name for name in copies(made) if not name.startswith("x")] == []
-        assert {t.name for t in made.constants} == expected
-        laid_out = {t.name: t.strides for t in made.constants}
-        assert laid_out["w aligned"] == (576, 1, 192, 64)
-        assert all(t.value.strides == tuple(s * t.dtype.itemsize for s in t.strides) for t in made.constants)
+        assert {t.name for t in (*made.constants, *made.packed)} == expected
+        assert next(t.strides for t in made.packed if t.name == "w aligned") == (576, 1, 192, 64)
 
 
 @pytest.mark.slow
@@ -195,3 +195,30 @@ def test_nothing_leaks_from_the_gaps(monkeypatch):
     y = executable(a.astype(bf16), b.astype(bf16).T).astype(np.float32)
     exact = np.maximum(a @ b.T, 0)
     np.testing.assert_allclose(y, exact, rtol=2**-8)
+
+
+def test_copies_of_parameters_are_weighed_without_their_cost() -> None:
+    def made(parameter: bool, taken: str = "") -> tuple[Choice, Plan]:
+        graph = fg.Graph("misaligned", io_dtype="float16")
+        x, w = graph.tensor("x", (256, 4096)), graph.tensor("w", (4096, 1023), parameter=parameter)
+        graph.output(graph.matmul(x, w, name="y"))
+        found = plan(graph, Options(target=target("h200"), settled={(NAME, "y"): Settled(taken)}))
+        (choice,) = (c for c in found.choices if c.what == NAME)
+        return choice, found
+
+    (of_input, _), (of_parameter, packed) = made(False), made(True)
+    assert (of_input.preferred, of_parameter.preferred) == (AS_THEY_LIE, LAID_OUT)
+    assert of_input.cycles[AS_THEY_LIE] == of_parameter.cycles[AS_THEY_LIE]
+    copied, free = of_input.cycles[LAID_OUT], of_parameter.cycles[LAID_OUT]
+    assert copied is not None
+    assert free is not None
+    assert free < copied
+    assert (len(packed.kernels), len(packed.packed)) == (1, 1)
+    for parameter, taken, kernels, packs in (
+        (True, AS_THEY_LIE, 1, 0),
+        (False, LAID_OUT, 2, 0),
+        (False, AS_THEY_LIE, 1, 0),
+    ):
+        choice, found = made(parameter, taken)
+        assert choice.taken == taken
+        assert (len(found.kernels), len(found.packed)) == (kernels, packs)

@@ -113,6 +113,8 @@ def simulated(made: Plan, inputs: dict[str, Array]) -> dict[str, Array]:
     """Runs the groups of a plan one after the other in memory: each reads, computes in NumPy, and writes."""
     memory: dict[fg.Tensor, Array] = {}
     graph = made.simplified
+    if made.packing is not None:
+        inputs = inputs | simulated(made.packing, inputs)
 
     def places(t: fg.Tensor) -> Array:
         """Returns where a tensor's elements lie in its base's memory, -1 where nobody writes them."""
@@ -129,7 +131,8 @@ def simulated(made: Plan, inputs: dict[str, Array]) -> dict[str, Array]:
         if tensor.value is not None:
             memory[tensor] = np.ascontiguousarray(tensor.value).reshape(-1)
         elif tensor in graph.inputs:
-            memory[tensor] = inputs[tensor.name].reshape(-1).copy()
+            where = places(tensor)
+            memory[tensor][where] = inputs[tensor.name]
     for group in made.partition.groups:
         if group.family == "view":
             continue

@@ -144,7 +144,7 @@ def test_optimizers(made: list[KernelExecutable[Any]]) -> None:
 class Attention(nn.Module):
     """A step of attention over a static cache, as decoders are written for torch.compile."""
 
-    def __init__(self, width: int = 32, heads: int = 4, kv: int = 2, length: int = 16) -> None:
+    def __init__(self, width: int = 32, heads: int = 4, kv: int = 2, length: int = 32) -> None:
         super().__init__()
         self.d = width // heads
         self.q, self.k, self.v = (nn.Linear(width, n * self.d, bias=False) for n in (heads, kv, kv))

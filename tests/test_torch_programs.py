@@ -286,6 +286,7 @@ def test_numbers_in_tensors_of_the_program() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from fusegraph.frontends.torch.backend import compile_program
+    from fusegraph.frontends.torch.cut import Analysis
     from fusegraph.frontends.torch.forms import forms_of
 
     aten = torch.ops.aten
@@ -301,7 +302,7 @@ def test_numbers_in_tensors_of_the_program() -> None:
         forms = forms_of(graph, {})
     assert {str(n.target) for n in forms.numbers} == {"aten.lift_fresh_copy.default"}
     assert set(forms.numbers.values()) == {3, 0.5}
-    results = compile_program(graph, forms, "inference", {}, {})([x])
+    results = compile_program(Analysis(graph, forms), "inference", {}, {})([x])
     for got, expected in zip(results, program(x)):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
@@ -311,6 +312,7 @@ def test_numbers_computed_of_tensors_of_the_program() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from fusegraph.frontends.torch.backend import compile_program
+    from fusegraph.frontends.torch.cut import Analysis
     from fusegraph.frontends.torch.forms import forms_of
 
     aten = torch.ops.aten
@@ -330,5 +332,6 @@ def test_numbers_computed_of_tensors_of_the_program() -> None:
         "aten.sqrt.default": torch.tensor(48.0).sqrt().item()
     }
     assert expected in numbers.values()
-    for got, wanted in zip(compile_program(graph, forms_of(graph, {}), "inference", {}, {})([x]), program(x)):
+    results = compile_program(Analysis(graph, forms_of(graph, {})), "inference", {}, {})([x])
+    for got, wanted in zip(results, program(x)):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)

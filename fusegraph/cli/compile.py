@@ -166,6 +166,8 @@ def _compile_cuda(job: _Job, step: Step) -> dict[str, Any]:
                 "warnings": list(compiled.warnings),
             }
         )
+    packing = executable.plan.packing.kernels if executable.plan.packing is not None else ()
+    cubins |= {f"{k.name}.cubin": compiled.cubin for k, compiled in zip(packing, executable.packing_kernels)}
     versions = {"nvrtc": ".".join(map(str, nvrtc.nvrtc_version())), "cuda-bindings": metadata.version("cuda-bindings")}
     return _write(job, executable.plan, built, cubins, versions)
 
@@ -173,7 +175,7 @@ def _compile_cuda(job: _Job, step: Step) -> dict[str, Any]:
 def _compile_cpu(job: _Job, step: Step) -> dict[str, Any]:
     plan = plan_graph(job.graph, Options(strict=job.strict), fusion=job.fusion)
     step(f"{job.title}: {count_text(len(plan.kernels), 'kernel')}")
-    module = host_compiler.build([k.source for k in plan.kernels], cache=default_cache())
+    module = host_compiler.build([k.source for k in plan.every_kernel], cache=default_cache())
     built: list[dict[str, Any]] = [
         {
             "cubin": None,
@@ -208,7 +210,7 @@ def _write(
     facts = describe(plan, job.planned)
     for kernel, its_facts, more in zip(plan.kernels, facts["kernels"], built):
         its_facts.update(source=f"{kernel.name}.cu", **more)
-    return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.kernels]), **cubins}, versions)
+    return _finish(job, facts, {**artifacts.source_files([k.source for k in plan.every_kernel]), **cubins}, versions)
 
 
 def _finish(

@@ -40,6 +40,7 @@ def compile(
     progress: Callable[..., Any] | None = None,
     partition: bool = False,
     autotune: bool | None = None,
+    prepack_limit: int | None = None,
     wait: bool = True,
 ) -> Executable:
     """Compiles a graph.
@@ -62,6 +63,8 @@ def compile(
                      of kernels (`engines.partitions`), and remembers the fastest; None uses what was remembered; False
                      leaves it to cost models.  cudnn: True times all plans that
                      cuDNN proposes and keeps the fastest.
+    prepack_limit    cuda, cpu: the most bytes of packed copies of parameters; those of the largest are left out.  0
+                     computes everything in every call.  Default: a quarter of the parameters' bytes, or 256 MB if more.
     wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
@@ -78,8 +81,9 @@ def compile(
     autotune, device = _option("autotune", optional(flag), autotune), _option("device", _at_least(0), device)
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
     jobs = _option("jobs", optional(_at_least(1)), jobs)
+    prepack_limit = _option("prepack_limit", optional(_at_least(0)), prepack_limit)
     check_environment()
-    options = Options(strict=strict, target=PORTABLE if target is None else named(target))
+    options = Options(strict=strict, target=PORTABLE if target is None else named(target), prepack=prepack_limit)
     engine = default_engine() if engine is None else engine
     if engine not in ENGINES:
         raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")

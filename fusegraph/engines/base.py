@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -20,8 +19,9 @@ from fusegraph.runtime.arrays import Device, allocator, as_stream, hand_over
 from fusegraph.runtime.memory import SMALL, check_room, no_room
 from fusegraph.runtime.streams import stream_query
 
-#: (addresses of the inputs and outputs, stream): queues the kernels.
-Queue = Callable[[tuple[int, ...], int], None]
+#: (addresses of the inputs and outputs, stream): queues the kernels.  Where there may be packed tensors: (arrays of the
+#: inputs, stream), for addresses that it knows.
+Queue = Callable[[tuple[Any, ...], int], None]
 
 NOTHING: Pairs = frozenset()
 
@@ -49,7 +49,7 @@ class _Call:
     address_of: Callable[[Any], int]
 
 
-class Executable(ABC):
+class Executable:
     """A compiled graph.
 
     Call it with one array per input, in the order of the graph's inputs or by name.  Arrays of NumPy, torch, CuPy, JAX,
@@ -88,6 +88,7 @@ class Executable(ABC):
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
         self._elements = max(self._alignments, default=0)
         self._overlaps = Overlaps(self._inputs, self._outputs)
+        self._prepacks = bool(graph.parameters) or (plan is not None and plan.packing is not None)
         self._packed = any(t.dtype.is_packed for t in (*graph.inputs, *graph.outputs))
         #: For each result that lies in an input's memory, its number, and the input's.
         self._in_inputs = [
@@ -99,16 +100,28 @@ class Executable(ABC):
         self._known: dict[tuple[int, ...], Queue] = {}
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes that hold what was computed of parameters and constants, for all arrays called with."""
+        return 0
+
+    def repack(self) -> None:
+        """Says that arrays given for parameters have changed in place: what was computed of them is computed again.
+
+        For torch's tensors that is not necessary, unless they were changed unseen by their version counters, as by
+        ``tensor.data`` or by other libraries.  The next call computes it, at the same addresses.
+        """
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of memory for intermediates between kernels."""
         return self.plan.memory.size if self.plan is not None else 0
 
-    @abstractmethod
     def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        """Computes the outputs at these addresses; everything has been checked."""
+        """Computes the outputs at these addresses; everything has been checked.  For engines without `_select`."""
+        raise NotImplementedError
 
-    def _select(self, bits: int, pairs: Pairs) -> Queue | None:
-        """Returns what queues the kernels for arrays whose addresses, or-ed, are ``bits``; None leaves it to `_run`."""
+    def _select(self, addresses: tuple[int, ...], bits: int, pairs: Pairs) -> Queue | None:
+        """Returns what queues the kernels for arrays at addresses, or-ed ``bits``; None leaves it to `_run`."""
         return None
 
     def _refused(self, bits: int, pairs: Pairs) -> str | None:
@@ -128,7 +141,7 @@ class Executable(ABC):
             if addresses is not None:
                 queue = self._known.get(addresses)
                 if queue is not None:
-                    queue(addresses, handle)
+                    queue(arrays if self._prepacks else addresses, handle)
                     return out
         results = self._results(call, arrays, out, handle)
         if self._in_inputs:
@@ -170,8 +183,8 @@ class Executable(ABC):
             return self._look_and_run(call, arrays, out, stream)
         queue = self._known.get(addresses)
         if queue is not None:
-            queue(addresses, stream)
-        elif not self._queue(addresses, stream, given=out is not None):
+            queue(arrays if self._prepacks else addresses, stream)
+        elif not self._queue(arrays, addresses, stream, given=out is not None):
             return self._look_and_run(call, arrays, out, stream)
         return results
 
@@ -191,7 +204,7 @@ class Executable(ABC):
                 pass
         return bind(self.graph, args, named)
 
-    def _queue(self, addresses: tuple[int, ...], stream: int, given: bool) -> bool:
+    def _queue(self, arrays: tuple[Any, ...], addresses: tuple[int, ...], stream: int, given: bool) -> bool:
         """Starts the computation; returns False, having done nothing, if an address is null or misaligned.
 
         Outputs that are not ``given`` were just allocated and overlap nothing.  The checks depend on the addresses
@@ -202,12 +215,12 @@ class Executable(ABC):
             return False  # no memory, or misaligned
         self._overlaps.check_inputs(addresses)
         pairs = self._found_in_place(addresses, bits) if given else NOTHING
-        queue = self._select(bits, pairs)
+        queue = self._select(addresses, bits, pairs)
         if queue is not None:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[addresses] = queue
-        self._start(queue, addresses, stream, pairs)
+        self._start(queue, arrays, addresses, stream, pairs)
         return True
 
     def _found_in_place(self, addresses: tuple[int, ...], bits: int) -> Pairs:
@@ -217,9 +230,11 @@ class Executable(ABC):
             raise self._overlaps.in_place(pairs, reason)
         return pairs
 
-    def _start(self, queue: Queue | None, addresses: tuple[int, ...], stream: int, pairs: Pairs) -> None:
+    def _start(
+        self, queue: Queue | None, arrays: tuple[Any, ...], addresses: tuple[int, ...], stream: int, pairs: Pairs
+    ) -> None:
         if queue is not None:
-            queue(addresses, stream)
+            queue(arrays if self._prepacks else addresses, stream)
         else:
             inputs = len(self._inputs)
             self._run(addresses[:inputs], addresses[inputs:], stream, pairs)
@@ -237,7 +252,7 @@ class Executable(ABC):
         bits = reduce(or_, addresses, 0)
         self._overlaps.check_inputs(addresses)
         pairs = self._found_in_place(addresses, bits) if out is not None else NOTHING
-        self._start(self._select(bits, pairs), addresses, stream, pairs)
+        self._start(self._select(addresses, bits, pairs), arrays, addresses, stream, pairs)
         return tuple([hand_over(x, "jax") for x in results]) if out is None and call.framework in _JAX else results
 
     def _prepare(self, kind: type) -> _Call:

@@ -11,9 +11,8 @@ from typing import Any
 from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind, with_own_memory
 from fusegraph.engines.autotune import Choosers, choosers
-from fusegraph.engines.base import Queue
-from fusegraph.engines.in_place import Pairs
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.packing import Packing, Run
 from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
 from fusegraph.engines.plans import Planner
 from fusegraph.engines.plans import planner as cached_planner
@@ -37,11 +36,56 @@ def nvrtc_options(options: Options) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A plan loaded on a device: its kernels ready to launch, and the constants that they read."""
+    """A plan loaded on a device: its kernels ready to launch, the constants that they read, and packed tensors."""
 
     plan: Plan
-    queue: Queue
+    queue: Run
     constants: tuple[DeviceArray, ...]
+    packing: Packing | None
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The launches of a plan's kernels; None for those that have nothing to do."""
+
+    slots: Slots
+    steps: Sequence[tuple[Launch, tuple[int, ...]] | None]
+    device: int
+
+    def constants(self) -> tuple[DeviceArray, ...]:
+        """Returns the plan's constants, copied to the device."""
+        constants = tuple(to_device(t.value, self.device) for t in self.slots.constants)
+        if constants:
+            driver.synchronize(0, self.device)
+        return constants
+
+    def sequence(self, kernels: Sequence[int], constants: Sequence[DeviceArray]) -> LaunchSequence:
+        """Returns what launches some of the kernels."""
+        steps = [step for k in kernels if (step := self.steps[k]) is not None]
+        slots, fixed = self.slots, self.slots.fixed([c.pointer for c in constants])
+        return LaunchSequence(steps, slots.arrays, fixed, slots.offsets, slots.views, device=self.device)
+
+
+class _Packer:
+    """Makes packed tensors with the kernels of a packing."""
+
+    def __init__(self, plan: Plan, steps: _Steps) -> None:
+        self._size, self._steps, self._device = plan.memory.size, steps, steps.device
+
+    def allocate(self, nbytes: int) -> tuple[object, int]:
+        buffer = driver.allocate(nbytes, self._device)
+        return buffer, buffer.pointer
+
+    def run(self, kernels: Sequence[int], addresses: Sequence[int], stream: int) -> object:
+        workspace, constants = driver.allocate(self._size, self._device), self._steps.constants()
+        self._steps.sequence(kernels, constants)(tuple(addresses), stream, workspace.pointer)
+        return workspace, constants
+
+    def is_capturing(self, stream: int) -> bool:
+        return driver.is_capturing(stream, self._device)
+
+    def wait(self, stream: int) -> None:
+        driver.synchronize(stream, self._device)
 
 
 class CudaExecutable(KernelExecutable[_Loaded]):
@@ -112,9 +156,20 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             tuner = PartitionTuner(cached_planner(fusion, how.later), clock, first)
         return settling(first, tuner, self._cache, how.device_name)
 
-    @cached_property
+    @property
     def kernels(self) -> list[nvrtc.CompiledKernel]:
         """The compiled kernels, in the order in which they run; waits for those that are still being compiled."""
+        assert self.plan is not None
+        return self._every_kernel[: len(self.plan.kernels)]
+
+    @property
+    def packing_kernels(self) -> list[nvrtc.CompiledKernel]:
+        """The compiled kernels that make packed tensors; waits like `kernels`."""
+        assert self.plan is not None
+        return self._every_kernel[len(self.plan.kernels) :]
+
+    @cached_property
+    def _every_kernel(self) -> list[nvrtc.CompiledKernel]:
         with self._phases.phase("NVRTC"):
             return self._compilation.kernels(self._progress)
 
@@ -124,26 +179,46 @@ class CudaExecutable(KernelExecutable[_Loaded]):
 
     @phase("NVRTC")
     def _started(self, plan: Plan) -> nvrtc.Compilation:
-        """Starts to compile a plan's kernels."""
-        sources = [k.source for k in plan.kernels]
+        """Starts to compile a plan's kernels, and those of its packing."""
+        sources = [k.source for k in plan.every_kernel]
         return nvrtc.start(
             sources, self.target.arch.name, cache=self._cache, options=self._nvrtc_options, jobs=self._jobs
         )
 
     def _build(self, plan: Plan) -> _Loaded:
-        compiled = self.kernels if plan is self.plan else self._started(plan).kernels(self._progress)
+        compiled = self._every_kernel if plan is self.plan else self._started(plan).kernels(self._progress)
         with self._phases.phase("loading"):
             return self._on_device(plan, compiled)
 
     def _on_device(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Loaded:
-        """Loads a plan's kernels and constants on the device."""
+        """Loads a plan's kernels and constants on the device; those of its packing are behind them."""
+        count = len(plan.kernels)
+        loaded = self._steps(plan, compiled[:count])
+        constants = loaded.constants()
+        sequence = loaded.sequence(range(count), constants)
+        size, workspaces = plan.memory.size, self._workspaces
+
+        def queue(addresses: tuple[int, ...], stream: int) -> None:
+            # Kernels that another thread's call queued in between would overwrite the intermediates.
+            with workspaces.lock:
+                sequence(addresses, stream, workspaces.address(size, stream))
+
+        packing = None
+        if plan.packing is not None:
+            packer = _Packer(plan.packing, self._steps(plan.packing, compiled[count:]))
+            packing = Packing(plan, packer, str(self.device), self._without_packing)
+        return _Loaded(plan, queue if size else sequence, constants, packing)
+
+    def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
+        """Loads kernels on the device."""
         slots = Slots(plan)
         index, has_pdl = self.device.index, self.target.arch.has_pdl
         functions = self._loaded
-        steps = []
+        steps: list[tuple[Launch, tuple[int, ...]] | None] = []
         for kernel, cubin in zip(plan.kernels, compiled):
             source = kernel.source
             if 0 in source.grid:
+                steps.append(None)
                 continue
             if source.code not in functions:
                 functions[source.code] = Module(cubin.cubin, index).function(source.name)
@@ -160,27 +235,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
                 zeroed=source.zeroed,
             )
             steps.append((launch, positions))
-        constants = tuple(to_device(t.value, index) for t in slots.constants)
-        if constants:
-            driver.synchronize(0, index)
-        arrays = len(self._inputs) + len(self._outputs)
-        fixed = slots.fixed([c.pointer for c in constants])
-        sequence = LaunchSequence(steps, arrays, fixed, slots.offsets, slots.views, device=index)
-        size, workspaces = plan.memory.size, self._workspaces
-
-        def queue(addresses: Sequence[int], stream: int) -> None:
-            # Kernels that another thread's call queued in between would overwrite the intermediates.
-            with workspaces.lock:
-                sequence(addresses, stream, workspaces.address(size, stream))
-
-        return _Loaded(plan, queue if size else sequence, constants)
-
-    def _run(self, inputs: Sequence[int], outputs: Sequence[int], stream: int, pairs: Pairs) -> None:
-        addresses = (*inputs, *outputs)
-        self._variant(addresses, pairs).queue(addresses, stream)
-
-    def _select(self, bits: int, pairs: Pairs) -> Queue:
-        return self._variant_for(bits, pairs).queue
+        return _Steps(slots, steps, index)
 
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).

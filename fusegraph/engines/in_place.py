@@ -24,6 +24,8 @@ def refusal(plan: Plan, pairs: Pairs) -> str | None:
     """
     for number, result in sorted(pairs):
         source, target = plan.simplified.inputs[number], plan.simplified.made[result]
+        if source in plan.simplified.parameters:
+            return f"{source.name!r} is a parameter, which calls do not change"
         written = ""
         for kernel in plan.kernels:
             if 0 in kernel.source.grid:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from fusegraph.engines import in_place
-from fusegraph.engines.base import NOTHING, Executable
+from fusegraph.engines.base import Executable, Queue
 from fusegraph.engines.in_place import Pairs
+from fusegraph.engines.packing import Bound, Packing, Run
 from fusegraph.engines.plans import Planner
 from fusegraph.errors import WorkspaceError
 from fusegraph.graph import Graph
@@ -19,7 +17,20 @@ from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.runtime.arrays import Device
 
-Built = TypeVar("Built")
+
+class Loaded(Protocol):
+    """A plan ready to run."""
+
+    @property
+    def queue(self) -> Run:
+        """Queues the kernels."""
+
+    @property
+    def packing(self) -> Packing | None:
+        """The packed tensors, which are further inputs of ``queue``; None if there are none."""
+
+
+Built = TypeVar("Built", bound=Loaded)
 
 
 class KernelExecutable(Executable, Generic[Built]):
@@ -60,13 +71,45 @@ class KernelExecutable(Executable, Generic[Built]):
         self._built_in_place: dict[tuple[int, Pairs], Built] = {}
         self._refusals: dict[tuple[int, Pairs], str | None] = {}
         self._lock = Lock()
+        #: What was built with packed tensors, if these were given up: recordings may use it.
+        self._retired: list[Built] = []
 
     def _build(self, plan: Plan) -> Built:
         raise NotImplementedError
 
-    def _variant(self, addresses: Sequence[int], pairs: Pairs = NOTHING) -> Built:
-        """Returns the kernels for these pointers, built now if no call has needed them before."""
-        return self._variant_for(reduce(or_, addresses, 0), pairs)
+    def _select(self, addresses: tuple[int, ...], bits: int, pairs: Pairs) -> Queue:
+        built = self._variant_for(bits, pairs)
+        if not self._prepacks:
+            return built.queue
+        if built.packing is not None:
+            return Bound(built.packing, addresses, built.queue, (bits, pairs))
+        return lambda _, stream: built.queue(addresses, stream)
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(p.nbytes for p in self._packings())
+
+    def repack(self) -> None:
+        for packing in self._packings():
+            packing.forget()
+
+    def _without_packing(self, form: tuple[int, Pairs]) -> Run:
+        """Computes everything in every call from now on; returns what queues the kernels of a form (bits, pairs)."""
+        with self._lock:
+            if self._options.prepack != 0:
+                self._options = replace(self._options, prepack=0)
+                self._retired = [*self._built.values(), *self._built_in_place.values()]
+                for built in self._retired:
+                    if built.packing is not None:
+                        built.packing.retire()
+                for known in (self._plans, self._built, self._built_in_place, self._refusals, self._known):
+                    known.clear()
+        return self._variant_for(*form).queue
+
+    def _packings(self) -> list[Packing]:
+        with self._lock:
+            built = [*self._built.values(), *self._built_in_place.values()]
+        return [b.packing for b in built if b.packing is not None]
 
     def _variant_for(self, bits: int, pairs: Pairs) -> Built:
         """Returns the kernels for pointers that, or-ed, are ``bits``, and for these outputs in the memory of inputs."""
@@ -91,7 +134,8 @@ class KernelExecutable(Executable, Generic[Built]):
     def _planned(self, alignment: int) -> Plan:
         """Returns the plan for pointers of an alignment; the caller holds the lock."""
         if alignment not in self._plans:
-            options = replace(self._options, alignment=alignment)
+            prepack = self._options.prepack if self._prepacks else 0
+            options = replace(self._options, alignment=alignment, prepack=prepack)
             self._plans[alignment] = self._planner(self.graph, options)
         return self._plans[alignment]
 

@@ -28,7 +28,7 @@ from fusegraph.runtime.cache import DiskCache, digest
 
 #: The largest entry, in bytes; a plan with larger constants of its own is made anew.
 MOST_BYTES = 16 * 10**6
-FORMAT = "1"
+FORMAT = "2"
 
 #: Makes the plan of a graph with options.
 Planner = Callable[[Graph, Options], Plan]
@@ -80,7 +80,15 @@ def graph_key(graph: Graph, options: Options, *more: object) -> str | None:
     None is for a graph that holds what cannot be written down.
     """
     tensors = [
-        (t.name, t.shape, t.own_strides or t.strides, t.dtype.name, t.value, t in graph._automatic)
+        (
+            t.name,
+            t.shape,
+            t.own_strides or t.strides,
+            t.dtype.name,
+            t.value,
+            t in graph._automatic,
+            t in graph.parameters,
+        )
         for t in graph.tensors.values()
     ]
     nodes = [
@@ -170,10 +178,15 @@ def _places(graph: Graph) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
 
 def _dumped(made: Plan, graph: Graph) -> bytes | None:
     """Returns a plan as an entry of the cache; None if it cannot be one."""
-    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
-    written = replace(made, steps=Steps(steps, made.steps.options))
-    entry = _pickled((list(_places(graph)), written), graph)
+    entry = _pickled((list(_places(graph)), _final(made)), graph)
     return entry if entry is not None and len(entry) <= MOST_BYTES else None
+
+
+def _final(made: Plan) -> Plan:
+    """Returns a plan, and that of its packing, without the functions that could have declined it."""
+    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
+    packing = None if made.packing is None else _final(made.packing)
+    return replace(made, steps=Steps(steps, made.steps.options), packing=packing)
 
 
 def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:

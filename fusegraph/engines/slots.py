@@ -18,6 +18,8 @@ class Slots:
         simplified = plan.simplified
         self.constants = plan.constants
         arrays: list[Tensor] = [*simplified.inputs, *simplified.made]
+        #: How many arrays a call has: the partitioned graph's inputs, packed tensors behind the user's, and outputs.
+        self.arrays = len(arrays)
         inner = tuple(plan.memory.offsets)
         starts: dict[Tensor, list[int]] = {t: [0] for t in (*arrays, *self.constants, *inner)}
         for tensor in (t for kernel in plan.kernels for t in kernel.arguments):

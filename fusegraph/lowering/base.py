@@ -39,6 +39,7 @@ class Options:
     alignment  bytes that pointers of the graph's inputs and outputs are multiples of (intermediates: always 256).
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
     target     the architecture and the machine that it is planned for.
+    prepack    the most bytes of packed copies of parameters; None: a quarter of the parameters', or 256 MB if more.
     left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
     settled    choices that were measured (`choices`); estimates decide on others.
     """
@@ -47,6 +48,7 @@ class Options:
     alignment: int = 16
     workspace: int = 1 << 32
     target: Target = PORTABLE
+    prepack: int | None = None
     left_out: LeftOut = field(default_factory=dict, hash=False)
     settled: Settling = field(default_factory=dict, hash=False)
 
@@ -137,7 +139,8 @@ class GroupView:
 def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     """Returns the bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base
-    inner = base.is_constant or (graph.producer(base) is not None and base not in graph.output_numbers)
+    ours = base.is_constant or base in graph.packed
+    inner = ours or (graph.producer(base) is not None and base not in graph.output_numbers)
     steps = [tensor.start * tensor.dtype.itemsize]
     if tensor.position is not None:
         steps += [tensor.position.step * tensor.dtype.itemsize, POSITION_ALIGNMENT]

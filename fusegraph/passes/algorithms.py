@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from codegen.target import Target
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
@@ -22,7 +20,6 @@ from fusegraph.lowering.convolution import is_product
 from fusegraph.ops import TABLE
 from fusegraph.ops import winograd as w
 from fusegraph.ops.base import Role
-from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.passes import estimates
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.passes.split_contractions import START, STREAMED, best_cut
@@ -175,18 +172,10 @@ class _Parts:
     ) -> Tensor:  # fmt: skip
         key = op, operand, tuple(attributes.items())
         if key not in self._made:
-            made = self._folded(graph, operand, attributes) if part == "filter" and operand.is_constant else None
-            if made is None:
-                made = graph.apply(op, (operand,), attributes)
-                made.strides = packed_strides(made.shape, order)
+            made = graph.apply(op, (operand,), attributes)
+            made.strides = packed_strides(made.shape, order)
             self._made[key] = named(made, node.name, part)
         return self._made[key]
-
-    def _folded(self, graph: Graph, operand: Tensor, attributes: dict[str, Any]) -> Tensor:
-        """Returns the transform of a constant filter, as a constant."""
-        assert operand.value is not None
-        value = w.filter_transform(to_reference(operand.value, operand.dtype), **attributes)
-        return graph.constant(np.ascontiguousarray(from_reference(value, float32)))
 
 
 def _order(image: Tensor) -> tuple[int, ...]:

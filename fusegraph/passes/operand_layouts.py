@@ -3,17 +3,15 @@
 Tensor cores are fed in pieces of 16 bytes: an operand should be contiguous along a dimension that they can read along,
 and its rows should begin at multiples of 16 bytes, better still of 128.  An intermediate is simply given such a layout.
 An operand that comes from outside is copied into one (a transpose or rows further apart: a pointwise kernel, at the
-speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  A constant
-is laid out now, which costs nothing.
+speed of memory) if the cost model of its kernel says that the contraction gains more than the copy costs.  That of a
+parameter or a constant costs nothing: it is made once (`passes.packing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
-
-import numpy as np
 
 from codegen.target import Target
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
@@ -27,7 +25,8 @@ from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.views import turned_back, view
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
-from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, intermediate, replaced
+from fusegraph.passes.parameters import fixed
+from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, replaced
 from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
@@ -38,8 +37,8 @@ COPIED, LAUNCH = 35 / 48, 1.053
 WARPS, WARPGROUPS = 0.581, 0.4215
 #: What is chosen.
 NAME, AS_THEY_LIE, LAID_OUT = "layouts of operands", "as they lie", "laid out"
-#: How much more than a copy of values costs attention must gain.
-MARGIN = 1.15
+#: How much a contraction must gain by copies of parameters, which take memory, and how much more than others cost.
+GAIN, MARGIN = 1.02, 1.15
 #: A copy may be so much larger than the operand, and so much for rows that begin with lines.
 MOST_GROWTH, MOST_LINE_GROWTH = 1.5, 1.3
 
@@ -60,8 +59,9 @@ class _Wish:
 
 def lay_out(graph: Graph, options: Options) -> Rewritten:
     """Lays the operands of contractions out for tensor cores, where that pays."""
-    choices: list[Choice] = []
-    wanted = {node: _wishes(node, graph, options, choices) for node in graph.nodes if node.kind is Kind.CONTRACTION}
+    known, choices = fixed(graph, options), list[Choice]()
+    contractions = [node for node in graph.nodes if node.kind is Kind.CONTRACTION]
+    wanted = {node: _wishes(node, graph, options, known, choices) for node in contractions}
     attention = [node for node in graph.nodes if node.kind is Kind.ATTENTION]
     wanted |= {node: _keys(node, graph) + _values(node, options.target.planned) for node in attention}
     placed = {t: s for node in attention for t, s in _along_keys(node, graph)}
@@ -73,27 +73,11 @@ def lay_out(graph: Graph, options: Options) -> Rewritten:
         for wish in wishes:
             if wish.tensor not in placed:
                 if wish not in copies:
-                    made = _constant if _is_laid_out_now(wish) else copied
-                    copies[wish] = made(rewrite.graph, new[wish.tensor], "aligned", wish.strides)
+                    copies[wish] = copied(rewrite.graph, new[wish.tensor], "aligned", wish.strides)
                 inputs = [copies[wish] if t is new[wish.tensor] else t for t in inputs]
         rewrite.take_over(node, inputs)
 
     return replace(replaced(graph, wanted.get, write, placed), choices=tuple(choices))
-
-
-def _constant(graph: Graph, tensor: Tensor, part: str, strides: tuple[int, ...]) -> Tensor:
-    """Returns a constant whose elements lie in another order."""
-    assert tensor.value is not None
-    order = sorted(range(tensor.rank), key=lambda d: -strides[d])
-    value = np.ascontiguousarray(tensor.value.transpose(order)).transpose(np.argsort(order))
-    value.setflags(write=False)
-    return intermediate(graph, tensor.name, part, tensor.shape, strides, tensor.dtype, value)
-
-
-def _is_laid_out_now(wish: _Wish) -> bool:
-    """Returns true if an operand is a constant that can simply have its elements in another order, without gaps."""
-    order = sorted(range(wish.tensor.rank), key=lambda d: -wish.strides[d])
-    return wish.tensor.is_constant and packed_strides(wish.tensor.shape, order) == wish.strides
 
 
 def _is_ours(tensor: Tensor, graph: Graph) -> bool:
@@ -106,10 +90,10 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
-def _wishes(node: Node, graph: Graph, options: Options, choices: list[Choice]) -> list[_Wish]:
+def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor], choices: list[Choice]) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay.
 
-    Adds to ``choices`` what was weighed.
+    Copies of ``known`` tensors cost nothing.  Adds to ``choices`` what was weighed.
     """
     if "parts" in node.attributes:
         return []
@@ -129,14 +113,15 @@ def _wishes(node: Node, graph: Graph, options: Options, choices: list[Choice]) -
     if not wishes:
         return []
     target = options.target.planned
-    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and not _is_laid_out_now(w)}
+    outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(
         alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
     )
     copies = target.clock * sum(outside.values())
-    preferred = LAID_OUT if as_it_is - laid_out > MARGIN * copies else AS_THEY_LIE
-    alike = f"{node.op.name} {[(t.type, t.strides) for t in node.inputs]}"
+    gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
+    preferred = LAID_OUT if as_it_is > gain * laid_out + MARGIN * copies else AS_THEY_LIE
+    alike = f"{node.op.name} {[(t.type, t.strides, t in known) for t in node.inputs]}"
     choice = weigh(
         NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
     )

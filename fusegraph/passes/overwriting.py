@@ -47,6 +47,12 @@ def laid(graph: Graph, tensor: Tensor) -> list[Tensor]:
     return found
 
 
+def written_in_place(graph: Graph) -> set[Tensor]:
+    """Returns the tensors that what makes them can write where assignments put them, without a kernel of their own."""
+    together = (n for n in assignments(graph) if len(n.inputs) == 2 or by_position(n))
+    return {t for node in together for t in laid(graph, node.inputs[1])}
+
+
 def writers_of(graph: Graph, node: Node, placed: bool | None = None) -> list[Node]:
     """Returns the nodes that write what an assignment assigns: itself, or those that make its values."""
     if not (node.attributes["placed"] if placed is None else placed):

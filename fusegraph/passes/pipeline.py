@@ -28,13 +28,16 @@ from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.joined_products import join_products
 from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
 from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
 from fusegraph.passes.packed_elements import unpack
+from fusegraph.passes.packing import PACKING, split_packing
 from fusegraph.passes.padded_channels import pad_channels
+from fusegraph.passes.parameters import PARAMETERS, mark_parameters
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
 from fusegraph.passes.positions import place
@@ -80,6 +83,7 @@ def summary(run: Callable[..., object]) -> str:
 
 
 PIPELINE: tuple[Pass, ...] = (
+    Pass(PARAMETERS, mark_parameters),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("assignments", assign_regions, When.ALWAYS),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
@@ -100,6 +104,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("image layouts", lay_out_images),
     Pass("transposes", move_transposes),
     Pass("views", foresee_views),
+    Pass("joined products", join_products),
     Pass("algorithms", choose, When.ALWAYS),
     Pass(reduce_results.NAME, reduce_results.reduce_results),
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
@@ -112,6 +117,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("operand layouts", lay_out),
     Pass("parts", copy_parts),
     Pass("long contractions", split_contractions, When.ALWAYS),
+    Pass(PACKING, split_packing),
     Pass("assigned products", divide_columns),
     Pass(ASSIGNMENTS, place_values, When.ALWAYS),
 )
@@ -216,7 +222,8 @@ class Pipeline:
 def check(name: str, before: Graph, made: Rewritten) -> None:
     """Raises GraphError, naming the pass, if the graph that it made is wrong.
 
-    It must have the same inputs and outputs, and every node must come after those whose results it takes.
+    It must have the same inputs, but for new packed tensors, and outputs, and every node must come after those whose
+    results it takes.
     """
     for wrong in _wrong(before, made):
         raise GraphError(f"pass {name!r} made a wrong graph of {before.name!r}: {wrong}")
@@ -224,7 +231,10 @@ def check(name: str, before: Graph, made: Rewritten) -> None:
 
 def _wrong(before: Graph, made: Rewritten) -> Iterator[str]:
     graph, tensors = made.graph, set(made.graph.tensors.values())
-    for what, old, new in (("inputs", before.inputs, graph.inputs), ("outputs", before.outputs, graph.outputs)):
+    given = graph.inputs[: len(before.inputs)] + [
+        t for t in graph.inputs[len(before.inputs) :] if t not in graph.packed
+    ]
+    for what, old, new in (("inputs", before.inputs, given), ("outputs", before.outputs, graph.outputs)):
         if [t.name for t in old] != [t.name for t in new]:
             yield f"its {what} are {', '.join(t.name for t in new)}, not {', '.join(t.name for t in old)}"
     there = {t for t in tensors if graph.producer(t) is None}

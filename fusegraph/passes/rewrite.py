@@ -59,6 +59,8 @@ class Rewrite:
             if old.producer(tensor) is None:
                 self.result(tensor)
         self.graph.inputs = [self.new[t] for t in old.inputs]
+        self.graph.parameters = {self.new[t] for t in old.parameters}
+        self.graph.packed = {self.new[t]: names for t, names in old.packed.items()}
 
     def inputs(self, node: Node) -> tuple[Tensor, ...]:
         """Returns the new graph's operands of a node."""

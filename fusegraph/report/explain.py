@@ -12,6 +12,7 @@ from codegen.target import Target
 from fusegraph.errors import listed
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.choices import Choice
+from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Decision
 from fusegraph.plan import Kernel, Plan
 
@@ -27,6 +28,8 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     name, inputs, outputs, nodes  as `describe_graph`, after simplification.
     simplified_away        nodes of the graph as built that need no computation any more.
     kernels                as `describe_kernel`, in the order in which they run.
+    packed                 ``name, bytes, of``: what is computed of parameters when they change, and their names;
+                           ``packing``: the same facts as these of the graph that computes it, None without one.
     views                  ``name, op, of``: results of movement that need no kernel, and the tensors they are views of.
     kernels_unfused        how many kernels there would be with one for each node of the graph as built.
     bytes_unfused          bytes that those would move through device memory; ``bytes_moved``: what the kernels move.
@@ -36,11 +39,14 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     workspace_bytes        device memory for intermediates; ``workspace`` maps each of them to ``offset`` and ``bytes``.
     """
     kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
-    kept = {node.name for node in plan.simplified.nodes}
+    aside = plan.packing.simplified.nodes if plan.packing is not None else []
+    kept = {node.name for node in (*plan.simplified.nodes, *aside)}
     return {
         **describe_graph(plan.simplified, kernel_of),
         "simplified_away": [n.name for n in plan.graph.nodes if n.name not in kept],
         "kernels": [describe_kernel(kernel, number, target) for number, kernel in enumerate(plan.kernels, start=1)],
+        "packed": [{"name": t.name, "bytes": memory(t), "of": list(names)} for t, names in plan.packed.items()],
+        "packing": None if plan.packing is None else describe(plan.packing, target),
         "views": [
             {"name": n.name, "op": n.op.name, "of": [t.name for t in n.inputs]}
             for group in plan.partition.groups
@@ -208,6 +214,13 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     )
     if facts["simplified_away"]:
         lines += wrapped(f"simplified away: {listed(facts['simplified_away'], MOST_LISTED)}", width, "  ", "    ")
+    if facts["packed"]:
+        count, nbytes = len(facts["packing"]["kernels"]), sum(t["bytes"] for t in facts["packed"])
+        made = listed((f"{t['name']} ({size_text(t['bytes'])})" for t in facts["packed"]), MOST_LISTED)
+        text = (
+            f"{size_text(nbytes)} computed once, by {count_text(count, 'kernel')}, of parameters and constants: {made}"
+        )
+        lines += wrapped(text, width, "  ", "    ")
     if facts["views"]:
         views = ", ".join(f"{v['name']} = {v['op']}({', '.join(v['of'])})" for v in facts["views"])
         lines += wrapped(f"read or written in place, without a kernel: {views}", width, "  ", "    ")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 from fusegraph.dims import Dim
 from fusegraph.engines import compile as compile_graph
@@ -54,7 +55,10 @@ from fusegraph.plan import Plan
 from fusegraph.runtime.arrays import torch_dtype
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
-_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "jobs", "leave")
+_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave")
+
+#: The phase of a graph that is not differentiated.
+INFERENCE = "inference"
 
 
 def backend(
@@ -63,9 +67,9 @@ def backend(
     """Compiles a graph from torch's tracer; returns the function that computes it.
 
     ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules and choices of kernels on the device.
-    ``options`` are those of `fusegraph.compile` (strict, fusion, autotune, workspace_limit, jobs) and leave: a list of
-    names of operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other modes and
-    options.
+    ``options`` are those of `fusegraph.compile` (strict, fusion, autotune, workspace_limit, prepack_limit, jobs) and
+    leave: a list of names of operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other
+    modes and options.
     """
     settings = _settings(mode, options)
     names = _names(module.graph)
@@ -83,7 +87,7 @@ def backend(
         made = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
+            inference_compiler=compiler(INFERENCE),
             decompositions=dict(decompositions()),
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
@@ -147,8 +151,9 @@ def _function(
     ahead, each choice is compiled.
     """
     graph = module.graph
+    parameters = _parameters(graph) if phase == INFERENCE else ()
     if not is_symbolic(graph):
-        return compile_program(graph, forms_of(graph, {}), phase, settings, names)
+        return compile_program(Analysis(graph, forms_of(graph, {}), parameters), phase, settings, names)
     known: dict[tuple[Any, ...], Program] = {}
     whole: list[_AllSizes | None] = [] if every else [None]
 
@@ -161,11 +166,19 @@ def _function(
                 whole.append(_AllSizes.of(graph, values, phase, settings, names))
             found = whole[0].at(values) if whole[0] is not None else None
             if found is None:
-                found = compile_program(graph, forms_of(graph, values), phase, settings, names)
+                found = compile_program(Analysis(graph, forms_of(graph, values), parameters), phase, settings, names)
             known[key] = found
         return found(arguments)
 
     return program
+
+
+def _parameters(graph: Any) -> list[Any]:
+    """Returns the inputs of the graph that is being compiled that are parameters and buffers, as torch knows them."""
+    context: Any = TracingContext.try_get()
+    known = getattr(context.fw_metadata, "static_input_indices", None) if context is not None else None
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return [inputs[n] for n in known or () if n < len(inputs)]
 
 
 class _AllSizes:
@@ -187,7 +200,7 @@ class _AllSizes:
             forms = forms_of(graph, dims)
             if len(_left(graph, forms, leave)) > len(_left(graph, forms_of(graph, values), leave)):
                 return None  # sizes are used as numbers, say
-            _, division, run = _compiled(graph, forms, phase, settings, names)
+            division, run = _compiled(Analysis(graph, forms), phase, settings, names)
         except (GraphError, UnknownSizeError):
             return None
         return cls(graph, dims, division, run)
@@ -212,26 +225,24 @@ def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Calla
     return known if piece.inputs else _without_inputs(known, piece.device)
 
 
-def compile_program(
-    graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
-) -> Program:
+def compile_program(analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
     """Cuts a graph, compiles the pieces and writes the function that runs them.
 
     NVRTC goes on compiling when this returns; the first call waits.
     """
-    analysis, division, run = _compiled(graph, forms, phase, settings, names)
+    division, run = _compiled(analysis, phase, settings, names)
     return write(analysis, division, {piece: _at(executable, {}, piece) for piece, executable in run.items()})
 
 
 def _compiled(
-    graph: Any, forms: Forms, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
-) -> tuple[Analysis, Cut, dict[Piece, Executable]]:
+    analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[Cut, dict[Piece, Executable]]:
     """Cuts a graph and compiles the pieces."""
     start = time.perf_counter()
     with separately() as phases, without_collections():
         with phases.phase("import"):
-            analysis = Analysis(graph, forms)
-            labels = {node: names.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
+            inputs = [node for node in analysis.graph.nodes if node.op == "placeholder"]
+            labels = {node: names.get(node.name, node.name) for node in inputs}
             division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
         run = {}
         pieces = []
@@ -240,7 +251,7 @@ def _compiled(
             pieces.append(piece_report(_plan_of(run[piece]), piece, analysis))
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start, phases))
-    return analysis, division, run
+    return division, run
 
 
 def _plan_of(executable: Executable) -> Plan:

@@ -65,8 +65,9 @@ class _Builder:
             name = label = names.get(node, node.name)
             while name in self._graph.tensors:
                 name = f"{label}_{len(self._graph.tensors)}"
-            self._values[node] = self._graph.tensor(name, form.shape, form.dtype, strides=form.strides)
-
+            self._values[node] = self._graph.tensor(
+                name, form.shape, form.dtype, strides=form.strides, parameter=node in analysis.parameters
+            )
         self._lines = lines(self._graph, self._layers())
 
     def _layers(self) -> Iterator[Layer]:

@@ -13,7 +13,7 @@ nothing reads the input after that piece.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,9 +58,13 @@ class Cut:
 class Analysis:
     """Finds out which nodes of a graph a piece can compute, and which are views and constants."""
 
-    def __init__(self, graph: Any, forms: Forms) -> None:
+    def __init__(self, graph: Any, forms: Forms, parameters: Iterable[Any] = ()) -> None:
+        """``parameters`` are the inputs that are a model's parameters and buffers."""
         self.graph = graph
         self.forms = forms
+        changed = {n.args[0] for n in graph.nodes if str(n.target) == COPY}
+        #: Those that the graph does not change.
+        self.parameters = frozenset(parameters) - changed
         self._roots: dict[Any, tuple[Any, ...]] = {}
         #: Nodes that torch computes.
         self.torchs: set[Any] = set()

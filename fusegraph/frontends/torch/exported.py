@@ -41,7 +41,8 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
     signature = lowered.graph_signature
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names = {node: inner.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
-    analysis = Analysis(graph, forms_of(graph, _hints(graph)))
+    parameters = [node for node in names if node.name in inner]
+    analysis = Analysis(graph, forms_of(graph, _hints(graph)), parameters)
     return analysis, *in_pieces(analysis, name, names)
 
 

@@ -22,6 +22,7 @@ class PieceReport:
     operators      how many ATen operators it has, without views.
     kernels        how many kernels they became.
     bytes_unfused  device-memory traffic of one kernel per operator; bytes_moved: that of the kernels.
+    packed         bytes of what is computed of parameters once, not in every call.
     fused          how many pairs of nodes were fused.
     declined       the pairs that were not, with reasons.
     planned        the plan, as long as what was compiled of it exists.
@@ -33,6 +34,7 @@ class PieceReport:
     kernels: int
     bytes_unfused: int
     bytes_moved: int
+    packed: int
     fused: int
     declined: tuple[Decision, ...]
     planned: Callable[[], Plan | None] = field(default=lambda: None, repr=False, compare=False)
@@ -71,6 +73,10 @@ class FunctionReport:
         return sum(p.fused for p in self.pieces)
 
     @property
+    def packed(self) -> int:
+        return sum(p.packed for p in self.pieces)
+
+    @property
     def declined(self) -> tuple[Decision, ...]:
         return tuple(d for p in self.pieces for d in p.declined)
 
@@ -90,7 +96,8 @@ class FunctionReport:
         lines = [
             f"{self.name}: {count_text(self.operators, 'operator')} in {count_text(self.kernels, 'kernel')} of "
             f"{count_text(len(self.pieces), 'piece')}, {size_text(self.bytes_saved)} of traffic saved, "
-            f"{self.seconds:.2f} s"
+            + (f"{size_text(self.packed)} of packed parameters, " if self.packed else "")
+            + f"{self.seconds:.2f} s"
         ]
         lines += [f"  seconds: {self.phases}"] if str(self.phases) else []
         lines += [
@@ -141,6 +148,7 @@ def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
         len(plan.kernels),
         analysis.traffic(piece),
         traffic(plan),
+        plan.packed_bytes,
         sum(d.fused for d in decisions),
         tuple(d for d in decisions if not d.fused),
         ref(plan),
