@@ -108,6 +108,14 @@ def test_products_of_one_tensor_are_joined() -> None:
         assert [t.shape for t in made.packed] == ([(64, 128), (128,)] if expected == 1 else [])
 
 
+def test_terms_of_no_dimension_are_no_biases() -> None:
+    graph = fg.Graph("g")
+    x = graph.tensor("x", (64, 64))
+    for name, term in (("y", graph.tensor("s", (), parameter=True)), ("z", graph.constant(np.float32(1), "one"))):
+        graph.output(graph.matmul(x, graph.tensor(f"w{name}", (64, 64), parameter=True)) + term, name=name)
+    assert sum(n.op.name == "matmul" for n in plan(graph).simplified.nodes) == 2
+
+
 def test_products_that_epilogues_go_on_with_are_not_joined() -> None:
     graph = fg.Graph("g")
     x = graph.tensor("x", (64, 64))
