@@ -135,8 +135,8 @@ class _Stem(Renderer):
             w.unrolled_line(f"for (int c = 0; c < {at.channels}; ++c) in[c] = {{}};")
             places = self._locate()
             w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
-            inside, terms = self._under(places, "row", x.under[:3])
-            exists, offset = every(f"i < {x.rows * x.pieces}" if ragged else "", *inside), linear(terms)
+            conditions, terms = self._under(places, "row", x.under[:3])
+            exists, offset = every(f"i < {x.rows * x.pieces}" if ragged else "", *conditions), linear(terms)
             column = linear([(places[3], at.stride[2]), ("piece", x.each)], -at.before[2] - x.lead)
             w.line(f"const {t} column = {column};")
             if x.vector:
