@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Bounds(NamedTuple):
@@ -25,6 +25,22 @@ class Bounds(NamedTuple):
 
     min: int
     max: int
+
+
+_Operator: TypeAlias = Callable[[int, int], int]
+
+
+def _operator(operation: str, compute: _Operator) -> tuple[_Operator, _Operator]:
+    """Returns the methods for an operator of Size, Size in front and behind."""
+
+    def method(a: int, b: int) -> int:
+        if not isinstance(a, int) or not isinstance(b, int):
+            return NotImplemented
+        left, right = (x.expression if isinstance(x, Size) else int(x) for x in (a, b))
+        made = _expression(operation, left, right)
+        return int(made) if made.is_Integer else Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+
+    return method, lambda a, b: method(b, a)
 
 
 class Size(int):
@@ -63,35 +79,11 @@ class Size(int):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __add__(self, other: int) -> int:
-        return _of(int.__add__, "add", self, other)
-
-    def __radd__(self, other: int) -> int:
-        return _of(int.__add__, "add", other, self)
-
-    def __sub__(self, other: int) -> int:
-        return _of(int.__sub__, "sub", self, other)
-
-    def __rsub__(self, other: int) -> int:
-        return _of(int.__sub__, "sub", other, self)
-
-    def __mul__(self, other: int) -> int:
-        return _of(int.__mul__, "mul", self, other)
-
-    def __rmul__(self, other: int) -> int:
-        return _of(int.__mul__, "mul", other, self)
-
-    def __floordiv__(self, other: int) -> int:
-        return _of(int.__floordiv__, "quotient", self, other)
-
-    def __rfloordiv__(self, other: int) -> int:
-        return _of(int.__floordiv__, "quotient", other, self)
-
-    def __mod__(self, other: int) -> int:
-        return _of(int.__mod__, "remainder", self, other)
-
-    def __rmod__(self, other: int) -> int:
-        return _of(int.__mod__, "remainder", other, self)
+    __add__, __radd__ = _operator("add", int.__add__)
+    __sub__, __rsub__ = _operator("sub", int.__sub__)
+    __mul__, __rmul__ = _operator("mul", int.__mul__)
+    __floordiv__, __rfloordiv__ = _operator("quotient", int.__floordiv__)
+    __mod__, __rmod__ = _operator("remainder", int.__mod__)
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return self // other, self % other
@@ -124,18 +116,6 @@ class Size(int):
 def dimension(name: str, value: int, bounds: Bounds) -> Size:
     """Returns what a symbol stands for."""
     return Size(value, _symbol(name), {name: bounds})
-
-
-def _of(compute: Callable[[int, int], int], operation: str, a: int, b: int) -> int:
-    """Returns what an operation makes of two integers, of which one at least is a Size."""
-    if not isinstance(a, int) or not isinstance(b, int):
-        return NotImplemented
-    left = a.expression if isinstance(a, Size) else int(a)
-    right = b.expression if isinstance(b, Size) else int(b)
-    made = _expression(operation, left, right)
-    if made.is_Integer:
-        return int(made)
-    return Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
 
 
 def _dims(value: int) -> dict[str, Bounds]:

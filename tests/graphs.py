@@ -123,6 +123,25 @@ def compile_for(
     return nvrtc.compile_kernels(sources, arch, cache=default_cache(), options=flags)
 
 
+def elementary(g: fg.Graph, rows: int, columns: int) -> fg.Tensor:
+    """Adds outputs of the families that read a matrix's elements once or a few times; returns the matrix."""
+    x = g.tensor("x", (rows, columns))
+    g.output(g.relu(x), name="y")
+    g.output(g.reduction(x, "add", 1), name="sums")
+    g.output(g.cumsum(x, 1), name="running")
+    g.output(g.sort(x, 1), name="sorted")
+    where = g.tensor("index", (9, 1), "int32")
+    g.output(g.scatter(x, where, g.tensor("values", (9, columns)), 0, "add"), name="scattered")
+    return x
+
+
+def filtered(g: fg.Graph, x: fg.Tensor, layout: str) -> None:
+    """Adds outputs of the families of convolutions channel by channel."""
+    filters, loss = g.tensor("w", (x.shape[1], 1, 3, 3)), g.tensor("loss", x.shape, layout=layout)
+    g.output(g.conv_fprop(x, filters, padding=1, groups=x.shape[1]), name="filtered")
+    g.output(g.conv_wgrad(x, loss, padding=1, groups=x.shape[1]), name="gradient")
+
+
 def quick(first: T, *others: T) -> list[Any]:
     """Marks all but the first parameters of a test as slow."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]

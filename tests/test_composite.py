@@ -17,7 +17,7 @@ from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeE
 from fusegraph.ops import Kind
 from fusegraph.passes.decompose import decompose
 from fusegraph.plan import by_cost_model, plan
-from fusegraph.report.check import random_inputs, run
+from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.runtime import nvrtc
 
 Make = Callable[[fg.Graph, fg.Tensor], fg.Tensor]
@@ -101,6 +101,30 @@ def test_the_reference_is_what_the_nodes_compute() -> None:
         whole, made = evaluate(g, inputs), evaluate(parts.graph, inputs)
         assert all(n.kind is not Kind.COMPOSITE for n in parts.graph.nodes)
         np.testing.assert_allclose(made[parts.graph.outputs[0]], whole[g.outputs[0]], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(("op", "size"), [("log_softmax_backward", 450.0), ("local_response_norm_backward", 1e25)])
+def test_float64_is_computed_in_float64_whatever_the_operands(op: str, size: float) -> None:
+    g = fg.Graph(op)
+    loss, y = g.tensor("loss", (4, 6, 8), "float64"), g.tensor("y", (4, 6, 8), "float32")
+    g.output(getattr(g, op)(loss, y))
+    (executable,) = executables([g])
+    inputs = {name: array * (size if name == "y" else 1) for name, array in random_inputs(g, 1).items()}
+    result = check_executable(executable, inputs)
+    assert result.ok, result
+    assert not any(o.undecided for o in result.outputs)
+
+
+def test_what_overflows_within_is_not_decided() -> None:
+    """exp(y) is infinite where y is no logarithm of a probability, and the product with a small sum may not be."""
+    g = fg.Graph("large")
+    g.output(g.log_softmax_backward(g.tensor("loss", (8, 16)), g.tensor("y", (8, 16))))
+    (executable,) = executables([g])
+    y = np.linspace(-100, 100, 128, dtype=np.float32).reshape(8, 16)
+    for loss in (np.zeros_like(y), random_inputs(g, 1)["loss"] * np.float32(1e-4)):
+        result = check_executable(executable, {"loss": loss, "y": y})
+        assert result.ok, result
+        assert 0 < result.outputs[0].undecided <= np.count_nonzero(y > 88)
 
 
 def test_fused_with_what_surrounds_them() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,19 @@ def convolution(
     taps = graph.tensor("w", w, second or dtype, layout=filters)
     epilogue(graph, graph.conv_fprop(image, taps, dtype=result, **attributes))
     return Case(graph, "contraction", **(case or {}))
+
+
+def random_windows(r: random.Random, sizes: Sequence[int], taps: Sequence[int]) -> dict[str, Any]:
+    """Returns arguments of `convolution` for an image of these sizes: layouts, and where windows of taps lie."""
+    dilation = [r.choice((1, 1, 1, 2)) for _ in sizes]
+    reach = [(count - 1) * step + 1 for count, step in zip(taps, dilation)]
+    return {
+        "stride": [r.choice((1, 1, 2, 3, 4)) for _ in sizes],
+        "dilation": dilation,
+        "padding": [(r.randint(0, n), max(n - size, r.randint(0, n))) for n, size in zip(reach, sizes)],
+        "mode": r.choice(("convolution", "cross_correlation")),
+        **{name: r.choice(("channels_last", "contiguous")) for name in ("layout", "filters")},
+    }
 
 
 def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graphs import elementary, filtered
 from test_attention import CAUSAL, made
 from test_attention_backward import made as gradients
 
@@ -62,12 +63,7 @@ def test_every_schedule_is_a_forms() -> None:
 def graphs() -> Iterator[fg.Graph]:
     """Yields graphs that together have kernels of all forms on one architecture or another."""
     g = fg.Graph("pointwise")
-    x = g.tensor("x", (64, 100))
-    g.output(g.relu(x), name="y")
-    g.output(g.reduction(x, "add", 1), name="sums")
-    g.output(g.cumsum(x, 1), name="running")
-    g.output(g.sort(x, 1), name="sorted")
-    g.output(g.scatter(x, g.tensor("index", (9, 1), "int32"), g.tensor("values", (9, 100)), 0, "add"), name="scattered")
+    elementary(g, 64, 100)
     yield g
     g = fg.Graph("transposed")
     g.output(g.tensor("a", (1024, 1024)) + g.tensor("b", (1024, 1024), strides=(1, 1024)), name="y")
@@ -77,8 +73,7 @@ def graphs() -> Iterator[fg.Graph]:
         x = g.tensor("x", (2, 64, 32, 32), layout=layout)
         g.output(g.max_pool(x, window=(2, 2)), name="pooled")
         g.output(g.avg_pool(x, 3, 1, 1), name="smoothed")
-        g.output(g.conv_fprop(x, g.tensor("w", (64, 1, 3, 3)), padding=1, groups=64), name="filtered")
-        g.output(g.conv_wgrad(x, g.tensor("loss", x.shape, layout=layout), padding=1, groups=64), name="gradient")
+        filtered(g, x, layout)
         yield g
     g = fg.Graph("groups", io_dtype="bfloat16")
     x = g.tensor("x", (2, 64, 16, 16), layout="NHWC")

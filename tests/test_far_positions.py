@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from graphs import check_all, executables, quick
+from graphs import check_all, elementary, executables, filtered, quick
 from test_attention import made
 from test_attention_backward import made as gradients
 
@@ -27,14 +27,9 @@ from fusegraph.runtime.cache import default_cache
 def elements() -> Iterator[fg.Graph]:
     """Yields graphs of the families that read every element once or a few times."""
     g = fg.Graph("elements")
-    x = g.tensor("x", (71, 141))
-    g.output(g.relu(x), name="y")
-    g.output(g.reduction(x, "add", 1), name="sums")
+    x = elementary(g, 71, 141)
     g.output(g.reduction(x, "max", 0), name="columns")
     g.output(g.softmax(x, 0), name="down")
-    g.output(g.cumsum(x, 1), name="running")
-    g.output(g.sort(x, 1), name="sorted")
-    g.output(g.scatter(x, g.tensor("index", (9, 1), "int32"), g.tensor("values", (9, 141)), 0, "add"), name="scattered")
     yield g
     for dtype in ("bfloat16", "float32"):
         g = fg.Graph(f"turned {dtype}", io_dtype=dtype)
@@ -56,8 +51,7 @@ def products() -> Iterator[fg.Graph]:
     for layout in ("NHWC", "NCHW"):
         g = fg.Graph(f"images {layout}", io_dtype="bfloat16")
         x = g.tensor("x", (3, 48, 35, 37), layout=layout)
-        g.output(g.conv_fprop(x, g.tensor("w", (48, 1, 3, 3)), padding=1, groups=48), name="filtered")
-        g.output(g.conv_wgrad(x, g.tensor("loss", x.shape, layout=layout), padding=1, groups=48), name="gradient")
+        filtered(g, x, layout)
         g.output(g.conv_fprop(x, g.tensor("v", (36, 48, 3, 3)), padding=1), name="y")
         g.output(g.conv_fprop(x, g.tensor("u", (48, 8, 3, 3)), padding=1, groups=6), name="grouped")
         yield g

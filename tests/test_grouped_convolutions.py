@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from graphs import compile_for
 from kernel_cases import Case, check_cases
-from test_contraction import convolution, plain
+from test_contraction import convolution, plain, random_windows
 from test_contraction_wgmma import channel_bias, hopper
 from test_convolution_gradients import gradient
 
@@ -194,23 +194,13 @@ def random_case(random: Random) -> Case:
     groups, dtype = random.randint(2, 9), random.choice(("bfloat16", "float16", "float32"))
     each, filters = random.choice((4, 4, 8, 12, 16, 24, 32)), 2 * random.randint(1, 12)
     spatial, taps = ([random.choice(sizes) for _ in range(rank)] for sizes in ((1, 2, 5, 7, 13, 16), (1, 2, 3, 3)))
-    dilation = [random.choice((1, 1, 2)) for _ in range(rank)]
-    reach = [(count - 1) * step + 1 for count, step in zip(taps, dilation)]
-    layouts = {k: random.choice(("channels_last", "contiguous")) for k in ("layout", "filters")}
     case = convolution(
         (random.randint(1, 9), groups * each, *spatial),
         (groups * filters, each, *taps),
         dtype,
         epilogue=random.choice((plain, channel_bias)),
-        stride=[random.choice((1, 1, 2, 3)) for _ in range(rank)],
-        dilation=dilation,
-        padding=[
-            (random.randint(0, under), max(under - size, random.randint(0, under)))
-            for under, size in zip(reach, spatial)
-        ],
-        mode=random.choice(("convolution", "cross_correlation")),
         compute_dtype="tf32" if dtype == "float32" else None,
-        **layouts,
+        **random_windows(random, spatial, taps),
     )
     return replace(halo(case, random, random.choice(("sm_80", "sm_90a"))), special=random.choice((0.0, 0.01)))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from graphs import compile_for
 from kernel_cases import Case, check_cases
-from test_contraction import convolution, plain
+from test_contraction import convolution, plain, random_windows
 from test_contraction_wgmma import channel_bias, hopper
 
 import fusegraph as fg
@@ -136,23 +136,13 @@ def random_case(random: Random) -> Case:
         taps[-1] = max(taps[-1], -(-64 // (channels * (taps[0] if rank > 1 else 1))))
     if channels * prod(taps) > 512:
         taps[0] = 1
-    dilation = [random.choice((1, 1, 1, 2)) for _ in range(rank)]
-    reach = [(count - 1) * step + 1 for count, step in zip(taps, dilation)]
-    layouts = {k: random.choice(("channels_last", "contiguous")) for k in ("layout", "filters")}
     case = convolution(
         (random.randint(1, 4), channels, *spatial),
         (filters, channels, *taps),
         "float32" if dtype == "tf32" else dtype,
         epilogue=random.choice((plain, channel_bias, channels_last)),
-        stride=[random.choice((1, 1, 2, 3, 4)) for _ in range(rank)],
-        dilation=dilation,
-        padding=[
-            (random.randint(0, under), max(under - size, random.randint(0, under)))
-            for under, size in zip(reach, spatial)
-        ],
-        mode=random.choice(("convolution", "cross_correlation")),
         compute_dtype="tf32" if dtype == "tf32" else None,
-        **layouts,
+        **random_windows(random, spatial, taps),
     )
     arch = "sm_90a" if dtype == "float32" else random.choice(("sm_80", "sm_90a"))
     return replace(stem(case, random, arch), special=random.choice((0.0, 0.01)))

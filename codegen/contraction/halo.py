@@ -169,20 +169,28 @@ class Renderer:
 
     def _source(self, places: Sequence[str], channel: str) -> tuple[str, str]:
         """Writes where ``pixel`` lies; returns the C condition that it exists, and a channel's offset."""
-        w, x, at, gather, t = self.w, self.x, self.at, self.spec.a, self.t
-        inside, terms = [], []
-        dims = zip((at.images, *at.sizes), (gather.outer[0], *at.steps), (1, *at.stride), (0, *at.before))
-        for d, (size, step, stride, before) in enumerate(dims):
-            edge, under = x.edges[d], x.under[d]
-            u = f"({coordinate('pixel', x.under, d)})" if under > 1 else "0"
+        x, at = self.x, self.at
+        inside, terms = self._under(places, "pixel", x.under)
+        inside += [f"{channel} < {at.groups * at.channels}"] if x.slabs.ragged else []
+        return every(*inside) or "true", linear([*terms, (channel, self.spec.a.inner[0])])
+
+    def _under(self, places: Sequence[str], name: str, sizes: Sequence[int]) -> tuple[list[str], list[tuple[str, int]]]:
+        """Writes where the part under a tile that ``name`` counts lies, of these sizes in the image's first dimensions.
+
+        Returns the C conditions that it exists, and the terms of its offset.
+        """
+        at, t, inside, terms = self.at, self.t, [], []
+        dims = zip(sizes, (at.images, *at.sizes), (self.spec.a.outer[0], *at.steps), (1, *at.stride), (0, *at.before))
+        for d, (under, size, step, stride, before) in enumerate(dims):
+            edge = self.x.edges[d]
+            u = f"({coordinate(name, sizes, d)})" if under > 1 else "0"
             text = linear([(places[d], stride), (u, 1)], -before)
             padded = before > 0 or (edge.padded - edge.size) * stride - before + under > size
             if text != "0" or padded:
-                w.line(f"const {t} h{d} = {text};")
+                self.w.line(f"const {t} h{d} = {text};")
                 inside += [f"{unsigned(t)}(h{d}) < {size}"] if padded else []
                 terms.append((f"h{d}", step))
-        inside += [f"{channel} < {at.groups * at.channels}"] if x.slabs.ragged else []
-        return every(*inside) or "true", linear([*terms, (channel, gather.inner[0])])
+        return inside, terms
 
     def _bring_matrix(self) -> None:
         """Writes the copies of a group's filters as wgmma reads them: 8 x 16 bytes of columns and terms lie together.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, hypot, prod
+from typing import Any, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -345,6 +346,7 @@ def first_positions(sizes: tuple[int, ...], count: int) -> list[tuple[int, ...]]
 
 # ---- schedules
 
+TileT = TypeVar("TileT", bound=HaloTile)
 #: Most warps of a block, fragments below each other of a warp, and fragments of a warp that warpgroups multiply in a
 #: step: with more, the compiler makes them wait for each product.  The least filters of theirs.
 MOST_WARPS, MOST_OWN, MOST_TOGETHER, LEAST = 16, 4, 4, 16
@@ -383,19 +385,28 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSchedule]]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
+    tiles = (HaloTile(spec, s) for s in _candidates(windows(spec)) if target.arch.has_wgmma or not s.wgmma)
+    suits = (
+        x for x in tiles if not x.s.wgmma or (x.filter_vector and x.direct and x.own * x.s.groups <= MOST_TOGETHER)
+    )
+    return ranked(suits, _cost, target)
+
+
+def ranked(
+    tiles: Iterable[TileT], cost: Callable[[TileT, int, int, Target], float], target: Target
+) -> list[tuple[float, Any]]:
+    """Returns the schedules of the tiles that fit, their estimated cycles in front, the least first.
+
+    ``cost`` is told how many tiles a block has, and how many blocks a multiprocessor.  Raises Declined if none fits.
+    """
     found = []
-    for candidate in _candidates(windows(spec)):
-        x = HaloTile(spec, candidate)
-        resident = x.resident(target) if x.sums <= MOST_SUMS else 0
-        suits = target.arch.has_wgmma and x.filter_vector and x.direct and x.own * x.s.groups <= MOST_TOGETHER
-        if candidate.wgmma and not suits:
-            continue
-        if resident:
+    for x in tiles:
+        if resident := x.resident(target) if x.sums <= MOST_SUMS else 0:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
-            chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
-            found.append((_cost(x, most, resident, target), chosen))
+            chosen = replace(x.s, workers=-(-x.tiles // most), resident=resident)
+            found.append((cost(x, most, resident, target), chosen))
     if not found:
-        raise Declined("no part of the image, with the filters of a group, fits the shared memory of a block")
+        raise Declined("no part of the image, with its filters, fits the shared memory and the registers of a block")
     return sorted(found, key=lambda entry: entry[0])
 
 

@@ -135,8 +135,8 @@ class _Stem(Renderer):
             w.unrolled_line(f"for (int c = 0; c < {at.channels}; ++c) in[c] = {{}};")
             places = self._locate()
             w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
-            exists, offset = self._row(places)
-            exists = every(f"i < {x.rows * x.pieces}" if ragged else "", exists)
+            conditions, terms = self._under(places, "row", x.under[:3])
+            exists, offset = every(f"i < {x.rows * x.pieces}" if ragged else "", *conditions), linear(terms)
             column = linear([(places[3], at.stride[2]), ("piece", x.each)], -at.before[2] - x.lead)
             w.line(f"const {t} column = {column};")
             if x.vector:
@@ -156,22 +156,6 @@ class _Stem(Renderer):
                 w.line(f"if (i >= {x.rows * x.pieces}) return;")
             w.line(f"const int row = i / {x.pieces}, piece = i % {x.pieces};")
             self._interleave()
-
-    def _row(self, places: list[str]) -> tuple[str, str]:
-        """Writes where ``row`` lies; returns the C condition that it exists, and its offset."""
-        w, x, at, gather, t = self.w, self.x, self.at, self.spec.a, self.t
-        inside, terms = [], []
-        dims = zip((at.images, *at.sizes[:2]), (gather.outer[0], *at.steps[:2]), (1, *at.stride), (0, *at.before))
-        for d, (size, step, stride, before) in enumerate(dims):
-            edge, under = x.edges[d], x.under[d]
-            u = f"({coordinate('row', x.under[:3], d)})" if under > 1 else "0"
-            text = linear([(places[d], stride), (u, 1)], -before)
-            padded = before > 0 or (edge.padded - edge.size) * stride - before + under > size
-            if text != "0" or padded:
-                w.line(f"const {t} h{d} = {text};")
-                inside += [f"{unsigned(t)}(h{d}) < {size}"] if padded else []
-                terms.append((f"h{d}", step))
-        return every(*inside), linear(terms)
 
     def _interleave(self) -> None:
         """Writes how a thread's columns go to shared memory, channel by channel."""

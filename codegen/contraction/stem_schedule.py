@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import hypot, prod
@@ -22,7 +22,6 @@ from codegen.contraction.halo_schedule import (
     MORE,
     MOST,
     MOST_OWN,
-    MOST_SUMS,
     MOST_WARPS,
     STEP,
     HaloSchedule,
@@ -32,6 +31,7 @@ from codegen.contraction.halo_schedule import (
     convolution,
     first_positions,
     likely_tiles,
+    ranked,
 )
 from codegen.declined import Declined
 from codegen.filled_tiles import as_it_lies
@@ -279,21 +279,9 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StemSchedule]]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} multiplies no bfloat16 and no tf32")
-    found = []
-    for candidate in _candidates(stem(spec)):
-        x = StemTile(spec, candidate)
-        resident = x.resident(target) if x.sums <= MOST_SUMS else 0
-        if candidate.wgmma and not (target.arch.has_wgmma and x.direct):
-            continue
-        if x.waiting > MOST_WAITING or (candidate.stages > 1 and not x.vector):
-            continue
-        if resident:
-            most = -(-x.tiles // (resident * target.sms))  # tiles of a block
-            chosen = replace(candidate, workers=-(-x.tiles // most), resident=resident)
-            found.append((_cost(x, most, resident, target), chosen))
-    if not found:
-        raise Declined("no part of the image, with the filters, fits the shared memory and the registers of a block")
-    return sorted(found, key=lambda entry: entry[0])
+    tiles = (StemTile(spec, s) for s in _candidates(stem(spec)) if target.arch.has_wgmma or not s.wgmma)
+    tiles = (x for x in tiles if (x.direct or not x.s.wgmma) and (x.vector or x.s.stages == 1))
+    return ranked((x for x in tiles if x.waiting <= MOST_WAITING), _cost, target)
 
 
 def _candidates(at: Windows) -> Iterator[StemSchedule]:

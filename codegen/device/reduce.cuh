@@ -121,6 +121,22 @@ __device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum
     exp_lanes<Warps>(most, sum);
 }
 
+// The last step of `across` and `across_cluster`: `all` has the totals of Groups, V * Side of each, and `parts` gets
+// those of all of them.
+template <class Op, int Side, int Lanes, int Groups, int V, class T>
+__device__ __forceinline__ void across_groups(T (&part)[V], const T* all, T* parts) {
+    constexpr int size = Side * V;
+    for (int i = threadIdx.x; i < size; i += Side * Lanes) {
+        T total = all[i];
+#pragma unroll
+        for (int g = 1; g < Groups; ++g) total = Op::of(total, all[g * size + i]);
+        parts[i] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < V; ++e) part[e] = parts[e * Side + threadIdx.x % Side];
+}
+
 // Over the Lanes threads that are Side apart: thread lane * Side + i has parts of V rows, and gets their totals in
 // place.  Side and Lanes are powers of two, Lanes * Side is 32 or more.  parts: V * Side elements of shared memory for
 // every warp, or for every Side threads if those are more; one array may serve several reductions.
@@ -138,15 +154,7 @@ __device__ __forceinline__ void across(T (&part)[V], T* parts) {
 #pragma unroll
         for (int e = 0; e < V; ++e) parts[threadIdx.x / group * size + e * Side + mine] = part[e];
     __syncthreads();
-    for (int i = threadIdx.x; i < size; i += Side * Lanes) {
-        T total = parts[i];
-#pragma unroll
-        for (int g = 1; g < groups; ++g) total = Op::of(total, parts[g * size + i]);
-        parts[i] = total;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < V; ++e) part[e] = parts[e * Side + mine];
+    across_groups<Op, Side, Lanes, groups>(part, parts, parts);
 }
 
 }  // namespace reduce

@@ -50,15 +50,7 @@ __device__ __forceinline__ void across_cluster(T (&part)[V], T* parts, T* of_blo
 #pragma unroll
         for (int e = 0; e < V; ++e) *cluster_map(of_blocks + cluster_rank() * size + e * Side + mine, to) = part[e];
     cluster_sync();
-    for (int i = threadIdx.x; i < size; i += Side * Lanes) {
-        T total = of_blocks[i];
-#pragma unroll
-        for (int b = 1; b < Blocks; ++b) total = Op::of(total, of_blocks[b * size + i]);
-        parts[i] = total;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int e = 0; e < V; ++e) part[e] = parts[e * Side + mine];
+    across_groups<Op, Side, Lanes, Blocks>(part, of_blocks, parts);
 }
 
 }  // namespace reduce

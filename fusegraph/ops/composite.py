@@ -1,7 +1,7 @@
 """Composites: ops that are made of others of the table; `passes.decompose` writes them out.
 
-What lies between is computed, and kept where it must be kept, in float32 (float64 for float64), whatever the operands'
-dtype; the result alone is rounded to it.
+What lies between is computed, and kept where it must be kept, in float32 (float64 for float64 and for results of it),
+whatever the operands' dtype; the result alone is rounded to its own.
 """
 
 from __future__ import annotations

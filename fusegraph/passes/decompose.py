@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegraph.dtypes import DType
+from fusegraph.dtypes import DType, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
@@ -75,7 +75,8 @@ class _Expansion:
         assert node.op.expand is not None
         operands = inputs
         if not node.op.as_stored:
-            operands = tuple(self._cast(t, compute_dtype(t.dtype, graph.compute_dtype), "in") for t in inputs)
+            real = float64 if node.outputs[0].dtype == float64 else graph.compute_dtype
+            operands = tuple(self._cast(t, compute_dtype(t.dtype, real), "in") for t in inputs)
         found: Any = node.op.expand(self, *operands, **node.attributes)
         results: list[Tensor] = []
         for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):

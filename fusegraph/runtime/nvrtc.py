@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import codegen
 from codegen.spec import KernelSource
@@ -117,26 +117,29 @@ def supported_archs() -> tuple[str, ...]:
     return tuple(f"sm_{number}{suffix}" for number in numbers for suffix in (("", "a") if number >= 90 else ("",)))
 
 
-def compile_kernels(
-    sources: Sequence[KernelSource],
-    arch: str,
-    *,
-    cache: DiskCache | None = None,
-    options: Sequence[str] = (),
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> list[CompiledKernel]:
-    """Compiles kernels for ``arch`` (``"sm_90a"``) and returns them in the order given.
+class How(TypedDict, total=False):
+    """How kernels are compiled.
 
     ``cache`` is asked first, and stores what is compiled (None: always compile).  ``options`` are NVRTC's, appended to
     ``BASE_OPTIONS``.  At most ``jobs`` threads compile at once, by default one per processor; NVRTC releases the GIL.
-    ``progress`` is called in the calling thread for each source as it is done, in no particular order.  Equal sources
-    are compiled once.
+    """
+
+    cache: DiskCache | None
+    options: Sequence[str]
+    jobs: int | None
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource], arch: str, *, progress: Progress | None = None, **how: Unpack[How]
+) -> list[CompiledKernel]:
+    """Compiles kernels for ``arch`` (``"sm_90a"``) and returns them in the order given; equal ones are compiled once.
+
+    ``progress`` is called in the calling thread for each source as it is done, in no particular order.
 
     Raises CompileError for the first kernel that does not compile, for an architecture that NVRTC does not know, and
     for an option that would make it read or write files; ToolchainError if NVRTC cannot be loaded.
     """
-    return start(sources, arch, cache=cache, options=options, jobs=jobs).kernels(progress)
+    return start(sources, arch, **how).kernels(progress)
 
 
 class Compilation:
@@ -181,14 +184,7 @@ class Compilation:
                     progress(source, self._done[key])
 
 
-def start(
-    sources: Sequence[KernelSource],
-    arch: str,
-    *,
-    cache: DiskCache | None = None,
-    options: Sequence[str] = (),
-    jobs: int | None = None,
-) -> Compilation:
+def start(sources: Sequence[KernelSource], arch: str, **how: Unpack[How]) -> Compilation:
     """Starts to compile kernels as `compile_kernels` does, and returns without waiting.
 
     Raises CompileError for an architecture or option that is refused; ToolchainError if NVRTC cannot be loaded.
@@ -198,11 +194,12 @@ def start(
         raise CompileError(f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(supported_archs())}")
     keys: dict[int, str] = {}  # by identity of the source, which equal layers of a network share
     units: dict[str, _Unit] = {}
-    all_options, library = _checked_options(options), dict[str, str | None]()
+    all_options, library = _checked_options(how.get("options", ())), dict[str, str | None]()
     for source in sources:
         if id(source) not in keys:
             unit = _Unit(_checked_source(source), headers_of(source.code, library), arch, all_options)
             keys[id(source)], units[unit.key] = unit.key, unit
+    cache, jobs = how.get("cache"), how.get("jobs")
     done = {key: kernel for key, unit in units.items() if (kernel := _load(unit, cache) if cache else None) is not None}
     compilation = Compilation(sources, keys, done)
     compilation._compile({key: unit for key, unit in units.items() if key not in done}, cache, jobs)
