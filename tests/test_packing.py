@@ -259,6 +259,66 @@ def test_torch_counts_versions() -> None:
         check()
 
 
+def changed_in_place(torch: Any, w: Any) -> Any:
+    """Yields after each change of a parameter by ``.data``, with pauses in which nothing changes."""
+    w.data.mul_(2)
+    yield
+    yield
+    w.data += 1
+    yield
+    kept = w.data
+    yield
+    kept[3] = 5
+    yield
+    part = kept.view(-1)
+    del kept
+    yield
+    yield
+    part[7] = 9
+    yield
+    given = torch.randn(16, 16)
+    w.data = given
+    yield
+    given.neg_()
+    yield
+    flat = torch.randn(512)
+    w.data = flat[256:].view(16, 16)  # a part of memory that others write
+    for _ in range(packing.MOST_CHANGES + 2):
+        yield
+        flat.mul_(1.5)
+    yield
+
+
+def test_what_data_gives_away_may_be_changed() -> None:
+    torch = pytest.importorskip("torch")
+    executable = executable_of_layer()
+    x, w = torch.randn(64, 16), torch.nn.Parameter(torch.randn(16, 16))
+    with torch.no_grad():
+        executable(x, w)
+        for _ in changed_in_place(torch, w):
+            torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
+            if executable.packed_bytes:
+                executable(x, w)
+    assert executable.packed_bytes == 0  # given up when nobody could tell any more
+
+
+def test_what_executables_write_is_counted() -> None:
+    """Results in given arrays, and new values of inputs, may be parameters of other graphs."""
+    torch = pytest.importorskip("torch")
+    graph = fg.Graph("update")
+    state, by = graph.tensor("state", (16, 16)), graph.tensor("by", (16, 16))
+    graph.assign(state, state + by)
+    graph.output(by * 2, name="y")
+    update, executable = graph.compile("cpu"), executable_of_layer()
+    graph = fg.Graph("made")
+    graph.output(graph.exp(graph.tensor("by", (16, 16))), name="y")
+    made = graph.compile("cpu")
+    x, w, by = torch.randn(64, 16), torch.randn(16, 16), torch.randn(16, 16)
+    for change in (lambda: None, lambda: update(w, by), lambda: made(by, out=w), lambda: made(-by, out=w)):
+        change()
+        torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
+
+
 def test_large_memory_that_is_handed_out_again() -> None:
     torch = pytest.importorskip("torch")
     graph = fg.Graph("g")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.engines.arguments import Argument, Overlaps, as_bytes, as_values, bind, bind_outputs
-from fusegraph.engines.frameworks import Reader, address_of, framework_of, reader
+from fusegraph.engines.frameworks import Reader, address_of, counter, framework_of, reader
 from fusegraph.engines.in_place import Pairs
 from fusegraph.graph import Graph
 from fusegraph.plan import Plan, check_outputs
@@ -38,6 +38,7 @@ class _Call:
     read_inputs, read   recognize arrays that are as declared: inputs alone; inputs and outputs.
     makers, address_of  an allocator for every output, and the function that reads the address of what it makes; no
                         makers if an output depends on the stream of the call.
+    count               tells the framework that arrays have been written; None if it does not ask.
     """
 
     kind: type
@@ -47,6 +48,7 @@ class _Call:
     read: Reader
     makers: tuple[Callable[[], Any], ...]
     address_of: Callable[[Any], int]
+    count: Callable[[Sequence[Any]], None] | None
 
 
 class Executable:
@@ -94,8 +96,10 @@ class Executable:
         self._in_inputs = [
             (n, graph.inputs.index(graph.updates[t])) for n, t in enumerate(graph.results) if t in graph.updates
         ]
+        #: The inputs that the graph assigns to, as numbers.
+        self._assigned = [n for n, t in enumerate(graph.inputs) if t in updated]
         self._names = [t.name for t in graph.inputs]
-        self._count, self._single, self._ordinal = len(self._inputs), len(graph.results) == 1, device.index
+        self._number, self._single, self._ordinal = len(self._inputs), len(graph.results) == 1, device.index
         #: Checked addresses of a call -> what queues the kernels for them.
         self._known: dict[tuple[int, ...], Queue] = {}
 
@@ -129,21 +133,23 @@ class Executable:
         return f"engine {self.engine!r} does not say in which order it reads and writes"
 
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        arrays = self._bind(args, named) if named or len(args) != self._count else args
+        arrays = self._bind(args, named) if named or len(args) != self._number else args
         if self._packed:
             return self._call_packed(arrays, out, stream)
         kind = type(arrays[0]) if arrays else _kind_of(out)
         call = self._calls.get(kind) or self._prepare(kind)
         handle = call.current_stream(self._ordinal) if stream is None else as_stream(stream)
         # A fast path for the most common call: one output, which is given, and addresses that were checked before.
-        if type(out) is kind and self._single and not self._in_inputs:
+        if type(out) is kind and self._single and not self._assigned:
             addresses = call.read((*arrays, out), handle)
             if addresses is not None:
                 queue = self._known.get(addresses)
                 if queue is not None:
                     queue(arrays if self._prepacks else addresses, handle)
+                    self._count(call, arrays, (out,))
                     return out
         results = self._results(call, arrays, out, handle)
+        self._count(call, arrays, results if out is not None else ())
         if self._in_inputs:
             results = self._with_inputs(results, arrays)
         return results[0] if self._single else results
@@ -165,6 +171,7 @@ class Executable:
             for tensor, x, made in zip(outputs, results, found):
                 if x is not made and isinstance(x, np.ndarray) and x.dtype == tensor.dtype.numpy:
                     x[...] = as_values(tensor, made)
+        self._count(call, arrays, results if out is not None else ())
         results = self._with_inputs(results, arrays)
         return results[0] if self._single else results
 
@@ -187,6 +194,11 @@ class Executable:
         elif not self._queue(arrays, addresses, stream, given=out is not None):
             return self._look_and_run(call, arrays, out, stream)
         return results
+
+    def _count(self, call: _Call, arrays: Sequence[Any], given: Sequence[Any]) -> None:
+        """Tells the framework that inputs that the graph assigns to, and ``given`` outputs, have been written."""
+        if call.count is not None and (self._assigned or given):
+            call.count([*(arrays[n] for n in self._assigned), *given])
 
     def _with_inputs(self, made: tuple[Any, ...], arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the results of a call: those that were made, and inputs among them."""
@@ -267,6 +279,7 @@ class Executable:
             reader(framework, [*self._inputs, *self._outputs], self.device),
             self._allocators(framework, 0) if any_stream else (),
             address_of(framework),
+            counter(framework),
         )
         return call
 

@@ -57,6 +57,24 @@ def address_of(framework: str) -> Callable[[Any], int]:
     return _cupy_address if framework == "cupy" else _device_array_address
 
 
+def counter(framework: str) -> Callable[[Sequence[Any]], None] | None:
+    """Returns what tells a framework that arrays have been written, so that it counts their changes; None if none is.
+
+    torch counts versions, by which autograd and packed copies of parameters notice a change.
+    """
+    if framework != "torch":
+        return None
+    torch: Any = sys.modules["torch"]
+    increment = torch.autograd.graph.increment_version
+
+    def count(arrays: Sequence[Any]) -> None:
+        for x in arrays:
+            if isinstance(x, torch.Tensor):
+                increment(x)
+
+    return count
+
+
 def _cupy_address(array: Any) -> int:
     # Outputs of dtypes that CuPy lacks are allocated as DeviceArrays.
     return int(array.pointer if type(array) is DeviceArray else array.data.ptr)
