@@ -53,11 +53,9 @@ class _Steps:
     device: int
 
     def constants(self) -> tuple[DeviceArray, ...]:
-        """Returns the plan's constants, copied to the device."""
-        constants = tuple(to_device(t.value, self.device) for t in self.slots.constants)
-        if constants:
-            driver.synchronize(0, self.device)
-        return constants
+        """Returns the plan's constants, copied to the device; also while a stream is captured."""
+        with driver.relaxed_capture():
+            return tuple(to_device(t.value, self.device, stream=driver.PER_THREAD) for t in self.slots.constants)
 
     def sequence(self, kernels: Sequence[int], constants: Sequence[DeviceArray]) -> LaunchSequence:
         """Returns what launches some of the kernels."""

@@ -399,6 +399,10 @@ def synchronize(stream: int = 0, device: int = 0) -> None:
         call("cuStreamSynchronize", stream, doing="wait for the stream")
 
 
+#: The calling thread's own default stream, which waits for no other stream that is captured.
+PER_THREAD = 2
+
+
 def is_capturing(stream: int, device: int = 0) -> bool:
     """Tells whether work queued on ``stream`` is being captured into a CUDA graph instead of run."""
     if stream in (0, 1):  # the legacy default stream can never be captured, and asking may be an error
