@@ -243,6 +243,8 @@ FILL_PIECE, FUNCTION = 12.0, 20.0
 #: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
 #: several taps of windows.
 SPLIT_ELEMENT, LINE, FAR, WINDOW_ELEMENTS = 20.0, 0.25, 8, 3.0
+#: Bytes that the L2 cache sends for an element whose neighbours are elsewhere, and in a cycle to each multiprocessor.
+SECTOR, SECTOR_RATE = 32, 20.0
 #: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
 #: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
 #: a multiprocessor issues in a cycle.
@@ -262,7 +264,7 @@ def _filling(layout: Layout) -> float:
 
     The data for a stage are in flight for as long as it takes to fill the one before.
     """
-    s, parts, instructions, lines = layout.s, layout.parts, 0.0, 0.0
+    s, parts, instructions, lines, sectors = layout.s, layout.parts, 0.0, 0.0, 0.0
     for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * layout.spec.products)):
         if isinstance(way, TilePath):
             gather, copies = way.gather, way.piece / way.vector - 1
@@ -273,9 +275,12 @@ def _filling(layout: Layout) -> float:
                 piece += SPLIT_ELEMENT * way.piece
                 piece *= WINDOW_ELEMENTS if gather.limits and way.vector == 1 else 1.0
                 lines += size * parts.reduction.panel / way.piece * (FAR if _far(way) else 2) * LINE
+            if _far(way):
+                apart = abs(way.gather.inner[-1]) * way.gather.operand.dtype.itemsize
+                sectors += size * parts.reduction.panel * min(apart, SECTOR)
             instructions += size * parts.reduction.panel / way.piece * piece
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    return max(instructions / rate, lines, FILL_LATENCY) if s.producer_warpgroups else 0.0
+    return max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY) if s.producer_warpgroups else 0.0
 
 
 def _far(way: TilePath) -> bool:

@@ -81,23 +81,14 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
         return parts
     result = _begun(graph, inputs)
-    large = frozenset(t.name for t, (value, _) in found.items() if _overflows(value, t, graph))
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             call = graph.calls.get(node.output)
             if call is not None or node.op.is_composite(node.attributes):
-                result |= meant(node, call, result, parts, large)
+                result |= meant(node, call, result, parts)
             else:
                 result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
     return result
-
-
-def _overflows(value: Array, tensor: Tensor, graph: Graph) -> bool:
-    """Tells whether a finite element is beyond what kernels compute with."""
-    if not tensor.dtype.is_float:
-        return False
-    most = np.abs(value).max(initial=0, where=np.isfinite(value))
-    return bool(most > compute_dtype(tensor.dtype, graph.compute_dtype).max)
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:

@@ -5,7 +5,7 @@ Their values come from their own NumPy definition; their bounds come from the an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,15 +35,13 @@ def meant(
     call: Call | None,
     known: Mapping[Tensor, tuple[Array, Array]],
     parts: Mapping[Tensor, tuple[Array, Array]],
-    large: Collection[str],
 ) -> dict[Tensor, tuple[Array, Array]]:
     """Returns the results of a composite, or of a call whose last node is ``node``, with their bounds.
 
     ``parts`` has the values and bounds that follow from the nodes that it is made of.  Those values may differ from the
     definition by as much as rounding of operands and results explains (`_spread`), because the nodes round within.
     `_spread` alone is the bound if the nodes give none (an infinite one, as for elements at computed places), unless
-    operands are so large that something may overflow, one of the nodes does (those ``large``, by name), or elements are
-    multiplied and summed.
+    operands are so large that something may overflow or elements are multiplied and summed.
     """
     operands = call.operands if call is not None else node.inputs
 
@@ -56,7 +54,6 @@ def meant(
     exact = results(values)
     makers = [tensor.graph.producer(tensor) for tensor in call.inner] if call is not None else [node]
     short = all(n is not None and n.kind in (Kind.POINTWISE, Kind.MOVEMENT, Kind.COMPOSITE) for n in makers)
-    short = short and not any(name.startswith(f"{node.name[:180]} ") for name in large)  # `rewrite.named`
     size = max((float(np.abs(v).max(initial=0)) for v in values.values() if v.dtype.kind == "f"), default=0.0)
     found = {}
     for tensor, value, spread in zip(node.outputs, exact, _spread(results, node.outputs, exact, operands, known)):
