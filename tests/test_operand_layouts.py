@@ -222,3 +222,10 @@ def test_copies_of_parameters_are_weighed_without_their_cost() -> None:
         choice, found = made(parameter, taken)
         assert choice.taken == taken
         assert (len(found.kernels), len(found.packed)) == (kernels, packs)
+
+
+def test_filters_whose_channels_are_far_apart_are_laid_out_for_float32() -> None:
+    """Threads that read such elements one by one wait for the L2 cache, which sends a sector for each."""
+    for x, w, stride in (((64, 64, 56, 56), (64, 64, 3, 3), 1), ((64, 512, 14, 14), (512, 512, 3, 3), 2)):
+        graph = convolution(x, w, filters="NCHW", dtype="float32", padding=1, stride=stride)
+        assert copies(plan(graph, Options(target=target("sm_90a")))) == ["w aligned"]

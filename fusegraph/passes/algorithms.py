@@ -12,7 +12,7 @@ from typing import Any
 from codegen.target import Target
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import packed_strides
+from fusegraph.layout import layout_strides, packed_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import Choice, weigh
@@ -124,7 +124,13 @@ def cycles(node: Node, graph: Graph, target: Target, tile: int | None = None) ->
     """Estimates the cycles of a convolution: as Winograd's with a tile, else as the direct sum, in parts if better."""
     x, taps = node.inputs
     if tile is None:
-        return best_cut(node, graph, target)[1]
+        as_it_lies = best_cut(node, graph, target)[1]
+        if node.op.role is not Role.FPROP or taps.strides[1] == 1:
+            return as_it_lies
+        # `operand_layouts` may lay the channels of the filters side by side.
+        laid = estimates.alone(graph, node, {taps: (taps.shape, layout_strides(taps.shape, "channels_last"))})
+        copied = 2 * taps.nbytes / (STREAMED * target.bytes_per_cycle)
+        return min(as_it_lies, best_cut(laid.nodes[0], laid, target)[1] + copied)
     moved = 2 * _workspace(node, tile) + x.nbytes + taps.nbytes  # one kernel writes them, another reads them
     product = estimates.cycles(_products(*_sizes(node, tile)), Options(target=target))
     return (START + 2) * target.launch_cycles + product + moved / (STREAMED * target.bytes_per_cycle)
