@@ -13,7 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import fusegraph.torch  # noqa: E402
 from fusegraph.engines.kernels import KernelExecutable  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
+from fusegraph.frontends.torch.foreach import rules  # noqa: E402
 
 
 @pytest.fixture
@@ -141,6 +144,48 @@ def test_optimizers(made: list[KernelExecutable[Any]]) -> None:
     assert len(families(executable)) <= 2
 
 
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True, foreach=False),
+}
+
+
+@pytest.mark.parametrize("which", OPTIMIZERS)
+def test_torchs_optimizers(which: str, made: list[KernelExecutable[Any]]) -> None:
+    """A kernel writes a weight and what is kept for it, where they lie."""
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(40, 33), nn.ReLU(), nn.Linear(33, 5))
+    theirs = copy.deepcopy(ours)
+    for model, compiled in ((ours, True), (theirs, False)):
+        optimizer = OPTIMIZERS[which](model.parameters())
+        step = torch.compile(lambda opt=optimizer: opt.step(), backend="fusegraph") if compiled else optimizer.step
+        x = torch.ones(8, 40).cumsum(0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert not [left for report in fusegraph.torch.report(clear=True) for left in report.left]
+    last = made[-1]
+    assert updated(last) == {"SGD": 2, "AdamW": 4, "RMSprop": 5}[which] * 4
+    assert last.plan is not None
+    assert last.plan.memory.size == 0
+    assert sum("param_groups_0_params_" in t.base.name for k in last.plan.kernels for t in k.group.writes) == 4
+
+
+def test_operators_of_lists() -> None:
+    for operator, rule in rules().items():
+        kinds = [str(a.type) for a in operator._schema.arguments if not a.has_default_value() or a.name == "value"]
+        several, numbers = [[torch.rand(n, n) + 0.5 for n in (3, 2)] for _ in kinds], [0.5, 2.0]
+        args = [
+            {"List[Tensor]": x, "List[number]": numbers, "Tensor": torch.tensor(1.5)}.get(kind, 0.75)
+            for kind, x in zip(kinds, several)
+        ]
+        torch.testing.assert_close(list(rule(*args)), list(operator(*args)), msg=str(operator))
+
+
 class Attention(nn.Module):
     """A step of attention over a static cache, as decoders are written for torch.compile."""
 
@@ -181,6 +226,12 @@ def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> Non
         writers = {t.base.name: k.group.family for k in plan.kernels for t in k.group.writes}
         assert (writers["values"], writers["keys"]) == ("contraction", "pointwise")
     assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
+
+
+def test_exported_programs_assign_what_they_change() -> None:
+    (graph,) = import_module(Attention().eval(), torch.randn(1, 1, 32), torch.tensor([3])).graphs
+    assert [t.name for t in graph.updates.values()] == ["keys", "values"]
+    assert len(graph.results) == 1
 
 
 def test_what_is_read_later_is_left_to_torch(made: list[KernelExecutable[Any]]) -> None:
