@@ -183,7 +183,7 @@ def test_operators_of_lists() -> None:
             {"List[Tensor]": x, "List[number]": numbers, "Tensor": torch.tensor(1.5)}.get(kind, 0.75)
             for kind, x in zip(kinds, several)
         ]
-        torch.testing.assert_close(list(rule(*args)), list(operator(*args)), msg=str(operator))
+        torch.testing.assert_close(list(rule(*args)), list(operator(*args)), equal_nan=True, msg=str(operator))
 
 
 class Attention(nn.Module):
@@ -226,6 +226,74 @@ def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> Non
         writers = {t.base.name: k.group.family for k in plan.kernels for t in k.group.writes}
         assert (writers["values"], writers["keys"]) == ("contraction", "pointwise")
     assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
+
+
+def repeated(x: Any, times: int) -> Any:
+    """Repeats heads of keys, as decoders do that leave nothing to the operator of attention."""
+    b, heads, length, d = x.shape
+    return x[:, :, None].expand(b, heads, times, length, d).reshape(b, heads * times, length, d)
+
+
+def attended(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    return torch.softmax(scores + mask, -1, dtype=torch.float32) @ v
+
+
+@pytest.mark.parametrize("attend", [attended, F.scaled_dot_product_attention])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_caches_are_not_repeated_for_heads(attend: Any, rows: int, made: list[KernelExecutable[Any]]) -> None:
+    def step(x: Any, w: Any, keys: Any, values: Any, at: Any, mask: Any) -> Any:
+        q, k, v = ((x @ part).unflatten(-1, (-1, 8)).transpose(1, 2) for part in w.split((48, 16, 16), -1))
+        keys.index_copy_(2, at, k.tanh())
+        values.index_copy_(2, at, v)
+        return attend(q, repeated(keys, 3), repeated(values, 3), mask).transpose(1, 2).relu()
+
+    with torch.no_grad():
+        caches = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
+        at, mask = torch.arange(4, 4 + rows), torch.randn(2, 1, rows, 20)
+        same(step, torch.randn(2, rows, 24), torch.randn(24, 80), *caches, at, mask)
+    (executable,) = made
+    plan = executable.plan
+    assert plan is not None
+    assert families(executable).count("attention") == 1
+    assert not any(t.nbytes >= caches[0].nbytes for k in plan.kernels for t in k.group.writes)
+    if rows == 1:  # the product of the values stores into the cache
+        assert [k.group.family for k in plan.kernels for t in k.group.writes if t.base.name == "values"] == [
+            "contraction"
+        ]
+
+
+def test_decoders_of_transformers(made: list[KernelExecutable[Any]]) -> None:
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    except ImportError as error:
+        pytest.skip(f"no transformers: {error}")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=97, num_hidden_layers=2, max_position_embeddings=64, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    compiled = torch.compile(model, backend="fusegraph", fullgraph=True)
+
+    def decoded(step: Any) -> Any:
+        cache = StaticCache(config=config, max_cache_len=32)
+        how, logits = {"past_key_values": cache, "use_cache": True}, []
+        with torch.no_grad():
+            out = model(torch.arange(10).reshape(2, 5), cache_position=torch.arange(5), **how)
+            for position in range(5, 9):
+                token = out.logits[:, -1:].argmax(-1)
+                out = step(input_ids=token, cache_position=torch.tensor([position]), **how)
+                logits.append(out.logits.clone())
+        return logits, [x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+    fusegraph.torch.report(clear=True)
+    torch.testing.assert_close(decoded(compiled), decoded(model))
+    (function,) = fusegraph.torch.report(clear=True)
+    (piece,) = function.pieces
+    assert not function.left
+    plan = piece.planned()
+    assert plan is not None
+    assert len(plan.graph.updates) == 6  # keys, values and the length of each layer
+    assert not any(t.nbytes >= 2 * 2 * 32 * 16 * 4 for k in plan.kernels for t in k.group.writes)
 
 
 def test_exported_programs_assign_what_they_change() -> None:
