@@ -13,7 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import fusegraph.torch  # noqa: E402
 from fusegraph.engines.kernels import KernelExecutable  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
+from fusegraph.frontends.torch.foreach import rules  # noqa: E402
 
 
 @pytest.fixture
@@ -141,6 +144,48 @@ def test_optimizers(made: list[KernelExecutable[Any]]) -> None:
     assert len(families(executable)) <= 2
 
 
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True, foreach=False),
+}
+
+
+@pytest.mark.parametrize("which", OPTIMIZERS)
+def test_torchs_optimizers(which: str, made: list[KernelExecutable[Any]]) -> None:
+    """A kernel writes a weight and what is kept for it, where they lie."""
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(40, 33), nn.ReLU(), nn.Linear(33, 5))
+    theirs = copy.deepcopy(ours)
+    for model, compiled in ((ours, True), (theirs, False)):
+        optimizer = OPTIMIZERS[which](model.parameters())
+        step = torch.compile(lambda opt=optimizer: opt.step(), backend="fusegraph") if compiled else optimizer.step
+        x = torch.ones(8, 40).cumsum(0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert not [left for report in fusegraph.torch.report(clear=True) for left in report.left]
+    last = made[-1]
+    assert updated(last) == {"SGD": 2, "AdamW": 4, "RMSprop": 5}[which] * 4
+    assert last.plan is not None
+    assert last.plan.memory.size == 0
+    assert sum("param_groups_0_params_" in t.base.name for k in last.plan.kernels for t in k.group.writes) == 4
+
+
+def test_operators_of_lists() -> None:
+    for operator, rule in rules().items():
+        kinds = [str(a.type) for a in operator._schema.arguments if not a.has_default_value() or a.name == "value"]
+        several, numbers = [[torch.rand(n, n) + 0.5 for n in (3, 2)] for _ in kinds], [0.5, 2.0]
+        args = [
+            {"List[Tensor]": x, "List[number]": numbers, "Tensor": torch.tensor(1.5)}.get(kind, 0.75)
+            for kind, x in zip(kinds, several)
+        ]
+        torch.testing.assert_close(list(rule(*args)), list(operator(*args)), equal_nan=True, msg=str(operator))
+
+
 class Attention(nn.Module):
     """A step of attention over a static cache, as decoders are written for torch.compile."""
 
@@ -181,6 +226,80 @@ def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> Non
         writers = {t.base.name: k.group.family for k in plan.kernels for t in k.group.writes}
         assert (writers["values"], writers["keys"]) == ("contraction", "pointwise")
     assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
+
+
+def repeated(x: Any, times: int) -> Any:
+    """Repeats heads of keys, as decoders do that leave nothing to the operator of attention."""
+    b, heads, length, d = x.shape
+    return x[:, :, None].expand(b, heads, times, length, d).reshape(b, heads * times, length, d)
+
+
+def attended(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    return torch.softmax(scores + mask, -1, dtype=torch.float32) @ v
+
+
+@pytest.mark.parametrize("attend", [attended, F.scaled_dot_product_attention])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_caches_are_not_repeated_for_heads(attend: Any, rows: int, made: list[KernelExecutable[Any]]) -> None:
+    def step(x: Any, w: Any, keys: Any, values: Any, at: Any, mask: Any) -> Any:
+        q, k, v = ((x @ part).unflatten(-1, (-1, 8)).transpose(1, 2) for part in w.split((48, 16, 16), -1))
+        keys.index_copy_(2, at, k.tanh())
+        values.index_copy_(2, at, v)
+        return attend(q, repeated(keys, 3), repeated(values, 3), mask).transpose(1, 2).relu()
+
+    with torch.no_grad():
+        caches = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
+        at, mask = torch.arange(4, 4 + rows), torch.randn(2, 1, rows, 20)
+        same(step, torch.randn(2, rows, 24), torch.randn(24, 80), *caches, at, mask)
+    (executable,) = made
+    plan = executable.plan
+    assert plan is not None
+    assert families(executable).count("attention") == 1
+    assert not any(t.nbytes >= caches[0].nbytes for k in plan.kernels for t in k.group.writes)
+    if rows == 1:  # the product of the values stores into the cache
+        assert [k.group.family for k in plan.kernels for t in k.group.writes if t.base.name == "values"] == [
+            "contraction"
+        ]
+
+
+def test_decoders_of_transformers(made: list[KernelExecutable[Any]]) -> None:
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    except ImportError as error:
+        pytest.skip(f"no transformers: {error}")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=97, num_hidden_layers=2, max_position_embeddings=64, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    compiled = torch.compile(model, backend="fusegraph", fullgraph=True)
+
+    def decoded(step: Any) -> Any:
+        cache = StaticCache(config=config, max_cache_len=32)
+        how, logits = {"past_key_values": cache, "use_cache": True}, []
+        with torch.no_grad():
+            out = model(torch.arange(10).reshape(2, 5), cache_position=torch.arange(5), **how)
+            for position in range(5, 9):
+                token = out.logits[:, -1:].argmax(-1)
+                out = step(input_ids=token, cache_position=torch.tensor([position]), **how)
+                logits.append(out.logits.clone())
+        return logits, [x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+    fusegraph.torch.report(clear=True)
+    torch.testing.assert_close(decoded(compiled), decoded(model))
+    (function,) = fusegraph.torch.report(clear=True)
+    (piece,) = function.pieces
+    assert not function.left
+    plan = piece.planned()
+    assert plan is not None
+    assert len(plan.graph.updates) == 6  # keys, values and the length of each layer
+    assert not any(t.nbytes >= 2 * 2 * 32 * 16 * 4 for k in plan.kernels for t in k.group.writes)
+
+
+def test_exported_programs_assign_what_they_change() -> None:
+    (graph,) = import_module(Attention().eval(), torch.randn(1, 1, 32), torch.tensor([3])).graphs
+    assert [t.name for t in graph.updates.values()] == ["keys", "values"]
+    assert len(graph.results) == 1
 
 
 def test_what_is_read_later_is_left_to_torch(made: list[KernelExecutable[Any]]) -> None:

@@ -30,6 +30,8 @@ def divide_columns(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
             return  # written with its reshape
         a, b = (rewrite.new[t] for t in other.inputs)
         made, columns = rewrite.graph, b.shape[-1] // heads
+        if a.rank > 2:
+            a = made.apply(TABLE["reshape"], (a,), {"shape": (a.size // a.shape[-1], a.shape[-1])})
         parts = made.apply(TABLE["reshape"], (b,), {"shape": (b.shape[-2], heads, columns)})
         parts = made.apply(TABLE["transpose"], (parts,), {"perm": (1, 0, 2)})
         attributes = dict(other.attributes)
@@ -62,10 +64,10 @@ def _parts(graph: Graph, reshape: Node, strides: Strides) -> tuple[Node, Node, i
     product, shape = graph.producer(reshape.inputs[0]), reshape.output.shape
     if reshape.op.role is not Role.RESHAPE or product is None or product.op.role is not Role.MATMUL or 0 in shape:
         return None
-    (a, b), result = product.inputs, product.output
+    b, result = product.inputs[1], product.output
     inner = next((d for d in reversed(range(len(shape))) if prod(shape[d:]) == result.shape[-1] != shape[-1]), None)
     alone = graph.consumers(result) == [reshape] and result not in graph.output_numbers
-    plain = b.rank == 2 and (a.rank == 2 or a.shape[:-2] == (1,)) and not _is_computed(graph, b)
+    plain = b.rank == 2 and not _is_computed(graph, b)
     if inner is None or not (alone and plain) or "parts" in product.attributes:
         return None
     heads, rows = prod(shape[inner:-1]), prod(shape[:inner])
@@ -76,6 +78,6 @@ def _parts(graph: Graph, reshape: Node, strides: Strides) -> tuple[Node, Node, i
 
 def _is_computed(graph: Graph, tensor: Tensor) -> bool:
     """Returns true if a tensor is no view of an input or a constant: a kernel would compute it as it reads it."""
-    while (node := graph.producer(tensor)) is not None and node.op.role in (Role.TRANSPOSE, Role.RESHAPE):
+    while (node := graph.producer(tensor)) is not None and node.op.role in (Role.TRANSPOSE, Role.RESHAPE, Role.SLICE):
         tensor = node.inputs[0]
     return node is not None

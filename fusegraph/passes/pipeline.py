@@ -45,6 +45,7 @@ from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
+from fusegraph.passes.shared_heads import share_heads
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
@@ -91,6 +92,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("positions", place),
     Pass("simplification", simplify),
     Pass("batches", take_apart),
+    Pass("shared heads", share_heads),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),

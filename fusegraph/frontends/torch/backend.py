@@ -72,7 +72,7 @@ def backend(
     modes and options.
     """
     settings = _settings(mode, options)
-    names = _names(module.graph)
+    names = _names(module)
     # A size that was seen to change is compiled for each choice: all of them at once take longer.
     every = not torch._dynamo.config.assume_static_by_default or any(
         getattr(x, "_dynamo_dynamic_indices", None) for x in inputs
@@ -95,17 +95,19 @@ def backend(
         return made(module, inputs)
 
 
-def _names(graph: Any) -> dict[str, str]:
-    """Returns AOTAutograd's names of a traced graph's inputs -> readable names.
+def _names(module: Any) -> dict[str, str]:
+    """Returns AOTAutograd's names of a traced module's tensors and inputs -> readable names.
 
-    AOTAutograd numbers inputs; the tracer's names are such as l_self_modules_layer1_modules_0_parameters_weight_.
+    AOTAutograd numbers them; the tracer's names are such as l_self_modules_layer1_modules_0_parameters_weight_.
     """
     names: dict[str, str] = {}
-    for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+    own = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    every = [name for name, _ in own] + [n.name for n in module.graph.nodes if n.op == "placeholder"]
+    for number, name in enumerate(every):
         short = re.sub(
-            r"^[lL]_(self_)?|(?<![a-z0-9])(modules|parameters|buffers)_|_+$", "", node.name.replace("__", "_")
+            r"^([lL]_)?(self_)?|(?<![a-z0-9])(modules|parameters|buffers)_|_+$", "", re.sub(r"[_.]+", "_", name)
         )
-        label = short if short and short not in names.values() else node.name
+        label = short if short and short not in names.values() else name
         names |= {f"arg{number}_1": label, f"primals_{number + 1}": label}
     return names
 

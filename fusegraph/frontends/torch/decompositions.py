@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
+from fusegraph.frontends.torch.foreach import rules as of_lists
 from fusegraph.frontends.torch.table import HANDLERS
 from fusegraph.frontends.torch.whole_attention import attended
 from fusegraph.layout import overlaps, stride_order
@@ -23,6 +24,7 @@ def decompositions() -> Mapping[Any, Any]:
     rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
     return {
         **rules,
+        **of_lists(),
         aten.native_dropout.default: _dropout,
         aten._native_multi_head_attention.default: _attention,
         aten._transformer_encoder_layer_fwd.default: _encoder_layer,

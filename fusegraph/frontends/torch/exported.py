@@ -37,8 +37,8 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
     """Cuts a program into pieces; returns the analysis, the pieces and their graphs."""
     with phase("tracing"):
         lowered = program.run_decompositions(dict(decompositions()))
-    graph = lowered.graph_module.graph
-    signature = lowered.graph_signature
+    graph, signature = lowered.graph_module.graph, lowered.graph_signature
+    _write_changes(graph, signature)
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names = {node: inner.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
     parameters = [node for node in names if node.name in inner]
@@ -49,8 +49,8 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
 def import_program(program: Any, name: str = "model") -> Imported:
     """Imports an ``ExportedProgram``: as one graph, unless operators that fusegraph lacks separate its parts.
 
-    Parameters and buffers are inputs, named as in the module.  Sizes that the program leaves open are those of the
-    inputs that it was exported with.
+    Parameters and buffers are inputs, named as in the module; those that the program changes are assigned to.  Sizes
+    that the program leaves open are those of the inputs that it was exported with.
     """
     _, division, graphs = _cut(program, name)
     left = {node.name: (str(node.target), reason) for node, reason in division.left.items()}
@@ -80,6 +80,23 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
         reports = [piece_report(plan(graph, options), piece, analysis) for piece, graph in graphs.items()]
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     return FunctionReport(name, tuple(reports), left, time.perf_counter() - began, phases)
+
+
+def _write_changes(graph: Any, signature: Any) -> None:
+    """Replaces the new values of buffers and inputs among a program's results by copies into these."""
+    names = {t: n for n, t in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items()}
+    inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    output = graph.output_node()
+    results = []
+    for spec, value in zip(signature.output_specs, output.args[0], strict=True):
+        if not spec.kind.name.endswith("_MUTATION"):
+            results.append(value)
+            continue
+        target = inputs[names.get(spec.target, spec.target)]
+        with graph.inserting_before(output):
+            copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        copy.meta["val"] = target.meta["val"]
+    output.args = (tuple(results),)
 
 
 def _hints(graph: Any) -> dict[Any, Any]:
