@@ -96,7 +96,7 @@ def _moves(node: Node, axis: int) -> bool:
     if node.kind is Kind.REDUCTION:
         return bool(node.attributes["keepdims"]) and min(node.attributes["axes"], default=0) > axis
     if node.op.role is Role.INDEX:
-        return node.attributes["axis"] != axis
+        return bool(node.attributes["axis"] != axis)
     return len(node.outputs) == 1 and (node.kind is Kind.POINTWISE or node.op.role is Role.BROADCAST)
 
 

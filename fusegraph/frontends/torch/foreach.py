@@ -24,7 +24,7 @@ _KEYWORDS = {"addcdiv": "value", "addcmul": "value"}
 def rules() -> dict[Any, Callable[..., Any]]:
     """Returns the rules by which AOTAutograd decomposes the operators of lists."""
     aten = torch.ops.aten
-    found = {}
+    found: dict[Any, Callable[..., Any]] = {}
     for whole in dir(torch):
         name = whole.removeprefix(_PREFIX).removesuffix("_")
         alone = _ALONE.get(name) or getattr(torch, name, None)
