@@ -7,6 +7,8 @@ from codegen.family import Schedule
 from codegen.schedule import (
     best_schedule,
     declined,
+    distance,
+    estimated,
     schedule_data,
     schedule_from_data,
     schedule_text,
@@ -23,6 +25,8 @@ __all__ = [
     "best_schedule",
     "coarse_products",
     "declined",
+    "distance",
+    "estimated",
     "render",
     "schedule_data",
     "schedule_from_data",

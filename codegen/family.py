@@ -43,6 +43,7 @@ class Form(Generic[SpecT, ScheduleT]):
     render     the kernel of a spec as CUDA C.
     cycles     that the best schedule is estimated to take, for forms that are chosen by it.  Raises Declined likewise.
     cost       cycles that a schedule is estimated to take with its operands in memory; None for forms without a model.
+    compare    likewise, in units of its own, for forms whose schedules can only be compared with each other.
     coarse_products  how many fp8 products a kernel lets tensor cores add up in the 14 bits that some of them keep,
                before it adds up these sums in float32; 0 for all of them, None if there are no such sums.
     """
@@ -54,6 +55,7 @@ class Form(Generic[SpecT, ScheduleT]):
     cycles: Callable[[SpecT, Target], float] | None = None
     coarse_products: Callable[[SpecT, ScheduleT], int | None] = lambda spec, schedule: None
     cost: Callable[[SpecT, ScheduleT, Target], float] | None = None
+    compare: Callable[[SpecT, ScheduleT, Target], float] | None = None
 
 
 @dataclass(eq=False)

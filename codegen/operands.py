@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from codegen.buffers import SIZES, SWIZZLED, Buffer
+from codegen.sizes import smaller
 from codegen.spec import Gather, Image, TensorMap
 from codegen.tensor_map import ELEMENT_BYTES
 from codegen.tile_path import ELEMENTS, TilePath
@@ -125,7 +126,7 @@ class MappedOperand:
         Those beyond the last are not written, in units of 8, after which the swizzle repeats: of a product with few
         rows that is most of a tile of 64.  They only make sums that nobody reads.
         """
-        return min(size, round_up(total, 8)) if self.along_k else size
+        return smaller(size, round_up(total, 8)) if self.along_k else size
 
     def boxed(self, inner: int, outer: int, element: str = "") -> TensorMap:
         """Returns the tensor map with the box of a load: ``inner`` elements along its first dimension, and ``outer``

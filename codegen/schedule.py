@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
+from math import log2
 from typing import Any
 
+from codegen.declined import Declined
 from codegen.families import FORMS, family_of, form_of
 from codegen.family import Schedule
 from codegen.spec import KernelSpec
@@ -20,6 +22,34 @@ def best_schedule(spec: KernelSpec, target: Target = PORTABLE) -> Schedule:
 def schedules(spec: KernelSpec, target: Target = PORTABLE) -> tuple[Schedule, ...]:
     """Returns the schedules worth trying for a kernel on a target, each once, `best_schedule` first."""
     return tuple(dict.fromkeys(family_of(spec).schedules(spec, target)))
+
+
+def estimated(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) -> float | None:
+    """Returns how long a schedule is estimated to take, in units in which those of its form can be compared.
+
+    None without a cost model, and for schedules that are none of the kernel's.
+    """
+    form = form_of(schedule)
+    cost = form.cost or form.compare
+    try:
+        return cost(spec, schedule, target) if cost is not None else None
+    except (Declined, ValueError, ArithmeticError, LookupError, AssertionError):
+        return None
+
+
+def distance(a: Schedule, b: Schedule) -> float:
+    """Returns how far apart two schedules are: the doublings between their numbers, 8 for what is another word or form.
+
+    So those of forms without a cost model can be compared with the best one.
+    """
+    if type(a) is not type(b):
+        return 8.0
+    found = 0.0
+    for f in fields(a):
+        one, other = getattr(a, f.name), getattr(b, f.name)
+        numbers = all(type(x) is int and x > 0 for x in (one, other))
+        found += abs(log2(one / other)) if numbers else 8.0 * (one != other)
+    return found
 
 
 def declined(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) -> dict[str, str]:

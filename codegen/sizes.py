@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -148,6 +149,13 @@ def _remainder() -> Any:
 
 
 @cache
+def _smaller() -> Any:
+    import sympy
+
+    return sympy.Function("smaller", integer=True)
+
+
+@cache
 def _expression(operation: str, a: Any, b: Any) -> Any:
     """Returns the expression of an operation: sums are written out, quotients that are whole are no quotients."""
     import sympy
@@ -159,6 +167,8 @@ def _expression(operation: str, a: Any, b: Any) -> Any:
         return sympy.expand(a - b)
     if operation == "mul":
         return sympy.expand(a * b)
+    if operation == "smaller":
+        return _smaller()(a, b)
     whole, rest = _divided(a, b)
     if operation == "remainder":
         return rest if rest.is_Integer else _remainder()(rest, b)
@@ -255,6 +265,8 @@ def _python(e: Any) -> str:
         return f"({' * '.join(parts)})"
     if e.is_Pow:
         return f"({parts[0]} ** {parts[1]})"
+    if e.func == _smaller():
+        return f"(({parts[0]}) if ({parts[0]}) < ({parts[1]}) else ({parts[1]}))"
     return f"({parts[0]} {'//' if e.func == _quotient() else '%'} {parts[1]})"
 
 
@@ -264,7 +276,7 @@ def value(expression: Any, sizes: Mapping[str, int]) -> int:
 
 
 def most(size: int) -> int:
-    """Returns the most that a size is within the bounds of its symbols, if it grows with each of them or falls.
+    """Returns the most that a size is within the bounds of its symbols, if with each of them it grows or falls.
 
     What a kernel has room for, in registers or shared memory, is counted so.
     """
@@ -272,12 +284,24 @@ def most(size: int) -> int:
 
 
 def least(size: int) -> int:
-    """Returns the least that a size is within the bounds of its symbols, if it grows with each of them or falls."""
+    """Returns the least that a size is within the bounds of its symbols, if with each of them it grows or falls."""
     return min(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
 
 
+def smaller(a: int, b: int) -> int:
+    """Returns the smaller of two sizes, at all choices of sizes."""
+    if most(a) <= least(b):
+        return a
+    return b if most(b) <= least(a) else _smaller_of(a, b)
+
+
+_smaller_of, _ = _operator("smaller", min)
+
+
 def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
-    return [value(expression, {name: getattr(b, end) for name, b in dims.items()}) for end in ("min", "max")]
+    """Returns the values of an expression where each of its symbols is at one of its ends."""
+    bounds = {name: dims[name] for name in sorted(str(x) for x in expression.free_symbols)}
+    return [value(expression, dict(zip(bounds, ends))) for ends in product(*bounds.values())]
 
 
 def at(
@@ -372,5 +396,5 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
 
 
 def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
-    """Returns the C type that holds an expression at all sizes, if it grows with each dimension or falls."""
+    """Returns the C type that holds an expression at all sizes, if with each dimension it grows or falls."""
     return "int32" if max(map(abs, _ends(expression, dims))) < 2**31 else "int64"

@@ -45,7 +45,7 @@ class Dim(Size):
         if low > high:
             raise ShapeError(f"Dim {name!r}: no multiple of {unit} is in {min} to {max}")
         # Where nothing else is known a graph is described at a size that is divided by nothing and is in the middle.
-        base = dimension(name, _generic(isqrt(low * high), low, high), Bounds(low, high))
+        base = dimension(name, generic(isqrt(low * high), low, high), Bounds(low, high))
         whole = base * unit
         assert isinstance(whole, Size)
         self = int.__new__(cls, int(whole))
@@ -61,28 +61,35 @@ class Dim(Size):
         return size // self.multiple_of
 
 
-def _generic(near: int, low: int, high: int) -> int:
-    """Returns a prime within bounds, as near as possible; without one, what is given, within bounds."""
+def generic(near: int, low: int, high: int) -> int:
+    """Returns an odd prime within bounds, as near as possible; without one, what is given, within bounds."""
     near = sorted((low, near, high))[1]
     for apart in range(64):
         for found in (near + apart, near - apart):
-            if low <= found <= high and found > 1 and all(found % d for d in range(2, isqrt(found) + 1)):
+            if low <= found <= high and found > 2 and all(found % d for d in range(2, isqrt(found) + 1)):
                 return found
     return near
 
 
 def corner(bounds: Mapping[str, Bounds], end: str) -> dict[str, int]:
-    """Returns numbers at an end ("min" or "max") of bounds, or as near as primes are, each another one if possible."""
-    made: dict[str, int] = {}
+    """Returns numbers at an end ("min" or "max") of bounds, or as near as primes are, each another one if possible.
+
+    Those at one end are never those at the other, unless there is but one.
+    """
+    made: tuple[dict[str, int], dict[str, int]] = {}, {}
     for name, (low, high) in bounds.items():
-        found = _generic(high if end == "max" else low, low, high)
-        while found in made.values() and low <= found + (-1 if end == "max" else 1) <= high:
-            found = _next(found, -1 if end == "max" else 1, low, high)
-        made[name] = found
-    return made
+        ends = [generic(low, low, high), generic(high, low, high)]
+        if ends[0] == ends[1]:
+            ends = [low, high]
+        for side, step in ((0, 1), (1, -1)):
+            while ends[side] in made[side].values() and (found := _next(ends[side], step, *ends)) not in ends:
+                ends[side] = found
+            made[side][name] = ends[side]
+    return made[end == "max"]
 
 
 def _next(number: int, step: int, low: int, high: int) -> int:
+    """Returns the next prime, or one of the bounds."""
     found = number + step
     while low < found < high and any(found % d == 0 for d in range(2, isqrt(found) + 1)):
         found += step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from codegen import KernelSpec, Schedule, best_schedule, render
 from codegen.canonical import canonical
@@ -218,28 +218,58 @@ def _chosen(partition: Partition, choose: Chooser) -> list[Chosen]:
     return found
 
 
+class Place(NamedTuple):
+    """What a kernel's code depends on besides its specification and schedule: where it is among the others.
+
+    turned  it walks memory from the end.
+    first   none comes before it.
+    early   the next one may begin before it ends.
+    cached  it finds operands in the L2 cache.
+    over    it writes memory that it reads.
+    moved   what is known of the positions at which it writes.
+    """
+
+    turned: bool
+    first: bool
+    early: bool
+    cached: bool
+    over: bool
+    moved: tuple[object, ...]
+
+
+def places(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> list[Place]:
+    """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`."""
+    groups = [group for group, _, _ in chosen]
+    early = [*map(order.may_come_in_early, groups[1:]), False]
+    return [
+        Place(group in turned, number == 0, early[number], group in cached, writes_over(group), positions(group))
+        for number, group in enumerate(groups)
+    ]
+
+
+def source_of(group: Group, spec: KernelSpec, schedule: Schedule, place: Place) -> KernelSource:
+    """Returns the kernel of a group at a place, whose specification has other sizes or another name perhaps."""
+    source = render(spec, without_evict_last(schedule) if place.cached else schedule)
+    source = from_the_end(source) if place.turned else source
+    source = in_sequence(sharing(source) if place.over else source, first=place.first, early=place.early)
+    return moved_to(source, group)
+
+
 @phase("rendering")
 def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
-    """Returns the kernels of groups.
+    """Returns the kernels of groups; the sets are those of `in_order`.
 
-    ``turned`` groups walk memory from the end; those that are ``cached`` find operands in the L2 cache.
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
     """
     names = Identifiers()
-    sources: dict[tuple[object, ...], KernelSource] = {}
+    sources: dict[tuple[str, Place], KernelSource] = {}
     kernels = []
-    for number, (group, alike, choice) in enumerate(chosen):
-        if group in cached:
+    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached)):
+        if place.cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
-        early = number + 1 < len(chosen) and order.may_come_in_early(chosen[number + 1][0])
-        over, moved = writes_over(group), positions(group)
-        key = alike, group in turned, number == 0, early, group in cached, over, moved
-        if key not in sources:
-            spec = group.lowered.spec
-            source = render(replace(spec, name=names.unique(spec.name)), choice.schedule)
-            source = from_the_end(source) if group in turned else source
-            source = in_sequence(sharing(source) if over else source, first=number == 0, early=early)
-            sources[key] = moved_to(source, group)
-        kernels.append(Kernel(group, sources[key], choice))
+        if (alike, place) not in sources:
+            spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
+            sources[alike, place] = source_of(group, spec, choice.schedule, place)
+        kernels.append(Kernel(group, sources[alike, place], choice))
     return tuple(kernels)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fusegraph as fg
 from codegen.sizes import Bounds, Size, at, dimension, in_units, least, most
+from fusegraph.dims import corner
 from fusegraph.errors import ArgumentError, GraphError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.ranges import check_shapes, graph_at, plan_ranges
@@ -196,9 +197,17 @@ def test_nothing_is_planned_by_size(write: Callable[[fg.Graph], None]) -> None:
 
 def test_rows_of_whole_vectors_have_kernels_of_their_own() -> None:
     planned = plan_ranges(built(inner), Options(target=named("h200")))
-    assert [units for units, _ in planned.aligned] == [{"k": 8}]
+    assert [units for units, _ in planned.aligned] == [{"k": 8}, {"k": 2}]
     aligned, odd = (planned.at({"k": k}).kernels[0].choice.schedule for k in (640, 639))
     assert aligned != odd
+
+
+def test_ends_of_a_range_are_different_sizes() -> None:
+    for low in range(1, 12):
+        for high in range(low + 1, 14):
+            bounds = {"a": Bounds(low, high), "b": Bounds(low, high)}
+            first, last = corner(bounds, "min"), corner(bounds, "max")
+            assert all(low <= first[name] < last[name] <= high for name in bounds)
 
 
 def test_shapes_that_do_not_follow_are_refused() -> None:

@@ -23,7 +23,14 @@ FAMILY = Family(
     "attention",
     AttentionSpec,
     (
-        Form("wgmma", AttentionWgmmaSchedule, wgmma_schedule.schedules, wgmma.render, coarse_products=_coarse_wgmma),
+        Form(
+            "wgmma",
+            AttentionWgmmaSchedule,
+            wgmma_schedule.schedules,
+            wgmma.render,
+            coarse_products=_coarse_wgmma,
+            compare=wgmma_schedule.compare,
+        ),
         Form("mma", AttentionMmaSchedule, mma.schedules, mma.render),
         Form("simt", AttentionSimtSchedule, simt.schedules, simt.render),
     ),

@@ -18,6 +18,7 @@ from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.kernel import Kernel, tile_at
+from codegen.sizes import smaller
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
@@ -69,7 +70,7 @@ class ScoreFragments(Scores):
     ) -> None:
         super().__init__(w, spec, keys, **known)
         self.top, self.group_rows, self.block_rows = top, group, rows
-        self.row_tiles, self.heads = Edge(spec.rows, rows), min(heads, prod(spec.batch))
+        self.row_tiles, self.heads = Edge(spec.rows, rows), smaller(prod(spec.batch), heads)
         self.tiles = self.row_tiles.tiles
         self.element = spec.q.dtype.ctype if spec.q.dtype.itemsize == 2 else "float16"
         #: exponentials are multiplied by 2^lift, so that more of them are normal numbers when they are rounded

@@ -8,7 +8,6 @@ in registers: as the first product leaves them, they are the fragments of the se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from codegen.attention.fragments import ScoreFragments, check_types, padded
 from codegen.attention.scores import argument_names, merged
@@ -80,7 +79,7 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionMmaSchedule
         warps = next((n for n in (1, 2, 4) if MMA_16816.m * n >= spec.rows), 8)
         preferred, producer_warps = [(warps, 64), (warps, 32), (warps, 16), (4, 16)], min(PRODUCER_WARPS, 12 - warps)
     each = max(1, spec.keys * (spec.depth + spec.width) * 2)
-    heads = max(1, min(prod(spec.batch), target.l2_share(SHARED_IN_L2) // each))
+    heads = max(1, target.l2_share(SHARED_IN_L2) // each)
     every = (AttentionMmaSchedule(n, min(keys, padded(spec.keys)), heads, producer_warps) for n, keys in preferred)
     found = [s for s in every if s.keys // 2 + s.keys // 4 + padded(spec.width) // 2 <= HELD]
     found = [s for s in found if buffers(spec, s).bytes <= target.arch.shared_bytes_per_block]

@@ -22,6 +22,7 @@ from codegen.attention.wgmma_schedule import PANEL, AttentionWgmmaSchedule
 from codegen.attention.wgmma_walk import Intervals, Lists, Spans
 from codegen.iteration import linear
 from codegen.pipeline import GROUP, await_products, products
+from codegen.sizes import most
 from codegen.spec import KernelSource
 
 
@@ -145,7 +146,7 @@ class _Consumer:
     def _tiles(self) -> None:
         """Writes the products with all keys, of which the first have begun, and with all values but the last."""
         w, s, scores = self.w, self.s, self.scores
-        if not self.b.queries and self.b.work > s.blocks:
+        if not self.b.queries and most(self.b.work) > s.blocks:
             w.line(f"prefetch_queries({self.walk.following});")
         await_products(w)
         self.keys.release()

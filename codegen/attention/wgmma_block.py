@@ -13,6 +13,7 @@ from codegen.attention.wgmma_schedule import PANEL, ROWS, AttentionWgmmaSchedule
 from codegen.declined import Declined
 from codegen.kernel import Kernel, parameter
 from codegen.pipeline import GROUP, Meeting, Pipeline, initialize
+from codegen.sizes import smaller
 from codegen.spec import KernelSource, TensorMap
 
 #: The largest power of two that is an 8-bit float, nearly: what the largest exponential of a row becomes.
@@ -92,7 +93,22 @@ class Block:
         consumers = f"{s.groups} consumer warpgroup{'s' if s.groups > 1 else ''}"
         atoms = f"m64n{s.keys}k{self.step}, m64n{self.width}k{self.step}"
         details = kernel_detail(spec), f"{tiles}, {consumers} ({atoms})"
-        blocks, zeroed = min(self.work, s.blocks), ((len(self.w.parameters) - 1, 4),) if self.order else ()
+        zeroed = ((len(self.w.parameters) - 1, 4),) if self.order else ()
         return self.w.source(
-            approximated(spec), details, blocks=blocks, threads=s.threads, barriers=True, blocks_per_sm=1, zeroed=zeroed
+            approximated(spec),
+            details,
+            blocks=self._grid(),
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=1,
+            zeroed=zeroed,
         )
+
+    def _grid(self) -> int:
+        """Returns the number of blocks: where all tiles take the same time no more than the number of rounds asks for,
+        as the last round is as long as the others.
+        """
+        s, spec = self.s, self.spec
+        if s.groups == 1 or spec.ranges or any(bound.key for bound in spec.bounds):
+            return smaller(self.work, s.blocks)
+        return -(-self.work // -(-self.work // s.blocks))

@@ -7,6 +7,7 @@ from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import PANEL, ROWS, coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
 from codegen.pipeline import GROUP, Pipeline
+from codegen.sizes import most
 
 
 def await_queries(b: Block, query: str, work: str) -> None:
@@ -40,7 +41,7 @@ def define_queries(b: Block, prologue: RowsPrologue) -> None:
             prologue.put(rows, held, store)
         w.line("fence_async_shared();")
         b.warps.sync("group", note="the consumer's rows are there")
-    if b.work > b.s.blocks:
+    if most(b.work) > b.s.blocks:
         with w.block("const auto prefetch_queries = [&](int work)", "};"):
             w.line(f"if (work >= {b.work}) return;")
             b.scores.begin("work")

@@ -50,7 +50,7 @@ OF_KEYS, OF_QUERIES = 18, 80
 #: scores; of one whose keys are not whole tiles, whose products are not joined; of one whose scores are one tile, so
 #: that nothing goes on beside their exponentials.  By the number of consumers, how much longer a column takes.
 OF_SHORT, OF_RAGGED, OF_ONE = 200, 85, 28
-SLOWER = {2: 1.0, 3: 1.36}
+SLOWER = {1: 0.8, 2: 1.0, 3: 1.36}
 #: Sequences of at most so many queries and keys are short.
 SHORT = 768
 #: Share of the L2 cache that may hold the keys and values which blocks running at the same time share.
@@ -66,7 +66,7 @@ class AttentionWgmmaSchedule(Schedule):
     stages  of the rings of keys and values.
     pingpong   whether consumers ping-pong: they start their products one after the other.
     heads   batches whose queries are worked on together.
-    blocks  of the grid, if there is work for as many.
+    blocks  of the grid at most.
     ahead   tiles of queries in shared memory: with two, the next one is brought while this one is worked on, and (see
             `joined`) multiplied with its first keys while this one ends.
     chains  of maxima and of sums that do not wait for each other.
@@ -308,6 +308,19 @@ def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
     return list(dict.fromkeys(tile for tile in found if tile[1]))
 
 
+def compare(spec: AttentionSpec, schedule: AttentionWgmmaSchedule, target: Target) -> float:
+    """Returns how long a schedule takes, in units of its own: `_time` of its tiles."""
+    return _time(spec, schedule.groups, schedule.keys, target)
+
+
+def _time(spec: AttentionSpec, groups: int, keys: int, target: Target) -> float:
+    """Returns the time of tiles of a sequence without masks, in columns of scores: a fit to measurements."""
+    rounds = -(-prod(spec.batch) * -(-spec.rows // (groups * ROWS)) // target.sms)
+    columns = -(-spec.keys // keys) * (keys * (spec.depth + spec.width) / (2 * PANEL) + OF_KEYS)
+    rest = OF_SHORT + OF_RAGGED * (spec.keys % keys > 0) + OF_ONE * (keys >= spec.keys)
+    return rounds * (columns * SLOWER[groups] + rest)
+
+
 def _short(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
     """Returns the tiles of a short sequence without masks, the fastest first: it matters how much of them is beyond it.
 
@@ -316,16 +329,9 @@ def _short(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
     if max(spec.rows, spec.keys) > SHORT or spec.rows <= ROWS:
         return []
 
-    def time(tile: tuple[int, int]) -> float:
-        groups, keys = tile
-        rounds = -(-prod(spec.batch) * -(-spec.rows // (groups * ROWS)) // target.sms)
-        columns = -(-spec.keys // keys) * (keys * (spec.depth + spec.width) / (2 * PANEL) + OF_KEYS)
-        rest = OF_SHORT + OF_RAGGED * (spec.keys % keys > 0) + OF_ONE * (keys >= spec.keys)
-        return rounds * (columns * SLOWER[groups] + rest)
-
     counts = range(1, -(-spec.keys // 64) + 1)
     sizes = {-(-spec.keys // (16 * n)) * 16 for n in counts} | {96, 128}
-    every = [(groups, keys) for groups in SLOWER for keys in sorted(sizes) if 64 <= keys <= 256]
+    every = [(groups, keys) for groups in (2, 3) for keys in sorted(sizes) if 64 <= keys <= 256]
 
     def fits(tile: tuple[int, int]) -> bool:
         groups, keys = tile
@@ -335,7 +341,7 @@ def _short(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
         room = target.arch.shared_bytes_per_block
         return registers_held(spec, keys) <= HELD[groups] and buffers(spec, s).bytes <= room
 
-    return sorted(filter(fits, every), key=time)[:3]
+    return sorted(filter(fits, every), key=lambda tile: _time(spec, tile[0], tile[1], target))[:3]
 
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedule, ...]:
@@ -355,16 +361,12 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionWgmmaSchedu
         pingpong = groups > 1
         if narrow(spec) and 64 < tall <= 128:
             chains, pingpong = 1, False
-        grid = blocks
-        if groups > 1 and not sides and not spec.ranges:
-            # All tiles take the same time.  No more blocks than the number of rounds asks for: the last round is as
-            # long as the others.
-            work = prod(spec.batch) * -(-spec.rows // (groups * ROWS))
-            grid = -(-work // -(-work // blocks))
         # One tile of keys: the next queries' are better brought while these are multiplied than not at all.
         single = ((1, 2),) if keys >= spec.keys and groups > 1 else ()
         for stages, ahead in (*deeper, (2, 2), *single, (2, 1), (3, 1), (1, 1)):
-            s = AttentionWgmmaSchedule(groups, keys, stages, pingpong, heads, grid, ahead, chains, alternate=alternate)
+            s = AttentionWgmmaSchedule(
+                groups, keys, stages, pingpong, heads, blocks, ahead, chains, alternate=alternate
+            )
             fits = buffers(spec, s).bytes <= target.arch.shared_bytes_per_block
             if fits and registers_held(spec, keys) <= HELD[groups]:
                 found.append(s)
@@ -391,16 +393,17 @@ def _dealt(spec: AttentionSpec, blocks: int, rows: int, keys: int, shared: int) 
     """
     batches = prod(spec.batch)
     if spanned(spec):
-        return min(batches, TOGETHER[spec.growing]), False
+        return TOGETHER[spec.growing], False
     if not any(b.key for b in spec.bounds) and spec.rows <= FEW_ROWS:
         return 1, False  # tiles of one batch follow each other: none of them takes long
     shares = prod(n for n, step in zip(spec.batch, spec.k.strides) if step == 0)  # queries of the same keys
     each = spec.keys * (spec.depth + spec.width) * 2
-    most = min(batches, max(1, shared // max(each, 1)) * shares)
+    most = max(1, shared // max(each, 1)) * shares
     costs = [tiles_met(spec, first, rows, keys) for first in range(0, spec.rows, rows)]
     costs = costs[::-1] if spec.growing else costs
     if min(costs) == max(costs) or not blocks < len(costs) * batches <= MOST_TILES:
         return most, False
+    most = min(batches, most)
     least = max(1, most // 3)
     step = 1 + (most - least) // CHOICES
     found = range(most, least - 1, -step)

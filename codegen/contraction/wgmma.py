@@ -27,6 +27,7 @@ from codegen.kernel import Kernel, parameter
 from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.pipeline import Signals
 from codegen.prologue import Prologue
+from codegen.sizes import smaller
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
 
@@ -91,7 +92,7 @@ class _Renderer:
         return w.source(
             self.layout.program,
             self._details(),
-            blocks=block.count * s.split_k if s.split_k > 1 else min(block.count, s.blocks),
+            blocks=block.count * s.split_k if s.split_k > 1 else smaller(block.count, s.blocks),
             threads=s.threads,
             barriers=True,
             blocks_per_sm=1,

@@ -12,6 +12,7 @@ from codegen.iteration import extent, signed_index_type
 from codegen.kernel import Kernel, tile_at
 from codegen.operands import ComputedOperand, MappedOperand
 from codegen.pipeline import Pipeline
+from codegen.sizes import most
 
 
 class Block:
@@ -35,7 +36,7 @@ class Block:
         self.batch = prod(parts.batch)
         self.count = s.tiles(parts)
         self.columns = s.tile_n * spec.products
-        self.persistent = s.split_k == 1 and (s.pingpong or self.count > s.blocks)
+        self.persistent = s.split_k == 1 and (s.pingpong or most(self.count) > s.blocks)
         self.phased = bool(parts.reduction.skips)
         self.t = signed_index_type(
             prod(layout.space), *(extent(layout.space, op.strides) for op in layout.program.operands)
