@@ -24,6 +24,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import Settled, Settling
 from fusegraph.ops.base import TensorType
 from fusegraph.passes.memory import plan_memory
+from fusegraph.passes.packing import PACKING
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Steps
 from fusegraph.plan import (
@@ -44,6 +45,8 @@ from fusegraph.variants import NEAR, TOLERANCE, Names, Range, Variant, Variants,
 
 #: Sizes by the names of symbols (`codegen.sizes.Size`).
 Sizes: TypeAlias = Mapping[str, int]
+#: What `partitioned` returns.
+_Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 #: Elements of the largest tensor of graphs that are planned ahead.
 LARGE = 2**29
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
@@ -54,12 +57,16 @@ MOST = 48
 
 @dataclass(frozen=True)
 class RangePlan:
-    """A partition for a range of sizes, and for each of its kernels the variants that serve the range."""
+    """A partition for a range of sizes, and for each of its kernels the variants that serve the range.
+
+    ``packing`` makes packed tensors of parameters, whose sizes do not vary (`Plan.packing`).
+    """
 
     range: Range
     steps: Steps
     partition: Partition
     kernels: tuple[tuple[Group, tuple[Variant, ...]], ...]
+    packing: Plan | None
 
 
 @dataclass
@@ -82,6 +89,7 @@ class SizedPlan:
     def sources(self) -> list[KernelSource]:
         """All kernels, each once."""
         own = [v.source for p in self.plans for _, variants in p.kernels for v in variants]
+        own += [k.source for p in self.plans if p.packing is not None for k in p.packing.kernels]
         every = [*own, *(source for _, other in self.aligned for source in other.sources)]
         return list({source.code: source for source in every}.values())
 
@@ -108,25 +116,36 @@ def plan_ranges(
     graph: Graph, options: Options | None = None, *, fusion: bool = True, choose: Chooser | None = None
 ) -> SizedPlan:
     """Returns plans of a graph for all sizes that its Dims allow.  Raises what `fusegraph.plan.plan` does."""
-    options = replace(options or Options(), prepack=0)  # sizes share plans; nothing is packed
-    planner = _Planner(graph, options, fusion, choose or by_cost_model(options.target))
-    planner.plan(_first_ranges(planner.bounds))
-    for units in planner.units():
-        counted = _Planner(_mapped(graph, partial(in_units, units=units))[0], options, fusion, planner.choose)
-        counted.named = planner.named
-        counted.plan([Range(counted.bounds)])
-        planner.made.aligned.append((units, counted.made))
-    return planner.made
+    options = options or Options()
+    choose = choose or by_cost_model(options.target)
+    try:
+        return _Planner(graph, options, fusion, choose).run()
+    except _PackedSizes:
+        return _Planner(graph, replace(options, prepack=0), fusion, choose).run()
+
+
+class _PackedSizes(Exception):
+    """Packed tensors have sizes that vary."""
 
 
 class _Planner:
     def __init__(self, graph: Graph, options: Options, fusion: bool, choose: Chooser) -> None:
-        self._graph, self._options, self._fusion, self.choose = graph, options, fusion, choose
+        self._graph, self._how = graph, (options, fusion, choose)
+        self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
         self.named = Names()
         self.bounds = ahead(graph)
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
+
+    def run(self) -> SizedPlan:
+        self.plan(_first_ranges(self.bounds))
+        for units in self.units():
+            counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how)
+            counted.named = self.named
+            counted.plan([Range(counted.bounds)])
+            self.made.aligned.append((units, counted.made))
+        return self.made
 
     def plan(self, ranges: Iterable[Range]) -> None:
         for each in ranges:
@@ -166,13 +185,13 @@ class _Planner:
         reason = "there are more ranges than are planned ahead"
         if len(self.made.plans) < MOST:
             low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
-            reason = _difference(low[2], high[2])
+            reason = self._difference(low, high)
             if reason and range_.spread <= NEAR:  # what is chosen at one end may not be the best at the other
                 settled = {choice.key: Settled(choice.taken) for choice in (*high[0].choices, *high[1].choices)}
-                reason = _difference(self._partitioned(range_.end("min"), range_, settled)[2], high[2])
+                reason = self._difference(self._partitioned(range_.end("min"), range_, settled), high)
             if not reason:
                 kernels = self._kernels(range_, high[1], high[2])
-                self.made.plans.append(RangePlan(range_, high[0], high[1], kernels))
+                self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
                 return
             halves = range_.halves()
             if halves is not None:
@@ -186,11 +205,31 @@ class _Planner:
         sizes = {name: low for name, (low, _) in range_.bounds.items()}
         found = plan(graph_at(self._graph, sizes)[0], self._options, fusion=self._fusion, choose=self.choose)
         kernels = tuple((k.group, (Variant(range_, k.choice, self.named(k.source)),)) for k in found.kernels)
-        return RangePlan(range_, found.steps, found.partition, kernels)
+        return RangePlan(range_, found.steps, found.partition, kernels, self._packing(found.steps))
 
-    def _partitioned(
-        self, sizes: Sizes, range_: Range, settled: Settling | None = None
-    ) -> tuple[Steps, Partition, Sequence[Chosen]]:
+    def _packing(self, steps: Steps) -> Plan | None:
+        """Returns the plan of what passes have packed.  Raises _PackedSizes if its sizes vary."""
+        graph = steps.note(PACKING).get(PACKING)
+        if graph is None:
+            return None
+        if bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides)):
+            raise _PackedSizes
+        made = plan(graph, replace(self._options, prepack=0), choose=self.choose)
+        return replace(made, kernels=tuple(replace(k, source=self.named(k.source)) for k in made.kernels))
+
+    def _difference(self, low: _Partitioned, high: _Partitioned) -> str:
+        """Returns in which kernel two partitions differ, but for the sizes; empty if in none."""
+        if len(low[2]) != len(high[2]):
+            return f"{len(low[2])} kernels for the smallest sizes, {len(high[2])} for the largest"
+        for (small, alike, _), (large, other, _) in zip(low[2], high[2]):
+            tensors = [[t.name for t in (*g.reads, *g.writes)] for g in (small, large)]
+            if alike != other or tensors[0] != tensors[1]:
+                return f"kernel {large.lowered.spec.name!r} is another one for the smallest sizes"
+        packings = [self._packing(steps) for steps, _, _ in (low, high)]
+        kernels = [[(k.source, [t.name for t in k.arguments]) for k in p.kernels] if p else [] for p in packings]
+        return "" if kernels[0] == kernels[1] else "other tensors are packed for the smallest sizes"
+
+    def _partitioned(self, sizes: Sizes, range_: Range, settled: Settling | None = None) -> _Partitioned:
         fixed = frozenset(range_.bounds) - frozenset(range_.varying)
         graph, _ = graph_at(self._graph, sizes, vary=True, fixed=fixed)
         options = self._options if settled is None else replace(self._options, settled=settled)
@@ -214,17 +253,6 @@ class _Planner:
                 self.made.by_size += variants.without
             found.append((group, made[alike, place]))
         return tuple(found)
-
-
-def _difference(low: Sequence[Chosen], high: Sequence[Chosen]) -> str:
-    """Returns in which kernel two partitions differ, but for the sizes; empty if in none."""
-    if len(low) != len(high):
-        return f"{len(low)} kernels for the smallest sizes, {len(high)} for the largest"
-    for (small, alike, _), (large, other, _) in zip(low, high):
-        tensors = [[t.name for t in (*g.reads, *g.writes)] for g in (small, large)]
-        if alike != other or tensors[0] != tensors[1]:
-            return f"kernel {large.lowered.spec.name!r} is another one for the smallest sizes"
-    return ""
 
 
 def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:
@@ -331,4 +359,6 @@ def _instance(graph: Graph, planned: RangePlan, sizes: Sizes, target: Target) ->
             found = fastest(variants, group.lowered.spec, sizes, target)
             made[id(variants)] = at(found.source, sizes), found.choice
         kernels.append(Kernel(groups[group], *made[id(variants)]))
-    return Plan(graph_at(graph, sizes)[0], planned.steps, partition, tuple(kernels), plan_memory(partition))
+    return Plan(
+        graph_at(graph, sizes)[0], planned.steps, partition, tuple(kernels), plan_memory(partition), planned.packing
+    )

@@ -210,21 +210,6 @@ def test_what_a_graph_assigns_to_is_no_parameter() -> None:
         np.testing.assert_allclose(s, before, rtol=1e-4, atol=1e-5)
 
 
-def test_graphs_whose_sizes_vary_pack_nothing() -> None:
-    graph = fg.Graph("g")
-    x, w = graph.tensor("x", (fg.Dim("n", 1, 64), 16)), graph.tensor("w", (16, 16), parameter=True)
-    graph.output(x * graph.reduction(w, mode="add", axes=0, keepdims=False), name="y")
-    executable = graph.compile("cpu")
-    rng = np.random.default_rng(0)
-    w = rng.normal(size=(16, 16)).astype(np.float32)
-    for n in (3, 64):
-        x = rng.normal(size=(n, 16)).astype(np.float32)
-        for _ in range(2):
-            np.testing.assert_allclose(executable(x, w), expected(x, w), rtol=1e-4)
-            w *= 2  # which nobody has to tell
-    assert executable.packed_bytes == 0
-
-
 def test_torch_counts_versions() -> None:
     torch = pytest.importorskip("torch")
     executable = executable_of_layer()
@@ -553,3 +538,30 @@ DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
 
 def test_with_the_double() -> None:
     run_double("test_packing", *DOUBLES)
+
+
+def test_parameters_are_packed_once_for_all_sizes() -> None:
+    graph = fg.Graph("sized")
+    n, rng = fg.Dim("n", max=300), np.random.default_rng(0)
+    x, w = graph.tensor("x", (n, 64)), graph.tensor("w", (64, 64), parameter=True)
+    graph.output(x * graph.reduction(w, mode="max", axes=0, keepdims=False), name="y")
+    executable = graph.compile("cpu")
+    values = rng.normal(size=(64, 64)).astype(np.float32)
+    for rows in (1, 2, 7, 300):
+        a = rng.normal(size=(rows, 64)).astype(np.float32)
+        np.testing.assert_array_equal(executable(a, values), a * values.max(0))
+        assert executable.packed_bytes == 64 * 4
+    values *= 2
+    executable.repack()
+    np.testing.assert_array_equal(executable(a, values), a * values.max(0))
+
+
+def test_what_is_packed_may_not_depend_on_sizes_that_vary() -> None:
+    graph = fg.Graph("moved")
+    n = fg.Dim("n", max=16)
+    x, w = graph.tensor("x", (n, 64)), graph.tensor("w", (1, 64), parameter=True)
+    graph.output(x + graph.cumsum(graph.broadcast(w, (n, 64)), axis=0), name="y")
+    executable = graph.compile("cpu")
+    a = np.ones((16, 64), np.float32)
+    for rows in (1, 5, 16):
+        np.testing.assert_allclose(executable(a[:rows], a[:1]), 1 + np.cumsum(a[:rows], 0))

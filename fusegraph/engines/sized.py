@@ -75,6 +75,16 @@ class SizedExecutable(Executable):
         """The sizes by symbol at which the graph is described."""
         return {name: self._values[name] for name in self._bounds}
 
+    @property
+    def packed_bytes(self) -> int:
+        with self._lock:  # sizes share the packed tensors
+            return max((made.packed_bytes for made in self._made.values()), default=0)
+
+    def repack(self) -> None:
+        with self._lock:
+            for made in self._made.values():
+                made.repack()
+
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = bind(self.graph, args, named)
         return self.at(self._sizes(arrays))(*arrays, out=out, stream=stream)
