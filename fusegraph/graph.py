@@ -112,10 +112,11 @@ class Graph(Operations):
 
         Python numbers, and lists of them, take the graph's io_dtype (integers in a graph of bool int32, floats in one
         of integers float32); NumPy arrays keep theirs; ``dtype`` converts either.  The tensor has the array's shape, in
-        C order.  Raises ShapeError (ragged lists), DTypeError, GraphError (name taken or not allowed, a Size).
+        C order.  A Size is computed where it is used, as Python's integers are.  Raises ShapeError (ragged lists),
+        DTypeError, GraphError (name taken or not allowed).
         """
         if isinstance(array, Size):
-            raise GraphError(f"{array} varies: its value is no constant; it may be a size, a stride or an attribute")
+            return self._size(array, name, dtype)
         label = "a constant" if name is None else f"constant {check_name('tensor', name)!r}"
         try:
             value = np.asarray(array)
@@ -144,6 +145,15 @@ class Graph(Operations):
         if name is None:
             self._automatic.add(tensor)
         return tensor
+
+    def _size(self, size: Size, name: str | None, dtype: Any) -> Tensor:
+        """Returns a size that varies as a tensor of rank 0: the last of size + 1 positions."""
+        kind = as_dtype(dtype) if dtype is not None else self.io_dtype if not self.io_dtype.is_bool else int32
+        every = self.apply(TABLE["broadcast"], (self.constant(np.int32(0)),), {"shape": (size + 1,)})
+        index = self.apply(TABLE["gen_index"], (every,), {"axis": 0})
+        last = self.apply(TABLE["slice"], (index,), {"starts": (size,), "stops": (size + 1,)})
+        number = self.apply(TABLE["reshape"], (last,), {"shape": ()})
+        return self.apply(TABLE["identity"], (number,), {"dtype": kind}, name)
 
     def output(
         self,

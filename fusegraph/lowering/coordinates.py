@@ -243,7 +243,7 @@ class CoordinateProgram(ProgramBuilder, ABC):
         args: list[Value] = []
         text = self._text(c, args)
         if not args:
-            return Literal(int(text), self._itype)
+            return Literal(c.start, self._itype)
         return args[0] if text == "{0}" else self._integer("place", text, args, self._itype)
 
     def _range(self, c: Coordinate) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from codegen.expr import (
     ctype_of,
     literal,
 )
+from codegen.sizes import Size
 from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
@@ -241,7 +242,7 @@ class ProgramBuilder:
     def _converted(self, value: Value, source: DType, target: DType, position: int) -> tuple[Value, str]:
         """Returns a value in the compute type of a dtype: the value and the template text that stands for it."""
         wanted = compute_type(target, self.real)
-        if isinstance(value, Literal):
+        if isinstance(value, Literal) and not isinstance(value.value, Size):
             if value.ctype != wanted:
                 number = to_reference(np.asarray(value.value).astype(source.numpy), source)
                 value = Literal(convert(number, source, compute_dtype(target, self._real_dtype)).item(), wanted)

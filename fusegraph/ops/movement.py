@@ -141,8 +141,7 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
     for size, start, stop, step in zip(shape, *given):
         if step == 0:
             raise AttributeValueError(f"steps are not 0, got {values['steps']!r}")
-        first, last, step = slice(start, stop, step).indices(size)
-        count = len(range(first, last, step))
+        first, count, step = _part(size, start, stop, step)
         starts.append(first if count else 0)
         steps.append(step)
         end = starts[-1] + count * step
@@ -152,7 +151,23 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
 
 def _sliced(types: Types, values: Attributes) -> list[int]:
     every = zip(types[0].shape, values["starts"], values["stops"], values["steps"])
-    return [len(range(*slice(a, b, c).indices(size))) for size, a, b, c in every]
+    return [_part(*each)[1] for each in every]
+
+
+def _part(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
+    """Returns the first position of a Python slice of so many elements, the number of positions, and the step.
+
+    It is `slice.indices` for sizes that vary, too.
+    """
+    step = 1 if step is None else step
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+
+    def place(given: int) -> int:
+        return min(max(given + size if given < 0 else given, low), high)
+
+    first = (low if step > 0 else high) if start is None else place(start)
+    last = (high if step > 0 else low) if stop is None else place(stop)
+    return first, max(-((first - last) // step), 0), step
 
 
 _movement(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.dtypes import DType, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import broadcast
@@ -24,7 +25,7 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 def place(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Writes integers and masks that follow from positions alone as constants or comparisons of positions."""
     known = ranges(graph)
-    inline = _inline(graph)
+    inline = _inline(graph, known)
     return replaced(
         graph,
         lambda node: len(node.outputs) == 1 and _wanting(graph, node, known, inline),
@@ -32,9 +33,9 @@ def place(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     )
 
 
-def _inline(graph: Graph) -> set[Tensor]:
+def _inline(graph: Graph, known: Mapping[Tensor, Known]) -> set[Tensor]:
     """Returns the tensors that pointwise nodes make of positions and numbers alone, which any kernel can compute."""
-    found = {t for t in graph.tensors.values() if t.value is not None and t.size == 1}
+    found = {t for t in graph.tensors.values() if t.size == 1 and (t.value is not None or _varies(known.get(t)))}
     for node in graph.nodes:
         if node.kind is Kind.POINTWISE and (node.op.role is Role.INDEX or found.issuperset(node.inputs)):
             found.update(node.outputs)
@@ -44,6 +45,8 @@ def _inline(graph: Graph) -> set[Tensor]:
 def _wanting(graph: Graph, node: Node, known: Mapping[Tensor, Known], inline: set[Tensor]) -> bool:
     """Tells whether a node can be written more simply."""
     found = known.get(node.output)
+    if _varies(found):
+        return False  # it is one of the numbers that `_Writer` writes, or follows from those
     if found is not None and found.value is not None:
         return not _is_number(graph, node)
     if _chosen(node, known) is not None or _neutral(node, known) is not None:
@@ -53,6 +56,11 @@ def _wanting(graph: Graph, node: Node, known: Mapping[Tensor, Known], inline: se
     if node.op.role is Role.GATHER and _taken(node, known) is not None:
         return True
     return bool(_numbers(node, known))
+
+
+def _varies(found: Known | None) -> bool:
+    """Tells whether all elements are one number that varies with sizes."""
+    return found is not None and isinstance(found.value, Size)
 
 
 def _follows(found: Known | None) -> bool:
@@ -89,7 +97,7 @@ def _numbers(node: Node, known: Mapping[Tensor, Known]) -> dict[Tensor, Any]:
     if node.kind is not Kind.POINTWISE or node.op.shapes:
         return {}
     found = {t: known[t].value for t in node.inputs if t in known and t.shape}
-    numbers = {t: value for t, value in found.items() if value is not None}
+    numbers = {t: value for t, value in found.items() if value is not None and not isinstance(value, Size)}
     shapes = [() if t in numbers else t.shape for t in node.inputs]
     return numbers if numbers and broadcast(shapes) == node.output.shape else {}
 
@@ -132,6 +140,8 @@ class _Writer:
         return None
 
     def _number(self, value: Any, dtype: DType) -> Tensor:
+        if isinstance(value, Size):
+            return self.rewrite.graph.constant(value, dtype=dtype)
         array = np.array(value, dtype.numpy)
         return intermediate(self.rewrite.graph, self.node.name, "number", (), (), dtype, array)
 

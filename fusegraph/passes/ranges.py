@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen.combiners import ADD
+from codegen.sizes import Size
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.views import strides_over, view
@@ -117,7 +118,8 @@ def _repeated(tensor: Tensor) -> Known | None:
 def _of_numbers(node: Node, found: Mapping[Tensor, Known], compute: DType) -> Known | None:
     """Returns what a node makes of operands that are one number each."""
     values = [found[t].value if t in found else None for t in node.inputs]
-    if None in values or len(node.outputs) > 1 or not node.output.size or not node.op.reads_values:
+    varies = any(v is None or isinstance(v, Size) for v in values)
+    if varies or len(node.outputs) > 1 or not node.output.size or not node.op.reads_values:
         return None
     if node.kind is Kind.MOVEMENT and len(values) == 1 and node.op.role in _PLAIN:
         return Known(values[0], values[0])
