@@ -13,10 +13,11 @@ it always is one.  Order is that of the values.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 
@@ -298,6 +299,35 @@ def least(size: int) -> int:
 
 def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
     return [value(expression, {name: getattr(b, end) for name, b in dims.items()}) for end in ("min", "max")]
+
+
+def limits(size: int) -> tuple[int, int]:
+    """Returns two numbers between which a size is at all sizes of its symbols.  They may be further apart than needed.
+
+    Raises ArithmeticError for a divisor that may be 0 or negative.
+    """
+    return _limits(size.expression, size.dims) if isinstance(size, Size) else (size, size)
+
+
+def _limits(e: Any, dims: Mapping[str, Bounds]) -> tuple[int, int]:
+    if e.is_Integer:
+        return int(e), int(e)
+    if e.is_Symbol:
+        return tuple(dims[e.name])  # type: ignore[return-value]
+    parts = [_limits(part, dims) for part in e.args]
+    if e.is_Add:
+        return sum(low for low, _ in parts), sum(high for _, high in parts)
+    if e.is_Mul or e.is_Pow:
+        combine = operator.mul if e.is_Mul else operator.pow
+        ends = reduce(lambda some, more: [combine(a, b) for a in some for b in more], parts[1:], list(parts[0]))
+        return min(ends + [0] * (e.is_Pow and parts[0][0] < 0)), max(ends)
+    (low, high), (least, most) = parts
+    if least < 1:
+        raise ArithmeticError(f"{e} may divide by 0")
+    if e.func == _quotient():
+        ends = [a // b for a in (low, high) for b in (least, most)]
+        return min(ends), max(ends)
+    return (low, high) if low >= 0 and high < least else (0, most - 1)
 
 
 def at(

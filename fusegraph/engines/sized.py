@@ -18,7 +18,7 @@ from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
-from fusegraph.ranges import SizedPlan, graph_at, plan_ranges
+from fusegraph.ranges import OpenGraph, SizedPlan, graph_at, plan_ranges
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
 
@@ -50,7 +50,8 @@ class SizedExecutable(Executable):
         plan: Callable[[Graph, Options], SizedPlan] | None = None,
         prepare: Callable[[SizedPlan], None] = lambda _: None,
     ) -> None:
-        check_outputs(graph)
+        if not isinstance(graph, OpenGraph):
+            check_outputs(graph)
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
         self._bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
@@ -208,7 +209,9 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
     return SizedExecutable(graph, options, "cpu", CPU, make, planned, prepare)
 
 
-def by_size(graph: Graph, options: Options, engine: str, compile: Callable[[Graph], Executable]) -> SizedExecutable:
+def by_size(
+    graph: Graph, options: Options, engine: str, device: int, compile: Callable[[Graph], Executable]
+) -> SizedExecutable:
     """Returns a graph that is compiled for every size when it comes."""
-    device = cuda_device(0) if engine == "cudnn" else CPU
-    return SizedExecutable(graph, options, engine, device, lambda known, _: compile(known))
+    there = cuda_device(device) if engine in ("cuda", "cudnn") else CPU
+    return SizedExecutable(graph, options, engine, there, lambda known, _: compile(known))
