@@ -7,7 +7,7 @@ number: it is the same in the kernels of two choices of sizes only if it does no
 `fusegraph.ranges` checks.
 
 Two Sizes are equal if their expressions and values are, so that what is remembered of one is not taken for another end
-of a range; a Size equals no number.  So a size that varies is no multiple of 8 unless
+of a range; a Size equals no number, and counts as true.  So a size that varies is no multiple of 8 unless
 it always is one.  Order is that of the values.
 """
 
@@ -63,6 +63,9 @@ class Size(int):
 
     def __ne__(self, other: object) -> bool:
         return not self == other
+
+    def __bool__(self) -> bool:
+        return True
 
     def __add__(self, other: int) -> int:
         return _of(int.__add__, "add", self, other)

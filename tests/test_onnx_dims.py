@@ -9,12 +9,11 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 import numpy as np  # noqa: E402
-from onnx_models import I64, built, error, model, perceptron, tensor, value  # noqa: E402
+from onnx_models import built, model, perceptron, tensor, value  # noqa: E402
 from onnx_networks import convolutional, transformer  # noqa: E402
 
 import fusegraph as fg  # noqa: E402
 from codegen.sizes import Size  # noqa: E402
-from fusegraph.errors import ArgumentError, ModelError  # noqa: E402
 
 
 def ints(name: str, *numbers: int) -> Any:
