@@ -110,3 +110,25 @@ def test_one_graph_serves_all_sizes(case: str) -> None:
         pairs = zip(found, expected) if isinstance(found, tuple) else [(found, expected)]
         for a, b in pairs:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(sizes))
+
+
+def test_what_does_not_follow_is_read_for_every_choice_of_sizes() -> None:
+    """The first elements, as many as five; and a sum of inputs whose sizes have no names, so that they may differ."""
+    first = model([("Slice", "x a b", "y")], [value("x", ["n", 4])], [value("y")], [ints("a", 0), ints("b", 5)])
+    loaded = built(first)
+    assert loaded.by_size is not None
+    run = loaded.compile("cpu")
+    for n in (9, 3):
+        x = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
+        np.testing.assert_array_equal(run(x), x[:5])
+    unnamed = built(model([("Add", "a b", "y")], [value("a", [None, 4]), value("b", [None, 4])], [value("y")]))
+    assert unnamed.by_size is not None
+    np.testing.assert_array_equal(unnamed.compile("cpu")(np.ones((3, 4), "f"), np.ones((3, 4), "f")), 2)
+
+
+def test_sizes_have_bounds_and_expressions() -> None:
+    loaded = built(perceptron(), shapes={"batch": fg.Dim("batch", max=4)})
+    with pytest.raises(ArgumentError, match="1 to 4"):
+        loaded.compile("cpu")(np.ones((5, 8), np.float32))
+    tensors = built(masked()).inputs
+    assert tensors["k"].shape[2] == tensors["q"].shape[1] + tensors["p"].shape[0]

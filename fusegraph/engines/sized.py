@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from codegen.sizes import Bounds, Size, value
+from codegen.sizes import Bounds, Size, dimension, value
 from fusegraph.dims import bounds_of
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
@@ -80,6 +80,15 @@ class SizedExecutable(Executable):
         arrays = bind(self.graph, args, named)
         return self.at(self._sizes(arrays))(*arrays, out=out, stream=stream)
 
+    def samples(self) -> list[dict[str, int]]:
+        """Returns sizes by symbol: the smallest, and two further ones of moderate tensors."""
+        found = []
+        for most in (1, 8, 64):
+            sizes = {name: min(max(most, low), high) for name, (low, high) in self._bounds.items()}
+            if sizes not in found:
+                found.append(sizes)
+        return found
+
     def at(self, sizes: Mapping[str, int]) -> Executable:
         """Returns the Executable for sizes by symbol; others than its own may be there."""
         key = tuple(sizes[name] for name in self._bounds)
@@ -130,6 +139,18 @@ class SizedExecutable(Executable):
                 )
             sizes[name] = size // unit
         return sizes
+
+
+def sources_of(graph: Graph) -> dict[str, tuple[int, Bounds, Size]]:
+    """Returns for each Dim of a graph, by name: what sizes are multiples of, the bounds of the quotient, and that."""
+    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
+    units = {name: unit for name, (_, _, unit) in _sources(graph, bounds).items()}
+    return {n: (units[n], b, dimension(n, b.min, b)) for n, b in bounds.items()}
+
+
+def sizes_given(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes of Dims by name, of those by symbol."""
+    return {name: sizes[name] * unit for name, (unit, _, _) in sources_of(graph).items()}
 
 
 def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int]]:
