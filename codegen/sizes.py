@@ -7,16 +7,17 @@ number: it is the same in the kernels of two choices of sizes only if it does no
 `fusegraph.ranges` checks.
 
 Two Sizes are equal if their expressions and values are, so that what is remembered of one is not taken for another end
-of a range; a Size equals no number.  So a size that varies is no multiple of 8 unless
+of a range; a Size equals no number, and counts as true.  So a size that varies is no multiple of 8 unless
 it always is one.  Order is that of the values.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -71,6 +72,11 @@ class Size(int):
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
 
+    @property
+    def written(self) -> str:
+        """The expression as text, of which `expression` makes it again."""
+        return _written(self.expression)
+
     def __hash__(self) -> int:
         return hash(self.expression)
 
@@ -79,6 +85,9 @@ class Size(int):
 
     def __ne__(self, other: object) -> bool:
         return not self == other
+
+    def __bool__(self) -> bool:
+        return True
 
     __add__, __radd__ = _operator("add", int.__add__)
     __sub__, __rsub__ = _operator("sub", int.__sub__)
@@ -217,6 +226,20 @@ PREFIX = "size_"
 _MARK = re.compile(rf"\b{PREFIX}\w+")
 
 
+@cache
+def _written(expression: Any) -> str:
+    return str(expression)
+
+
+@cache
+def expression(written: str, names: tuple[str, ...]) -> Any:
+    """Returns the expression of a text, in symbols of these names."""
+    import sympy
+
+    known = {"quotient": _quotient(), "remainder": _remainder(), **{name: _symbol(name) for name in names}}
+    return sympy.sympify(written, locals=known)
+
+
 def _identifier(size: Size) -> str:
     """Returns the C identifier that stands for a Size's expression in kernels."""
     name = _spelled(size.expression)
@@ -302,6 +325,35 @@ def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
     """Returns the values of an expression where each of its symbols is at one of its ends."""
     bounds = {name: dims[name] for name in sorted(str(x) for x in expression.free_symbols)}
     return [value(expression, dict(zip(bounds, ends))) for ends in product(*bounds.values())]
+
+
+def limits(size: int) -> tuple[int, int]:
+    """Returns two numbers between which a size is at all sizes of its symbols.  They may be further apart than needed.
+
+    Raises ArithmeticError for a divisor that may be 0 or negative.
+    """
+    return _limits(size.expression, size.dims) if isinstance(size, Size) else (size, size)
+
+
+def _limits(e: Any, dims: Mapping[str, Bounds]) -> tuple[int, int]:
+    if e.is_Integer:
+        return int(e), int(e)
+    if e.is_Symbol:
+        return tuple(dims[e.name])  # type: ignore[return-value]
+    parts = [_limits(part, dims) for part in e.args]
+    if e.is_Add:
+        return sum(low for low, _ in parts), sum(high for _, high in parts)
+    if e.is_Mul or e.is_Pow:
+        combine = operator.mul if e.is_Mul else operator.pow
+        ends = reduce(lambda some, more: [combine(a, b) for a in some for b in more], parts[1:], list(parts[0]))
+        return min(ends + [0] * (e.is_Pow and parts[0][0] < 0)), max(ends)
+    (low, high), (least, most) = parts
+    if least < 1:
+        raise ArithmeticError(f"{e} may divide by 0")
+    if e.func == _quotient():
+        ends = [a // b for a in (low, high) for b in (least, most)]
+        return min(ends), max(ends)
+    return (low, high) if low >= 0 and high < least else (0, most - 1)
 
 
 def at(

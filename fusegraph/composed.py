@@ -9,6 +9,7 @@ from functools import reduce
 from math import prod
 from typing import Any
 
+from codegen.sizes import Size
 from fusegraph.dtypes import DType, as_dtype, float32, float64, int32, int64, promote
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
@@ -35,7 +36,8 @@ def arange(
     """
     kind = as_dtype(dtype)
     for key, value in (("start", start), ("step", step)):
-        if kind.is_int and not (kind.min <= value <= kind.max and value == int(value)):
+        whole = isinstance(value, Size) or value == int(value)
+        if kind.is_int and not (kind.min <= value <= kind.max and whole):
             raise AttributeValueError(f"{key} is an integer that {kind} holds, got {value!r}")
     wide = kind if not kind.is_float else float64 if kind == float64 or count > EXACT else float32
     line = self.broadcast(self.constant(0, dtype=wide), check_shape([count]))

@@ -33,17 +33,21 @@ import stat
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 import codegen
 import fusegraph
-from fusegraph.errors import FileError, FusegraphError, shown
+from codegen.sizes import limits
+from fusegraph.dims import Dim
+from fusegraph.engines.sized import sources_of
+from fusegraph.errors import FileError, FusegraphError, ShapeError, shown
 from fusegraph.frontends.cudnn import from_cudnn, is_pygraph
 from fusegraph.frontends.torch.files import graphs_of, is_model, is_program
 from fusegraph.graph import Graph
+from fusegraph.ranges import graph_at, varies
 
 _LOOKED_FOR = (
     "looked for module-level names bound to a fusegraph.Graph, and for public functions without required parameters "
@@ -58,8 +62,11 @@ _EXTRAS = {"cudnn": "cudnn", "onnx": "onnx", "torch": "torch", "PIL": "examples"
 _numbers = itertools.count()
 
 
-def load_graphs(file: str) -> list[Graph]:
+def load_graphs(file: str, dims: Sequence[str] = (), *, known: bool = False) -> list[Graph]:
     """Returns the graphs, one or more, of ``FILE``, ``FILE:name``, ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``.
+
+    dims    sizes of dimensions that vary: ``batch=8`` one, ``batch=1..64`` a range, ``batch=8..64:8`` multiples.
+    known   raises FileError for graphs whose sizes still vary.
 
     Raises FileError if the file is missing, a folder or not Python, if it raises or exits, or if it holds no graph (or
     none of that name).  A FusegraphError raised while a graph is built keeps its type; file and line are put in front.
@@ -69,7 +76,7 @@ def load_graphs(file: str) -> list[Graph]:
     if model is not None:
         from fusegraph.frontends.onnx import load
 
-        return [load(model[1], _shapes(model[2] or "")).graph]
+        return _checked([load(model[1], {**_shapes(model[2] or ""), **_dims(dims)}).graph], known)
     path, name = _split(file)
     code = _compiled(path)
     module = ModuleType(f"fusegraph_file_{next(_numbers)}")
@@ -87,7 +94,60 @@ def load_graphs(file: str) -> list[Graph]:
         raise FileError(f"{path}: torch has to compute all of {labels}; there is nothing to compile")
     if not found:
         raise FileError(f"{path} holds no graph: {_LOOKED_FOR}{_near_misses(module)}")
-    return list(found.values())
+    given, graphs = _dims(dims), list(found.values())
+    named = {name for graph in graphs for name in sources_of(graph)}
+    for name in given:
+        if name not in named:
+            raise FileError(f"no graph of {path} has a Dim {name!r}; there are: {', '.join(sorted(named)) or 'none'}")
+    return _checked([_with_dims(graph, given) for graph in graphs], known)
+
+
+# --- sizes that vary
+
+
+def _dims(texts: Sequence[str]) -> dict[str, int]:
+    """Parses sizes of dimensions: one, or a range as a Dim.  Raises FileError."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        one = re.fullmatch(r"(\d{1,18})(?:\.\.(\d{1,18})(?::(\d{1,18}))?)?", sizes)
+        if not name or one is None:
+            raise FileError(
+                f"--dim {text!r} is no size: give batch=8, a range batch=1..64, or its multiples of 8, batch=8..64:8"
+            )
+        if name in found:
+            raise FileError(f"--dim gives {name!r} twice")
+        low, high, unit = one.groups()
+        try:
+            clean = re.sub(r"\W+", "_", name, flags=re.ASCII)
+            found[name] = int(low) if high is None else Dim(clean, int(low), int(high), int(unit or 1))
+        except ShapeError as error:
+            raise FileError(f"--dim {text!r}: {error}") from None
+    return found
+
+
+def _with_dims(graph: Graph, given: Mapping[str, int]) -> Graph:
+    """Returns a graph with other sizes for some of its Dims.  Raises FileError for sizes that they do not allow."""
+    sources = sources_of(graph)
+    if sources.keys().isdisjoint(given):
+        return graph
+    sizes: dict[str, int] = {}
+    for name, (unit, (low, high), own) in sources.items():
+        size = given.get(name, own)
+        least, most = limits(size)
+        if name in given and (size % unit != 0 or not low * unit <= least <= most <= high * unit):
+            multiple = f"a multiple of {unit} " if unit > 1 else ""
+            raise FileError(f"--dim {name}: graph {graph.name!r} takes {multiple}from {low * unit} to {high * unit}")
+        sizes[name] = size // unit if name in given else own
+    return graph_at(graph, sizes)[0]
+
+
+def _checked(graphs: list[Graph], known: bool) -> list[Graph]:
+    for graph in graphs if known else ():
+        if varies(graph):
+            names = " ".join(f"--dim {name}=8" for name in sources_of(graph))
+            raise FileError(f"graph {graph.name!r} has sizes that vary, which this command needs to know: give {names}")
+    return graphs
 
 
 # --- reading

@@ -275,7 +275,21 @@ def graph_at(
 
     With ``vary`` sizes are still Sizes, but for those of the symbols in ``fixed``.
     """
+    if isinstance(graph, OpenGraph):
+        return graph.known(sizes), lambda tensor: tensor
     return _mapped(graph, lambda part: at(part, sizes, vary=vary, fixed=fixed))
+
+
+class OpenGraph(Graph):
+    """The inputs of a graph that is known when its sizes are, as its nodes do not follow from Dims.
+
+    known   makes the graph of sizes by symbol.
+    reason  why it does not follow.
+    """
+
+    def __init__(self, name: str, known: Callable[[Sizes], Graph], reason: str) -> None:
+        super().__init__(name)
+        self.known, self.reason = known, reason
 
 
 def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, Callable[[Tensor], Tensor]]:

@@ -247,6 +247,10 @@ def _filter_gradient(dtype: str, stride: int = 1) -> Case:
     return write
 
 
+def _channels_last(g: fg.Graph, b: int, h: int, w: int) -> fg.Tensor:
+    return g.max_pool(_x(g, b, 16, h, w, dtype="float16", layout="NHWC"), 3, 2, 1)
+
+
 def _pooled(op: str, **how: Any) -> Case:
     def write(g: fg.Graph, b: Dim, h: Dim, w: Dim) -> Made:
         x = g.tensor("x", (b, 8, h, w))
@@ -400,7 +404,7 @@ CASES: dict[str, Case] = {
         if not (p == "avg_pool" and "index" in suffix)
     },
     "max_pool whole": _pooled("max_pool", window=2, stride=2, ceil_mode=True),
-    "max_pool channels last": lambda g, b, h, w: g.max_pool(_x(g, b, 16, h, w, dtype="float16", layout="NHWC"), 3, 2, 1),
+    "max_pool channels last": _channels_last,
     "avg_pool excluding": _pooled("avg_pool", window=3, padding=1, count_include_pad=False),
     "global_max_pool": lambda g, b, h, w: g.global_max_pool(_x(g, b, 6, h, w)),
     "global_avg_pool": lambda g, b, h, w: g.global_avg_pool(_x(g, b, 16, h, w, dtype="bfloat16", layout="NHWC")),

@@ -47,11 +47,10 @@ def test_shapes_may_be_those_of_inputs():
     assert "no input and no dimension 'rows'" in error(perceptron(), shapes={"batch": 2, "rows": 3})
 
 
-def test_sizes_that_are_open_are_asked_for():
+def test_shapes_that_are_open_are_asked_for():
     nodes = [("Add", "a b", "y")]
-    proto = model(nodes, [value("a", ["n", "m"]), value("b", [None, "m"])], [value("y")])
-    message = error(proto)
-    assert "give sizes for dimension 'n', dimension 'm', dimension 0 of input 'b'" in message
+    proto = model(nodes, [value("a", ["n", "m"]), value("b")], [value("y")])
+    assert "give shapes for input 'b', which has no shape" in error(proto)
     assert built(proto, shapes={"n": 2, "m": 3, "b": (1, 3)}).outputs["y"].shape == (2, 3)
 
 
@@ -296,8 +295,14 @@ def test_the_command_line(saved, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["compile", f"{file}:batch=4", "--engine", "reference", "--out", out]) == 0
     capsys.readouterr()
-    assert main(["explain", file]) == 2
-    assert "give sizes for dimension 'batch'" in capsys.readouterr().err
+    assert main(["explain", str(file), "--dim", "batch=1..16", "--json"]) == 0
+    (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert graph["ranges"][0]["sizes"] == {"batch": [1, 1]}
+    assert main(["run", str(file), "--engine", "cpu", "--check", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["graphs"]
+    assert [g["sizes"] for g in found] == [{"batch": 1}, {"batch": 8}, {"batch": 64}]
+    assert main(["compile", str(file), "--engine", "reference", "--out", out]) == 2
+    assert "give --dim batch=8" in capsys.readouterr().err
 
 
 def test_sizes_on_the_command_line(saved):

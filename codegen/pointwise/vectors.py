@@ -17,6 +17,7 @@ from functools import partial
 from math import prod
 
 from codegen.buffers import Edge
+from codegen.declined import Declined
 from codegen.expr import TableRead
 from codegen.iteration import Coordinates, Point, linear
 from codegen.kernel import block_number, thread_number
@@ -107,7 +108,10 @@ class VectorsRenderer:
     # ---- structure
 
     def render(self) -> KernelSource:
+        """Returns the kernel.  Raises Declined for a form that rows of sizes that vary do not have."""
         s = self.schedule
+        if s.form != "flat" and isinstance(self.shape[-1], Size) and (s.form == "cycles" or self.shape[-1] % s.vector):
+            raise Declined(f"rows are no whole vectors of {s.vector} at all sizes")
         dims = " x ".join(str(size) for size in self.shape)
         plural = "vectors" if s.unroll > 1 else "vector"
         details = [f"{dims} elements, {s.vector} a vector, {s.unroll} {plural} in flight a thread"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from codegen.declined import Declined
 from codegen.family import Family, Form
 from codegen.iteration import index_type
 from codegen.l2_policy import worth_evict_last
@@ -25,8 +26,9 @@ from codegen.rows.across import AcrossRenderer
 from codegen.rows.along import AlongRenderer
 from codegen.rows.schedule import RowsSchedule, reads_across
 from codegen.rows.segments import SegmentRenderer
-from codegen.rows.space import normalize
+from codegen.rows.space import normalize, widest
 from codegen.rows.walk import WalkRenderer
+from codegen.sizes import Size
 from codegen.spec import KernelSource, RowsSpec
 from codegen.target import Target
 
@@ -45,7 +47,12 @@ def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C."""
+    """Returns the kernel of a spec as CUDA C.  Raises Declined for vectors that rows of sizes that vary do not have."""
+    space = normalize(spec)
+    if schedule.vector > 1 and any(isinstance(n, Size) for n in (*space.outer, *space.row)):
+        dims = len(space.outer) + (0 if schedule.across else len(space.row))
+        if widest(space, dims - 1) % schedule.vector:
+            raise Declined(f"rows are no whole vectors of {schedule.vector} at all sizes")
     if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
     if spec.segments is not None:

@@ -45,6 +45,16 @@ File = Annotated[
         "one; or the one named. Or an ONNX model, with sizes that it leaves open: model.onnx:batch=8,x=1x3x224x224.",
     ),
 ]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        help="Size of a dimension that varies: batch=8; or its range: batch=1..64, batch=8..64:8 (multiples of 8). May "
+        "be repeated.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Round every intermediate to its tensor's dtype.")]
 Autotune = Annotated[
@@ -79,6 +89,7 @@ def _common(
 @guarded
 def compile_command(
     file: File,
+    dim: Dims = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,6 +117,7 @@ def compile_command(
         fusion=not no_fusion,
         autotune=autotune,
         as_json=as_json,
+        dims=dim or [],
     )
 
 
@@ -113,6 +125,7 @@ def compile_command(
 @guarded
 def run_command(
     file: File,
+    dim: Dims = None,
     engine: Annotated[
         Engine | None, typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.")
     ] = None,
@@ -137,6 +150,7 @@ def run_command(
         fusion=not no_fusion,
         autotune=autotune,
         as_json=as_json,
+        dims=dim or [],
     )
 
 
@@ -144,6 +158,7 @@ def run_command(
 @guarded
 def explain_command(
     file: File,
+    dim: Dims = None,
     kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Show the source of this kernel.")] = None,
     passes: Annotated[bool, typer.Option("--passes", help="Show what each pass rewrote, and why.")] = False,
     dump: Annotated[str | None, typer.Option(metavar="DIR", help="Write the graph after each pass.")] = None,
@@ -167,6 +182,7 @@ def explain_command(
         fusion=not no_fusion,
         target=target,
         as_json=as_json,
+        dims=dim or [],
     )
 
 
@@ -174,6 +190,7 @@ def explain_command(
 @guarded
 def compare_command(
     file: File,
+    dim: Dims = None,
     engines: Annotated[
         list[str] | None,
         typer.Option(
@@ -201,6 +218,7 @@ def compare_command(
         partition=partition,
         autotune=autotune,
         as_json=as_json,
+        dims=dim or [],
     )
 
 

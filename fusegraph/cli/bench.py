@@ -180,7 +180,7 @@ def _cells(row: Row) -> list[str]:
 def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
     if file is not None:
         names = artifacts.UniqueNames()
-        return [GraphWorkload(graph, names.unique(graph.name)) for graph in load_graphs(file)]
+        return [GraphWorkload(graph, names.unique(graph.name)) for graph in load_graphs(file, known=True)]
     from fusegraph.bench.workloads import SUITES
 
     make = SUITES.get(suite or SUITE)

@@ -20,6 +20,7 @@ def compare_file(
     partition: bool,
     autotune: bool,
     as_json: bool,
+    dims: Sequence[str] = (),
 ) -> int:
     """Compares every graph of a file; returns 1 if an engine gave a wrong result or failed while running, else 0.
 
@@ -38,7 +39,7 @@ def compare_file(
                          rel`` (of finite elements), ``unequal`` (number of elements).
     """
     names = chosen(engines)
-    graphs = load_graphs(file)
+    graphs = load_graphs(file, dims, known=True)
     comparisons = []
     with progress(len(graphs) * len(names)) as step:
         for graph in graphs:

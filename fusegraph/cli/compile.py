@@ -80,6 +80,7 @@ def compile_file(
     fusion: bool,
     autotune: bool | None = None,
     as_json: bool,
+    dims: Sequence[str] = (),
 ) -> int:
     """Compiles every graph of a file, writes the folders and prints a summary; returns 0.
 
@@ -93,7 +94,7 @@ def compile_file(
         raise FusegraphError(f"--target {targets[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
     check_autotune(engine, autotune)
     check_environment()
-    graphs = load_graphs(file)
+    graphs = load_graphs(file, dims, known=True)
     chosen: list[str | None] = list(_targets(targets)) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))
     names = artifacts.UniqueNames()

@@ -12,11 +12,14 @@ from fusegraph.engines.environment import check_environment
 from fusegraph.engines.partitions import settling
 from fusegraph.engines.plans import planner
 from fusegraph.errors import FileError
+from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
+from fusegraph.ranges import OpenGraph, SizedPlan, plan_ranges, varies
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
+from fusegraph.report.explain_sized import describe_sized, sized_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import named, present
@@ -32,12 +35,15 @@ def explain_file(
     fusion: bool,
     target: str | None = None,
     as_json: bool,
+    dims: Sequence[str] = (),
 ) -> int:
     """Prints `describe` of every graph; returns 0.
 
     kernel   print the source of the kernels of this name instead.  With ``as_json`` the object is ``kernels[]`` with
              ``graph, name, family, nodes, code``.  Raises FileError if no graph has such a kernel.
     passes   print `describe_steps` of every graph instead.
+    dims     sizes of dimensions that vary (`load_graphs`).  Graphs whose sizes still vary are described by their ranges
+             (`describe_sized`); for --passes and --dump their sizes are needed.
     dump     a folder in which each graph gets a folder of its own, with the graph as built and after each pass.
     """
     check_environment()
@@ -46,7 +52,11 @@ def explain_file(
     planned = planner(fusion, how.first)
     if fusion and how.device_name is not None:
         planned = settling(planned, None, default_cache(), how.device_name)
-    plans = [planned(graph, options) for graph in load_graphs(file)]
+    graphs = load_graphs(file, dims, known=passes or dump is not None)
+    sized = [_ranges(graph, options, fusion) for graph in graphs if varies(graph)]
+    if sized:
+        return _explain_sized(file, sized, kernel, as_json)
+    plans = [planned(graph, options) for graph in graphs]
     if dump is not None:
         _dump(plans, dump)
     if kernel is not None:
@@ -81,6 +91,32 @@ def explain_file(
         print_json({"graphs": facts})
     else:
         say("\n".join(explain_text(f, columns()) for f in facts).rstrip("\n"))
+    return 0
+
+
+def _ranges(graph: Graph, options: Options, fusion: bool) -> SizedPlan:
+    if isinstance(graph, OpenGraph):
+        raise FileError(f"{graph.name} is compiled for each choice of sizes: {graph.reason}; give sizes: --dim NAME=8")
+    return plan_ranges(graph, options, fusion=fusion)
+
+
+def _explain_sized(file: str, plans: Sequence[SizedPlan], kernel: str | None, as_json: bool) -> int:
+    """Prints `describe_sized` of graphs, or the source of the kernels of a name; returns 0."""
+    if kernel is None:
+        facts = [describe_sized(p) for p in plans]
+        if as_json:
+            print_json({"graphs": facts})
+        else:
+            say("\n".join(sized_text(f, columns()) for f in facts).rstrip("\n"))
+        return 0
+    found = [(p, source) for p in plans for source in p.sources if source.name == kernel]
+    if not found:
+        known = ", ".join(dict.fromkeys(source.name for p in plans for source in p.sources))
+        raise FileError(f"no graph of {file} has a kernel {kernel!r}; the kernels are: {known}")
+    if as_json:
+        print_json({"kernels": [{"graph": p.graph.name, "name": s.name, "code": s.code} for p, s in found]})
+    else:
+        say("\n\n".join(source.code.rstrip() for _, source in found))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from fusegraph.cli.console import NOT_OK, check_autotune, note, print_json, prin
 from fusegraph.engines import default_engine
 from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
+from fusegraph.engines.sized import SizedExecutable, sizes_given
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.ops.base import Array
 from fusegraph.ops.convert import to_reference
+from fusegraph.ranges import OpenGraph
 from fusegraph.report import artifacts
 from fusegraph.report.check import CheckResult, check_executable, random_inputs, run
 from fusegraph.runtime import driver
@@ -38,6 +40,7 @@ def run_file(
     fusion: bool = True,
     autotune: bool | None = None,
     as_json: bool,
+    dims: Sequence[str] = (),
 ) -> int:
     """Runs every graph of a file; returns 1 if a check failed, else 0.
 
@@ -46,7 +49,7 @@ def run_file(
     """
     engine = engine or default_engine()
     check_autotune(engine, autotune)
-    graphs = load_graphs(file)
+    graphs = load_graphs(file, dims, known=out is not None)
     folders: list[Path | None] = [None] * len(graphs)
     if out is not None:
         parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()
@@ -59,15 +62,16 @@ def run_file(
         for graph, folder in zip(graphs, folders):
             step(f"{graph.name}: building for {engine}")
             executable = fusegraph.compile(graph, engine, strict=strict, fusion=fusion, autotune=autotune)
-            step(f"{graph.name}: running on {engine}")
-            inputs = random_inputs(graph, seed)
-            outputs, milliseconds = _timed(executable, inputs)
-            result = None
-            if check:
-                step(f"{graph.name}: comparing with the reference")
-                result = check_executable(executable, inputs, outputs=outputs, strict=strict)
-            files = _save(folder, graph, engine, seed, outputs) if folder else {}
-            entries.append(_entry(graph, engine, seed, milliseconds, outputs, files, result))
+            for sizes, each in _of_sizes(executable):
+                step(f"{graph.name}: running on {engine}")
+                inputs = random_inputs(each.graph, seed)
+                outputs, milliseconds = _timed(each, inputs)
+                result = None
+                if check:
+                    step(f"{graph.name}: comparing with the reference")
+                    result = check_executable(each, inputs, outputs=outputs, strict=strict)
+                files = _save(folder, graph, engine, seed, outputs) if folder else {}
+                entries.append(_entry(each.graph, engine, seed, milliseconds, outputs, files, result) | sizes)
             step(graph.name, advance=1)
     if as_json:
         print_json({"graphs": entries})
@@ -80,6 +84,18 @@ def run_file(
     if failed:
         note(f"{len(failed)} of {len(entries)} graphs differ from the reference: {', '.join(failed)}")
     return NOT_OK if failed else 0
+
+
+def _of_sizes(executable: Executable) -> Iterator[tuple[dict[str, Any], Executable]]:
+    """Yields what runs, and at which sizes, for some sizes if they vary; says so if each is compiled by itself."""
+    if not isinstance(executable, SizedExecutable):
+        yield {}, executable
+        return
+    if isinstance(executable.graph, OpenGraph):
+        note(f"{executable.graph.name} is compiled for each choice of sizes: {executable.graph.reason}")
+    for sizes in executable.samples():
+        each = executable.at(sizes)
+        yield {"sizes": sizes_given(executable.graph, sizes)}, each
 
 
 def _timed(executable: Executable, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], float]:
@@ -165,7 +181,8 @@ def _summary(array: Array) -> dict[str, Any]:
 
 def _print(entry: Mapping[str, Any]) -> None:
     verdict = "" if entry["ok"] is None else ", equals the reference" if entry["ok"] else ", DIFFERS from the reference"
-    say(f"{entry['name']} on {entry['engine']}: {entry['ms']:.3g} ms{verdict}")
+    sizes = ", ".join(f"{name} = {size}" for name, size in entry.get("sizes", {}).items())
+    say(f"{entry['name']}{f' at {sizes}' if sizes else ''} on {entry['engine']}: {entry['ms']:.3g} ms{verdict}")
     checked = entry["ok"] is not None
     headings = ["output", "shape", "dtype", "min", "max", "mean"]
     headings += ["max abs error", "rel error", "ok"] if checked else []

@@ -11,7 +11,7 @@ from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.ranges import varies
+from fusegraph.ranges import OpenGraph, varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
@@ -93,11 +93,11 @@ def compile(
     from fusegraph.engines import sized
 
     kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    if engine not in ("cuda", "cpu") or isinstance(graph, OpenGraph):
+        return sized.by_size(graph, options, engine, device, lambda known: _known(known, engine, settings))
     if engine == "cuda":
         return sized.on_cuda(graph, options, **kernels, device=device, jobs=jobs, progress=progress)
-    if engine == "cpu":
-        return sized.on_cpu(graph, options, **kernels)
-    return sized.by_size(graph, options, engine, lambda known: _known(known, engine, settings))
+    return sized.on_cpu(graph, options, **kernels)
 
 
 class _Settings(NamedTuple):

@@ -8,17 +8,17 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from codegen.sizes import Bounds, Size, value
+from codegen.sizes import Bounds, Size, dimension, value
 from fusegraph.dims import bounds_of
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs
-from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import Planner, sized_planner
 from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
-from fusegraph.ranges import SizedPlan, graph_at, plan_ranges
+from fusegraph.ranges import OpenGraph, SizedPlan, graph_at
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
 
@@ -50,7 +50,8 @@ class SizedExecutable(Executable):
         plan: Callable[[Graph, Options], SizedPlan] | None = None,
         prepare: Callable[[SizedPlan], None] = lambda _: None,
     ) -> None:
-        check_outputs(graph)
+        if not isinstance(graph, OpenGraph):
+            check_outputs(graph)
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
         self._bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
@@ -88,6 +89,15 @@ class SizedExecutable(Executable):
     def __call__(self, /, *args: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         arrays = bind(self.graph, args, named)
         return self.at(self._sizes(arrays))(*arrays, out=out, stream=stream)
+
+    def samples(self) -> list[dict[str, int]]:
+        """Returns sizes by symbol: the smallest, and two further ones of moderate tensors."""
+        found = []
+        for most in (1, 8, 64):
+            sizes = {name: min(max(most, low), high) for name, (low, high) in self._bounds.items()}
+            if sizes not in found:
+                found.append(sizes)
+        return found
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
         """Returns the Executable for sizes by symbol; others than its own may be there."""
@@ -141,6 +151,18 @@ class SizedExecutable(Executable):
         return sizes
 
 
+def sources_of(graph: Graph) -> dict[str, tuple[int, Bounds, Size]]:
+    """Returns for each Dim of a graph, by name: what sizes are multiples of, the bounds of the quotient, and that."""
+    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
+    units = {name: unit for name, (_, _, unit) in _sources(graph, bounds).items()}
+    return {n: (units[n], b, dimension(n, b.min, b)) for n, b in bounds.items()}
+
+
+def sizes_given(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes of Dims by name, of those by symbol."""
+    return {name: sizes[name] * unit for name, (unit, _, _) in sources_of(graph).items()}
+
+
 def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int]]:
     """Returns for each symbol an input's number, its dimension that is the symbol times a number, and that number."""
     found: dict[str, tuple[int, int, int]] = {}
@@ -185,9 +207,7 @@ def on_cuda(
             known, options, fusion=fusion, cache=kept, device=device, planner=planner, loaded=loaded, **more
         )
 
-    def planned(known: Graph, options: Options) -> SizedPlan:
-        return plan_ranges(known, options, fusion=fusion, choose=how.first)
-
+    planned = sized_planner(fusion, how.first, kept, how.state or "")
     return SizedExecutable(graph, options, "cuda", cuda_device(device), make, planned, prepare)
 
 
@@ -212,13 +232,12 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
             return module
         return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
 
-    def planned(known: Graph, options: Options) -> SizedPlan:
-        return plan_ranges(known, options, fusion=fusion)
-
-    return SizedExecutable(graph, options, "cpu", CPU, make, planned, prepare)
+    return SizedExecutable(graph, options, "cpu", CPU, make, sized_planner(fusion, None, kept), prepare)
 
 
-def by_size(graph: Graph, options: Options, engine: str, compile: Callable[[Graph], Executable]) -> SizedExecutable:
+def by_size(
+    graph: Graph, options: Options, engine: str, device: int, compile: Callable[[Graph], Executable]
+) -> SizedExecutable:
     """Returns a graph that is compiled for every size when it comes."""
-    device = cuda_device(0) if engine == "cudnn" else CPU
-    return SizedExecutable(graph, options, engine, device, lambda known, _: compile(known))
+    there = cuda_device(device) if engine in ("cuda", "cudnn") else CPU
+    return SizedExecutable(graph, options, engine, there, lambda known, _: compile(known))

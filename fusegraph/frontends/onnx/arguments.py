@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.errors import ArgumentError
 from fusegraph.frontends.onnx.tensors import Array
 
@@ -66,7 +67,9 @@ def sizes_of(given: object) -> dict[str, int | tuple[int, ...]]:
 
 
 def _size(what: str, given: Any) -> int:
-    wanted = "a size, an integer from 0 to 2^63 - 1, or a sequence of such"
+    wanted = "a size, an integer from 0 to 2^63 - 1 or a Dim, or a sequence of such"
+    if isinstance(given, Size):
+        return given
     try:
         size = operator.index(given)
     except TypeError:

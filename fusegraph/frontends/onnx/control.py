@@ -29,7 +29,8 @@ def if_(call: Call, body: Body, condition: Tensor) -> list[Tensor]:
 def loop(call: Call, body: Body, count: Tensor | None = None, condition: Tensor | None = None, *values: Tensor) -> Any:
     """Writes the body while the condition holds and at most ``count`` times; either may be left out."""
     graph = call.graph
-    most = None if count is None else int(call.number(count, "the number of iterations"))
+    iterations = "the number of iterations"
+    most = None if count is None else int(call.fixed(call.number(count, iterations), iterations))
     goes_on = condition is None or bool(call.number(condition, "its condition"))
     if most is None and condition is None:
         raise ModelError("it has neither a number of iterations nor a condition")
@@ -60,7 +61,7 @@ def _batched(call: Call, body: Body, lengths: Tensor | None, *inputs: Tensor) ->
     steps = {x.shape[1] if x.rank > 1 else 0 for x in inputs[-call["num_scan_inputs"] :]}
     if len(batches) != 1 or len(steps) != 1 or not min(batches) or not min(steps):
         raise ModelError("its inputs have no batch of one size, or its sequences not one length")
-    (batch,), (length,) = batches, steps
+    batch, length = (call.fixed(n, what) for (n,), what in ((batches, "the batch"), (steps, "the length")))
     counts = [length] * batch if lengths is None else call.integers(lengths, "the lengths of sequences")
     if len(counts) != batch or not all(1 <= n <= length for n in counts):
         raise ModelError(f"lengths {counts[:8]} are not {batch} numbers from 1 to {length}")
@@ -87,7 +88,7 @@ def _scanned(call: Call, body: Body, *inputs: Tensor) -> list[Tensor]:
     lengths = {x.shape[axis] for axis, x in zip(along, sequences)}
     if len(lengths) > 1:
         raise ModelError(f"its sequences have lengths {sorted(lengths)}")
-    (length,) = lengths
+    length = call.fixed(lengths.pop(), "the length of sequences")
     if not length:
         raise call.refuse("sequences of no elements")
     collected: list[list[Tensor]] = [[] for _ in range(results)]

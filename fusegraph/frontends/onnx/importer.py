@@ -198,7 +198,7 @@ class Importer:
         refusal = Declined(f"operator {operator_name(node)}")
         if handler is not None:
             try:
-                return self._checked(handler(call, *inputs))
+                return [self.values.settled(t, inputs) for t in self._checked(handler(call, *inputs))]
             except Declined as refused:
                 refusal = refused
             except DTypeError as refused:  # a dtype that an op does not take

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,17 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, ValueInfoProto
 
+from codegen.sizes import at
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
 from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
 from fusegraph.frontends.onnx.arguments import arrays_of, instance, path_of, sizes_of
+from fusegraph.frontends.onnx.dims import Given, difference, shape_of, some_sizes, vary, with_dims
 from fusegraph.frontends.onnx.functions import domain_of
 from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, short
 from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ranges import OpenGraph
 
 #: The largest size of a protocol buffer.
 MAX_BYTES = 2**31 - 1
@@ -43,6 +46,8 @@ class Model:
     """A model as a graph.
 
     graph      its inputs are those of the model; initializers are constants.
+    by_size    why shapes do not follow from the Dims that the model's dimensions are, None if they do.  The graph then
+               has no nodes and no outputs: `compile` reads and compiles the model for every choice of sizes that comes.
     inputs, outputs, constants  the model's names -> tensors of the graph, whose names may differ: they are limited in
                length and characters.  An input whose value was given is among the constants.
     """
@@ -51,6 +56,7 @@ class Model:
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
     constants: Mapping[str, Tensor]
+    by_size: str | None = None
 
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph, as `Graph.compile`; call the result with one array per input, in their order."""
@@ -67,16 +73,18 @@ def load(
 ) -> Model:
     """Reads the model in a file.
 
-    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.  Also shapes
-                   of results of NonZero, Unique and NonMaxSuppression, whose sizes depend on values: these results are
-                   then cut off or filled up, positions with -1, those of Unique with the last element and counts of 0.
+    shapes         sizes of dimensions that the model only names ("batch": 8), or whole shapes of inputs.  A size may be
+                   a `Dim`: the model then takes all sizes that it allows.  Dimensions without a size are Dims of any
+                   size from 1.  Also shapes of results of NonZero, Unique and NonMaxSuppression, whose sizes depend on
+                   values: these results are then cut off or filled up, positions with -1, those of Unique with the last
+                   element and counts of 0.
     values         arrays for inputs that must be known while the graph is built, such as shapes and axes: they become
                    constants.
     alias          {"past": "present"}: an output whose name is that of an input, with the second text in place of the
                    first, overwrites this input, and lies in its memory (`Graph.assign`): a cache is not copied.
     compute_dtype  that of the graph: float32, float64 or tf32.
 
-    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, for dimensions without a size,
+    Raises ModelError for a file that is missing, cut short, malformed or beyond a limit, for inputs without a shape,
     and for an alias without such a pair, or of another type; InputValueError, a ModelError, for inputs that must be
     given as ``values``; UnsupportedModelError, which lists all unsupported operators and types; ArgumentError for
     arguments of wrong types.  Nothing outside the file's folder is read.
@@ -132,14 +140,57 @@ def from_proto(
     texts = {
         instance("alias", a, str): instance("alias", b, str) for a, b in instance("alias", alias or {}, dict).items()
     }
+
+    def built(given: Given) -> Model:
+        return _Building(model, given, arrays, folder, name, texts, compute_dtype).built()
+
     try:
-        return _Building(model, sizes, arrays, folder, name, texts, compute_dtype).built()
+        return _with_dims(model, sizes, arrays, built)
     except InputValueError as error:
         raise InputValueError(f"{where}: {error}", error.inputs) from None
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{where} {error}", error.reasons) from None
     except (FusegraphError, RecursionError) as error:
         raise ModelError(f"{where}: {error}") from None
+
+
+def _with_dims(proto: ModelProto, given: Given, values: Mapping[str, Array], build: Callable[[Given], Model]) -> Model:
+    """Builds a model with Dims for the sizes that are not given."""
+    every = (*proto.graph.input, *proto.graph.output)
+    dims = (dim.dim_param for value in every for dim in value.type.tensor_type.shape.dim)
+    check_text(proto.graph.name, *(value.name for value in every), *dims, *(o.domain for o in proto.opset_import))
+    known = {t.name for t in proto.graph.initializer} | values.keys()
+    open_ = [value for value in proto.graph.input if value.name not in known]
+    sizes = with_dims(open_, given)
+    if not vary(sizes):
+        return build(sizes)
+    try:
+        model = build(sizes)
+        reason = difference(lambda other: build(other).graph, sizes, model.graph)
+        if not reason:
+            return model
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever code makes of a size that is no plain number
+        reason = str(error)
+    return _by_size(open_, sizes, build, reason)
+
+
+def _by_size(open_: Sequence[ValueInfoProto], sizes: Given, build: Callable[[Given], Model], reason: str) -> Model:
+    """Returns a model that is built for each choice of sizes.  Raises what building it raises, if no sizes do."""
+    refused: Exception | None = None
+    for some in some_sizes(sizes):
+        try:
+            sample = build(at(dict(sizes), some))
+        except (FusegraphError, RecursionError) as error:
+            refused = refused or error
+            continue
+        graph = OpenGraph(sample.graph.name, lambda known: build(at(dict(sizes), known)).graph, reason)
+        shapes = {value.name: shape_of(value, sizes) for value in open_}
+        inputs = {name: graph.tensor(t.name, shapes[name], t.dtype) for name, t in sample.inputs.items()}
+        return Model(graph, inputs, {}, {}, reason)
+    assert refused is not None
+    raise refused
 
 
 class _Building:
@@ -156,10 +207,6 @@ class _Building:
         compute_dtype: Any,
     ) -> None:
         self._model, self._shapes, self._values, self._alias = model, shapes, values, alias
-        every = (*model.graph.input, *model.graph.output)
-        dims = (dim.dim_param for value in every for dim in value.type.tensor_type.shape.dim)
-        domains = (opset.domain for opset in model.opset_import)
-        check_text(model.graph.name, *(value.name for value in every), *dims, *domains)
         self._graph = Graph("model", compute_dtype=compute_dtype)
         self._importer = Importer(self._graph, model.functions, folder, shapes)
         self._graph.name = self._importer.free_name(name or model.graph.name or "model").replace("/", "_")
@@ -214,8 +261,8 @@ class _Building:
                 scope.values[value.name] = inputs[value.name] = self._graph.tensor(name, shape, dtype)
         if unsized:
             raise ModelError(
-                f"give sizes for {', '.join(dict.fromkeys(unsized))}: shapes={{'a dimension': size, 'an input': (size, "
-                "...)}; on the command line model.onnx:dimension=8,input=1x3x224x224"
+                f"give shapes for {', '.join(unsized)}: shapes={{'an input': (size, ...)}}; on the command line "
+                "model.onnx:input=1x3x224x224"
             )
         named = {v.name for v in declared} | {d.dim_param for v in declared for d in v.type.tensor_type.shape.dim}
         named |= {name for n in self._model.graph.node if n.op_type in SELECTED for name in n.output[:1]}
@@ -253,17 +300,7 @@ class _Building:
         if not has_shape:
             unsized.append(f"{what}, which has no shape")
             return None
-        found, missing = [], []
-        for d, dim in enumerate(dims):
-            size = dim.dim_value if dim.HasField("dim_value") else self._shapes.get(dim.dim_param)
-            if isinstance(size, int) and (dim.dim_param or dim.HasField("dim_value")):
-                found.append(size)
-            else:
-                found.append(0)
-                missing.append(f"dimension {short(dim.dim_param)}" if dim.dim_param else f"dimension {d} of {what}")
-        unsized += missing
-        shape = checked_shape(what, found)
-        return None if missing else shape
+        return checked_shape(what, shape_of(value, self._shapes))
 
     def _given(self, name: str, dtype: DType) -> Tensor:
         """Returns a constant for an input whose value was given.  Raises ModelError for another dtype."""

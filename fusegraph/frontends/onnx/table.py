@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from codegen.declined import Declined
+from codegen.sizes import Size
 from fusegraph.dtypes import DType
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
@@ -118,19 +119,43 @@ class Call:
             raise ModelError(f"output {name[:80]!r} has the shape {wanted}, the one given is {list(found)}")
         return found[list(shape).index(None)]
 
+    def _followed(self, tensor: Tensor, what: str) -> Array:
+        """Returns the value of a tensor as `known`; Sizes may be in it."""
+        found = self.values.followed(tensor)
+        return self.known(tensor, what) if found is None else found
+
+    def fixed(self, size: int, what: str) -> int:
+        """Returns a number that decides what is written.  Raises Unknown if it varies."""
+        if isinstance(size, Size):
+            raise Unknown(f"{self.node.op_type}: {what} must be known, but varies", ())
+        return size
+
     def integers(self, tensor: Tensor, what: str) -> list[int]:
-        """Returns a known tensor of integers, of rank 1 at most, as a list.  Raises ModelError for others."""
-        value = self.known(tensor, what)
-        if value.dtype.kind not in "iu" or value.ndim > 1:
+        """Returns a known tensor of integers, of rank 1 at most, as a list; sizes that vary may be among them.
+
+        Raises ModelError for others.
+        """
+        value = self._followed(tensor, what)
+        if value.dtype.kind not in "iuO" or value.ndim > 1:
             raise ModelError(f"{what} is a list of integers, got {value.dtype} {list(value.shape)}")
-        return [int(v) for v in value.reshape(-1)]
+        return [v if isinstance(v, Size) else int(v) for v in value.reshape(-1)]
 
     def number(self, tensor: Tensor, what: str) -> Any:
-        """Returns a known tensor of one element as a Python number.  Raises ModelError for others."""
-        value = self.known(tensor, what)
+        """Returns a known tensor of one element as a Python number, or a size that varies.
+
+        Raises ModelError for others.
+        """
+        value = self._followed(tensor, what)
         if value.size != 1:
             raise ModelError(f"{what} is one number, got {list(value.shape)}")
+        if value.dtype == object:
+            return value.reshape(-1)[0]
         return value.reshape(-1)[0].item() if value.dtype.kind in "fiub" else float(value.reshape(-1)[0])
+
+    def integer(self, tensor: Tensor, what: str) -> int:
+        """Returns what `number` returns as an integer."""
+        found = self.number(tensor, what)
+        return found if isinstance(found, Size) else int(found)
 
     def dtype(self, element: int) -> DType:
         """Returns the dtype of an ONNX element type.  Raises Declined if there is none."""

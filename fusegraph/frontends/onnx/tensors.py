@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from codegen.sizes import Size
 from fusegraph.dtypes import ALL, PACKED, DType, float8_e4m3, float32, float64, int64, uint32, uint64
 from fusegraph.errors import ModelError
 from fusegraph.layout import packed_strides
@@ -49,7 +50,7 @@ def checked_shape(what: str, sizes: Any) -> tuple[int, ...]:
     """Returns a shape as a tuple.  Raises ModelError for negative sizes and more dimensions than NumPy has."""
     if len(sizes) > MAX_RANK:
         raise ModelError(f"{what} has {len(sizes)} dimensions; at most {MAX_RANK} are possible")
-    shape = tuple(int(size) for size in sizes)
+    shape = tuple(size if isinstance(size, Size) else int(size) for size in sizes)
     if any(size < 0 for size in shape):
         raise ModelError(f"{what} has a negative size: {list(shape)}")
     return shape

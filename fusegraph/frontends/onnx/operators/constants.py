@@ -26,12 +26,12 @@ def constant(call: Call) -> Tensor:
 @operator("Shape")
 def shape(call: Call, x: Tensor) -> Tensor:
     start, end = call["start"] or 0, call["end"]
-    return call.graph.constant(np.array(x.shape[slice(start, end)], np.int64))
+    return call.values.of(x.shape[slice(start, end)])
 
 
 @operator("Size")
 def size(call: Call, x: Tensor) -> Tensor:
-    return call.graph.constant(np.int64(x.size))
+    return call.graph.reshape(call.values.of([x.size]), [])
 
 
 @operator("ConstantOfShape")
@@ -48,9 +48,10 @@ def constant_of_shape(call: Call, sizes: Tensor) -> Tensor:
 def range_(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     """Returns start + i * delta for i below ceil((limit - start) / delta)."""
     first, last, step = (call.number(t, what) for t, what in ((start, "start"), (limit, "limit"), (delta, "delta")))
-    if step == 0 or not np.isfinite([first, last, step]).all():
-        raise ModelError(f"a range from {first} to {last} in steps of {step} does not end")
+    step = call.fixed(step, "the step")
     exact = isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
+    if step == 0 or not (exact or np.isfinite([first, last, step]).all()):
+        raise ModelError(f"a range from {first} to {last} in steps of {step} does not end")
     count = max(-((first - last) // step) if exact else int(np.ceil((last - first) / step)), 0)
     return call.graph.arange(count, first, step, start.dtype)
 

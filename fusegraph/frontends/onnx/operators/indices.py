@@ -35,9 +35,9 @@ def positions(call: Call, index: Tensor, size: int) -> Tensor:
 def gather(call: Call, x: Tensor, index: Tensor) -> Tensor:
     """Gathers along an axis; it is a slice if the position is one known number."""
     (axis,) = normal_axes(call["axis"], x.rank)
-    known = call.values.known(index)
+    known = call.values.followed(index)
     if known is not None and not known.shape and index.dtype.is_int:
-        key = [slice(None)] * axis + [int(known)]
+        key = [slice(None)] * axis + [call.number(index, "the index")]
         return x[tuple(key)]
     return call.graph.gather(x, positions(call, index, x.shape[axis]), axis)
 
@@ -60,13 +60,13 @@ def _from_the_end(call: Call, index: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Returns positions along several dimensions (the last dimension of ``index``) with negative ones made positive."""
     if not index.dtype.is_int or not index.rank or index.shape[-1] > len(sizes):
         raise ModelError(f"indices {index.dtype} {list(index.shape)} are not positions along {list(sizes)}")
-    ends = call.graph.constant(np.array(sizes[: index.shape[-1]]), dtype=index.dtype)
+    ends = call.graph.cast(call.values.of(sizes[: index.shape[-1]]), index.dtype)
     return call.graph.binary_select(call.graph.add(index, ends), index, call.graph.cmp_lt(index, 0))
 
 
 @operator("OneHot")
 def one_hot(call: Call, index: Tensor, depth: Tensor, both: Tensor) -> Tensor:
-    graph, count = call.graph, int(call.number(depth, "depth"))
+    graph, count = call.graph, call.integer(depth, "depth")
     if count < 1 or both.shape != (2,):
         raise ModelError(f"depth is positive and values are two, got {count} and {list(both.shape)}")
     whole = index if index.dtype.is_int else graph.cast(index, "int64")
@@ -152,5 +152,5 @@ def tensor_scatter(call: Call, x: Tensor, updates: Tensor, start: Tensor | None 
 
 @operator("Trilu")
 def trilu(call: Call, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
-    offset = 0 if diagonal is None else int(call.number(diagonal, "k"))
+    offset = 0 if diagonal is None else call.integer(diagonal, "k")
     return call.graph.triu(x, offset) if call["upper"] else call.graph.tril(x, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from codegen.sizes import least
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.frontends.onnx.tensors import checked_shape
@@ -18,6 +19,9 @@ def reshape(call: Call, x: Tensor, shape: Tensor) -> Tensor:
     """Reshapes: a size of 0 means the input's, unless allowzero is set; -1 means what is left."""
     wanted = call.integers(shape, "the shape")
     if not call["allowzero"]:
+        for size in wanted:
+            if least(size) == 0 != size:  # where it is 0 it means another one
+                call.fixed(size, "the shape")
         for d, size in enumerate(wanted):
             if size == 0 and d >= x.rank:
                 raise ModelError(f"shape {wanted[:8]} has a 0 where the input {list(x.shape)} has no dimension")

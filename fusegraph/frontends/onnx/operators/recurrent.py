@@ -115,7 +115,7 @@ def _recurrent(
         raise ModelError(
             f"x, w and r have three dimensions and {len(defaults)} activations a direction, got {names[:6]}"
         )
-    steps, batch, hidden = *x.shape[:2], r.shape[2]
+    steps, batch, hidden = call.fixed(x.shape[0], "the length of sequences"), x.shape[1], r.shape[2]
     if w.shape != (len(backwards), gates * hidden, x.shape[2]) or r.shape != (len(backwards), gates * hidden, hidden):
         raise ModelError(f"w {list(w.shape)} and r {list(r.shape)} are not those of {gates} gates of {hidden}")
     if not steps:

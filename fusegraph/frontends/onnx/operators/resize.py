@@ -72,7 +72,7 @@ def upsample(call: Call, x: Tensor, scales: Tensor | None = None) -> Tensor:
     if mode not in ("nearest", "linear"):
         raise ModelError(f"mode is nearest or linear, got {mode[:40]!r}")
     since = {"mode": mode, "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
-    new = [int(np.floor(old * factor)) for old, factor in zip(x.shape, factors)]
+    new = [_times(factor, old) for old, factor in zip(x.shape, factors)]
     return _resized(replace(call, attributes={**call.attributes, **since}), x, range(x.rank), factors, new)
 
 
@@ -84,7 +84,7 @@ def _scaled(
         new = call.integers(sizes, "sizes")
         if len(new) != len(old) or min(new) < 1 or min(old) < 1:
             raise ModelError(f"sizes {new[:8]} are not those of {list(old)}, each at least 1")
-        factors = [n / o for n, o in zip(new, old)]
+        factors = [1.0 if n == o else n / o for n, o in zip(new, old)]
         if call["keep_aspect_ratio_policy"] in (None, "", "stretch"):
             return factors, new
         policy = call.word("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
@@ -95,7 +95,12 @@ def _scaled(
     factors = [float(v) for v in call.known(scales, "scales").reshape(-1)]
     if len(factors) != len(old) or not all(0 < f < 2**31 for f in factors):
         raise ModelError(f"scales {factors[:8]} are not positive numbers for {list(old)}")
-    return factors, [int(np.floor(f * o)) for f, o in zip(factors, old)]
+    return factors, [_times(f, o) for f, o in zip(factors, old)]
+
+
+def _times(factor: float, size: int) -> int:
+    """Returns a size times a factor, rounded down."""
+    return size * int(factor) if factor == int(factor) else int(np.floor(factor * size))
 
 
 def _positions(how: str, old: int, count: int, factor: float, start: float, end: float) -> Array:

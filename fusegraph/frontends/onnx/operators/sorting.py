@@ -22,7 +22,7 @@ from fusegraph.ops.reduction import normal_axes
 def topk(call: Call, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the elements and their positions, always sorted."""
     (axis,) = normal_axes(call["axis"], x.rank)
-    count, largest = int(call.number(k, "K")), bool(call["largest"])
+    count, largest = call.integer(k, "K"), bool(call["largest"])
     if not 0 <= count <= x.shape[axis]:
         raise ModelError(f"K is from 0 to the {x.shape[axis]} elements of axis {axis}, got {count}")
     return call.graph.topk(x, count, axis, largest), call.graph.topk_index(x, count, axis, largest, int64)
