@@ -143,7 +143,10 @@ class _Planner:
         for units in self.units():
             counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how)
             counted.named = self.named
-            counted.plan([Range(counted.bounds)])
+            # Sizes of 0 and 1 are left to the other plans.
+            least = {n: Bounds(max(b.min, 2), b.max) if n in self.bounds else b for n, b in counted.bounds.items()}
+            if all(b.min <= b.max for b in least.values()):
+                counted.plan([Range(least)])
             self.made.aligned.append((units, counted.made))
         return self.made
 
