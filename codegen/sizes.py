@@ -55,6 +55,11 @@ class Size(int):
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
 
+    @property
+    def written(self) -> str:
+        """The expression as text, of which `expression` makes it again."""
+        return _written(self.expression)
+
     def __hash__(self) -> int:
         return hash(self.expression)
 
@@ -229,6 +234,20 @@ _NAMED: dict[str, Size] = {}
 #: What the identifiers of expressions begin with.
 PREFIX = "size_"
 _MARK = re.compile(rf"\b{PREFIX}\w+")
+
+
+@cache
+def _written(expression: Any) -> str:
+    return str(expression)
+
+
+@cache
+def expression(written: str, names: tuple[str, ...]) -> Any:
+    """Returns the expression of a text, in symbols of these names."""
+    import sympy
+
+    known = {"quotient": _quotient(), "remainder": _remainder(), **{name: _symbol(name) for name in names}}
+    return sympy.sympify(written, locals=known)
 
 
 def _identifier(size: Size) -> str:

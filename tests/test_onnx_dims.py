@@ -14,6 +14,7 @@ from onnx_networks import convolutional, transformer  # noqa: E402
 
 import fusegraph as fg  # noqa: E402
 from codegen.sizes import Size  # noqa: E402
+from fusegraph.errors import ArgumentError  # noqa: E402
 
 
 def ints(name: str, *numbers: int) -> Any:

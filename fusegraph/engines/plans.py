@@ -18,17 +18,21 @@ from types import MappingProxyType
 from typing import Any
 
 import codegen
+from codegen.sizes import Bounds, Size, expression
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import EVERY, Op
 from fusegraph.passes.pipeline import Steps
 from fusegraph.phases import phase
-from fusegraph.plan import Chooser, Plan, plan
+from fusegraph.plan import Chooser, Plan, by_cost_model, plan
+from fusegraph.ranges import SizedPlan, plan_ranges
 from fusegraph.runtime.cache import DiskCache, digest
 
 #: The largest entry, in bytes; a plan with larger constants of its own is made anew.
 MOST_BYTES = 16 * 10**6
 FORMAT = "2"
+#: What an entry may raise that another release of numpy wrote, say.
+_UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError)
 
 #: Makes the plan of a graph with options.
 Planner = Callable[[Graph, Options], Plan]
@@ -62,6 +66,45 @@ def planner(
             return found
 
     return planned
+
+
+def sized_planner(
+    fusion: bool, choose: Chooser | None, cache: DiskCache, chosen: str = ""
+) -> Callable[[Graph, Options], SizedPlan]:
+    """Returns what plans a graph for all sizes, or takes its plans from a cache; ``chosen`` as for `planner`."""
+
+    def planned(graph: Graph, options: Options) -> SizedPlan:
+        with phase("cache of plans"):
+            key = graph_key(graph, options, fusion, chosen, "sized")
+            entry = cache.get(key) if key is not None else None
+            if entry is not None and (found := _sized(entry, graph, options, choose)) is not None:
+                return found
+            made = plan_ranges(graph, options, fusion=fusion, choose=choose)
+            written = _pickled(_finals(made), graph)
+            if key is not None and written is not None and len(written) <= MOST_BYTES:
+                cache.put(key, written)
+            return made
+
+    return planned
+
+
+def _finals(made: SizedPlan) -> SizedPlan:
+    """Returns plans of all sizes without functions."""
+    plans = [replace(p, steps=_ended(p.steps)) for p in made.plans]
+    aligned = [(units, _finals(other)) for units, other in made.aligned]
+    return replace(made, plans=plans, aligned=aligned, choose=None)  # type: ignore[arg-type]
+
+
+def _sized(entry: bytes, graph: Graph, options: Options, choose: Chooser | None) -> SizedPlan | None:
+    """Returns the plans of an entry; None if it cannot be read here."""
+    try:
+        found = _Unpickler(io.BytesIO(entry), graph).load()
+    except _UNREADABLE:
+        return None
+    assert isinstance(found, SizedPlan)
+    for each in (found, *(other for _, other in found.aligned)):
+        each.choose = choose or by_cost_model(options.target)
+    return found
 
 
 @functools.cache
@@ -117,6 +160,8 @@ class _Pickler(pickle.Pickler):
                 return _tensor, (name,)
             if type(found) is Node and graph.producer(made := found.output) is found:
                 return _node, (made.name,)
+        if isinstance(found, Size):
+            return _size, (int(found), found.written, tuple((n, tuple(b)) for n, b in found.dims.items()))
         if isinstance(found, MappingProxyType):
             return _mapping, (dict(found),)
         if isinstance(found, Op) and EVERY.get(found.name) is found:
@@ -156,6 +201,10 @@ def _mapping(items: dict[str, Any]) -> MappingProxyType[str, Any]:
     return MappingProxyType(items)
 
 
+def _size(number: int, written: str, dims: tuple[tuple[str, tuple[int, int]], ...]) -> Size:
+    return Size(number, expression(written, tuple(name for name, _ in dims)), {n: Bounds(*b) for n, b in dims})
+
+
 def _op(name: str) -> Op:
     return EVERY[name]
 
@@ -184,9 +233,13 @@ def _dumped(made: Plan, graph: Graph) -> bytes | None:
 
 def _final(made: Plan) -> Plan:
     """Returns a plan, and that of its packing, without the functions that could have declined it."""
-    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made.steps)
     packing = None if made.packing is None else _final(made.packing)
-    return replace(made, steps=Steps(steps, made.steps.options), packing=packing)
+    return replace(made, steps=_ended(made.steps), packing=packing)
+
+
+def _ended(made: Steps) -> Steps:
+    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made)
+    return Steps(steps, made.options)
 
 
 def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:
@@ -195,8 +248,8 @@ def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:
         return None
     try:
         places, found = _Unpickler(io.BytesIO(entry), graph).load()
-    except (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError):
-        return None  # of another release of numpy, say
+    except _UNREADABLE:
+        return None
     for tensor, place in places:
         tensor.strides, tensor.own_strides, tensor.base, tensor.start, tensor.position = place
     assert isinstance(found, Plan)

@@ -13,12 +13,12 @@ from fusegraph.dims import bounds_of
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs
-from fusegraph.engines.plans import Planner
+from fusegraph.engines.plans import Planner, sized_planner
 from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
-from fusegraph.ranges import OpenGraph, SizedPlan, graph_at, plan_ranges
+from fusegraph.ranges import OpenGraph, SizedPlan, graph_at
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
 
@@ -197,9 +197,7 @@ def on_cuda(
             known, options, fusion=fusion, cache=kept, device=device, planner=planner, loaded=loaded, **more
         )
 
-    def planned(known: Graph, options: Options) -> SizedPlan:
-        return plan_ranges(known, options, fusion=fusion, choose=how.first)
-
+    planned = sized_planner(fusion, how.first, kept, how.state or "")
     return SizedExecutable(graph, options, "cuda", cuda_device(device), make, planned, prepare)
 
 
@@ -224,10 +222,7 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
             return module
         return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
 
-    def planned(known: Graph, options: Options) -> SizedPlan:
-        return plan_ranges(known, options, fusion=fusion)
-
-    return SizedExecutable(graph, options, "cpu", CPU, make, planned, prepare)
+    return SizedExecutable(graph, options, "cpu", CPU, make, sized_planner(fusion, None, kept), prepare)
 
 
 def by_size(

@@ -110,7 +110,12 @@ def _branch(graph: Graph, node: Node, known: Container[Tensor]) -> _Branch | Non
     if add is not None and add.op.role is Role.SUM and len(add.inputs) == 2:
         bias = add.inputs[add.inputs[0] is node.output]
         width = weight.shape[-1]
-        if bias in known and bias.size == bias.shape[-1] == width and add.output.shape == node.output.shape:
+        if (
+            bias in known
+            and bias.rank
+            and bias.size == bias.shape[-1] == width
+            and add.output.shape == node.output.shape
+        ):
             branch = _Branch(node, add, bias)
     result = branch.result
     takers = graph.consumers(result)
