@@ -124,3 +124,31 @@ def test_kernels_of_a_cached_plan_compute_the_same(cache, made, monkeypatch):
     results = [np.asarray(fg.compile(_model(), engine="cpu")(**fed)).tobytes() for _ in range(2)]
     assert made == ["model"]
     assert results[0] == results[1]
+
+
+def _varying(most: int = 300) -> Graph:
+    graph = fg.Graph("varying", io_dtype="float16")
+    n, m = fg.Dim("n", max=most), fg.Dim("E", max=64)
+    x, past = graph.tensor("x", (n, 64)), graph.tensor("past", (m, 64))
+    both = graph.concatenate(past, x, axis=0)
+    graph.output(graph.softmax(graph.matmul(both, graph.tensor("w", (64, 48))), axis=-1), name="y")
+    return graph
+
+
+def test_plans_of_all_sizes_are_kept(cache, monkeypatch):
+    plan_ranges, made = plans.plan_ranges, []
+    monkeypatch.setattr(plans, "plan_ranges", lambda g, *a, **k: made.append(g.name) or plan_ranges(g, *a, **k))
+    expected = plans.sized_planner(True, None, cache)(_varying(), H200)
+    graph = _varying()
+    found = plans.sized_planner(True, None, cache)(graph, H200)
+    assert made == ["varying"]
+    assert found.graph is graph
+    assert [repr(s) for s in found.sources] == [repr(s) for s in expected.sources]
+    for sizes in ({"n": 1, "E": 2}, {"n": 7, "E": 9}, {"n": 64, "E": 32}):
+        a, b = (p.at(sizes) for p in (found, expected))
+        assert [repr(k.source) for k in a.kernels] == [repr(k.source) for k in b.kernels]
+        assert a.memory.size == b.memory.size
+    plans.sized_planner(True, None, cache)(_varying(200), H200)
+    plans.sized_planner(True, None, cache)(_varying(), replace(H200, strict=True))
+    plans.sized_planner(False, None, cache)(_varying(), H200)
+    assert len(made) == 4

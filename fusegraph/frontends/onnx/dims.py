@@ -17,6 +17,7 @@ from onnx import ValueInfoProto
 
 from codegen.sizes import Bounds, Size, at
 from fusegraph.dims import Dim, bounds_of, corner
+from fusegraph.errors import ModelError
 from fusegraph.graph import Graph
 from fusegraph.ranges import check_shapes
 
@@ -62,14 +63,15 @@ def with_dims(inputs: Iterable[ValueInfoProto], given: Given) -> dict[str, int |
 
 
 def shape_of(value: ValueInfoProto, sizes: Given) -> tuple[int, ...]:
-    """Returns the shape of an input, given sizes for all of its dimensions."""
+    """Returns the shape of an input, given sizes for all of its dimensions.  Raises ModelError for a list of sizes."""
     given = sizes.get(value.name)
     if given is not None:
         return (given,) if isinstance(given, int) else given
     found = []
     for dim in value.type.tensor_type.shape.dim:
         size = dim.dim_value if dim.HasField("dim_value") else sizes[dim.dim_param]
-        assert isinstance(size, int)
+        if not isinstance(size, int):
+            raise ModelError(f"dimension {dim.dim_param[:80]!r} has one size, the one given is {list(size)}")
         found.append(size)
     return tuple(found)
 
