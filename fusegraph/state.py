@@ -30,12 +30,6 @@ class Region:
     axes: tuple[int, ...] = ()
     index: Tensor | None = None
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether it is the whole tensor, its elements in their order."""
-        whole = self.index is None and self.sizes == list(self.of.shape)
-        return whole and all(step == 1 or n <= 1 for step, n in zip(self.steps, self.sizes))
-
 
 def region(target: Tensor) -> Region:
     """Returns the elements that a target names: those of a tensor, or of a slice or gather of one.

@@ -7,6 +7,7 @@ Variances are means of squared differences from the mean, so that large offsets 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -198,12 +199,15 @@ def _groupnorm_reference(
     return (y, mean.reshape(shape), inverse.reshape(shape)) if norm_forward_phase == "training" else y
 
 
+def divide(write: Writing, part: str, tensor: Any, rank: int, groups: int) -> Any:
+    """Writes the reshape of an operand in which groups of channels are a dimension."""
+    return write("reshape", f"{part} in groups", tensor, shape=in_groups(tensor.shape, rank, groups))
+
+
 def _groupnorm(
     write: Writing, x: Any, scale: Any, bias: Any, groups: int, epsilon: float, norm_forward_phase: str
 ) -> Any:
-    def divided(part: str, tensor: Any) -> Any:
-        return write("reshape", f"{part} in groups", tensor, shape=in_groups(tensor.shape, x.rank, groups))
-
+    divided = partial(divide, write, rank=x.rank, groups=groups)
     normal, mean, _, inverse = _centred(write, divided("x", x), group_axes(x.rank), epsilon)
     y = write("add", "sum", write("mul", "scaled", normal, divided("scale", scale)), divided("bias", bias))
     y = write("reshape", "", y, shape=x.shape)

@@ -7,6 +7,7 @@ that share an element of scale.  (rmsnorm has h = x * inv_variance and no avg(g)
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from fusegraph.ops.norm import (
     Along,
     batch_axes,
     check_groups,
+    divide,
     given_axes,
     group_axes,
     group_statistic,
@@ -139,9 +141,7 @@ def _groupnorm_backward_reference(
 def _groupnorm_backward(
     write: Writing, loss: Any, x: Any, scale: Any, mean: Any, inv_variance: Any, groups: int
 ) -> tuple[Any, ...]:
-    def divided(part: str, tensor: Any) -> Any:
-        return write("reshape", f"{part} in groups", tensor, shape=in_groups(tensor.shape, x.rank, groups))
-
+    divided = partial(divide, write, rank=x.rank, groups=groups)
     own = (x.shape[0], groups, *(1 for _ in range(x.rank - 1)))
     centre = write("reshape", "mean in groups", mean, shape=own)
     inverse = write("reshape", "inverse in groups", inv_variance, shape=own)

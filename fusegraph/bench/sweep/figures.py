@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, fsum, log
+from statistics import geometric_mean
 from typing import Any
 
 from fusegraph.bench.sweep.run import SLOW, Row
@@ -33,15 +33,11 @@ def _line(name: str, rows: Sequence[Row]) -> list[str]:
     causes = Counter(row.cause for row in rows)
     ends = [str(failed), *(str(causes[cause]) for cause in ("choice", "form", "partition"))]
     estimates = [row.predicted_us / row.us["fusegraph"] for row in rows if row.predicted_us and "fusegraph" in row.us]
-    ends.append(f"{_mean(estimates):.2f}" if estimates else "-")
+    ends.append(f"{geometric_mean(estimates):.2f}" if estimates else "-")
     if not ratios:
         return [name, "0", "-", "-", "-", "-", *ends]
     below = [f"{sum(r < x for r in ratios) / len(ratios):.1%}" for x in (SLOW, 0.7)]
-    return [name, str(len(ratios)), f"{_mean(ratios):.2f}", *below, f"{min(ratios):.2f}", *ends]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return exp(fsum(map(log, values)) / len(values))
+    return [name, str(len(ratios)), f"{geometric_mean(ratios):.2f}", *below, f"{min(ratios):.2f}", *ends]
 
 
 #: Columns of `choices`: of those that were timed, how many there are, the share of which estimates chose the faster
@@ -60,7 +56,7 @@ def choices(rows: Sequence[Row]) -> list[list[str]]:
             regrets.setdefault(choice["what"], []).append(us[choice["preferred"]] / min(us.values()))
     found = [("all", [x for every in regrets.values() for x in every]), *sorted(regrets.items())] if regrets else []
     return [
-        [what, str(len(x)), f"{sum(r <= RIGHT for r in x) / len(x):.1%}", f"{_mean(x):.2f}", f"{max(x):.2f}"]
+        [what, str(len(x)), f"{sum(r <= RIGHT for r in x) / len(x):.1%}", f"{geometric_mean(x):.2f}", f"{max(x):.2f}"]
         for what, x in found
     ]
 

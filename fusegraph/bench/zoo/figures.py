@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, fsum, log
+from statistics import geometric_mean
 
 from fusegraph.bench.torch_engines import ENGINES, OURS
 from fusegraph.bench.zoo.run import Figures, Row
@@ -36,11 +36,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def mean(ratios: Sequence[float]) -> float:
-    """Returns the geometric mean."""
-    return exp(fsum(map(log, ratios)) / len(ratios))
-
-
 def sentences(rows: Sequence[Row]) -> list[str]:
     """Returns a sentence for each dtype on the ratios to inductor, and one on what failed."""
     found = []
@@ -51,7 +46,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
                 worst = min(ratios, key=ratios.__getitem__)
                 below = sum(r < 1 for r in ratios.values())
                 found.append(
-                    f"{dtype} {name}: geometric mean {mean(list(ratios.values())):.2f} over {len(ratios)} models, "
+                    f"{dtype} {name}: geometric mean {geometric_mean(ratios.values()):.2f} over {len(ratios)} models, "
                     f"{below} below 1, worst {ratios[worst]:.2f} ({worst})."
                 )
     failed = [row.name for row in rows if OURS in row.engines and row.engines[OURS].why]
