@@ -35,6 +35,8 @@ class BackendRep(onnx.backend.base.BackendRep):  # type: ignore[misc]
         """Returns the outputs for arrays given in the order of the inputs or by name."""
         arrays = self._arrays(inputs)
         model, executable = self._built(arrays)
+        if missing := [name for name in model.inputs if name not in arrays]:
+            raise ArgumentError(f"the model's input {missing[0][:80]!r} is missing")
         given: list[Any] = [arrays[name] for name in model.inputs]
         if executable.device.is_cuda:
             given = [to_device(array, executable.device.index) for array in given]
