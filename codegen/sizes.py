@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, reduce
-from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -177,7 +176,7 @@ def _expression(operation: str, a: Any, b: Any) -> Any:
     if operation == "mul":
         return sympy.expand(a * b)
     if operation == "smaller":
-        return _smaller()(a, b)
+        return sympy.Integer(min(a, b)) if a.is_Integer and b.is_Integer else _smaller()(a, b)
     whole, rest = _divided(a, b)
     if operation == "remainder":
         return rest if rest.is_Integer else _remainder()(rest, b)
@@ -236,7 +235,12 @@ def expression(written: str, names: tuple[str, ...]) -> Any:
     """Returns the expression of a text, in symbols of these names."""
     import sympy
 
-    known = {"quotient": _quotient(), "remainder": _remainder(), **{name: _symbol(name) for name in names}}
+    known = {
+        "quotient": _quotient(),
+        "remainder": _remainder(),
+        "smaller": _smaller(),
+        **{name: _symbol(name) for name in names},
+    }
     return sympy.sympify(written, locals=known)
 
 
@@ -299,16 +303,16 @@ def value(expression: Any, sizes: Mapping[str, int]) -> int:
 
 
 def most(size: int) -> int:
-    """Returns the most that a size is within the bounds of its symbols, if with each of them it grows or falls.
+    """Returns a number that a size is at most within the bounds of its symbols (`limits`).
 
     What a kernel has room for, in registers or shared memory, is counted so.
     """
-    return max(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+    return limits(size)[1]
 
 
 def least(size: int) -> int:
-    """Returns the least that a size is within the bounds of its symbols, if with each of them it grows or falls."""
-    return min(_ends(size.expression, size.dims)) if isinstance(size, Size) else size
+    """Returns a number that a size is at least within the bounds of its symbols (`limits`)."""
+    return limits(size)[0]
 
 
 def smaller(a: int, b: int) -> int:
@@ -319,12 +323,6 @@ def smaller(a: int, b: int) -> int:
 
 
 _smaller_of, _ = _operator("smaller", min)
-
-
-def _ends(expression: Any, dims: Mapping[str, Bounds]) -> list[int]:
-    """Returns the values of an expression where each of its symbols is at one of its ends."""
-    bounds = {name: dims[name] for name in sorted(str(x) for x in expression.free_symbols)}
-    return [value(expression, dict(zip(bounds, ends))) for ends in product(*bounds.values())]
 
 
 def limits(size: int) -> tuple[int, int]:
@@ -348,6 +346,8 @@ def _limits(e: Any, dims: Mapping[str, Bounds]) -> tuple[int, int]:
         ends = reduce(lambda some, more: [combine(a, b) for a in some for b in more], parts[1:], list(parts[0]))
         return min(ends + [0] * (e.is_Pow and parts[0][0] < 0)), max(ends)
     (low, high), (least, most) = parts
+    if e.func == _smaller():
+        return min(low, least), min(high, most)
     if least < 1:
         raise ArithmeticError(f"{e} may divide by 0")
     if e.func == _quotient():
@@ -421,6 +421,8 @@ def _with(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
         return _expression("quotient", *parts)
     if expression.func == _remainder():
         return _expression("remainder", *parts)
+    if expression.func == _smaller():
+        return _expression("smaller", *parts)
     return sympy.expand(expression.func(*parts))
 
 
@@ -448,5 +450,5 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
 
 
 def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
-    """Returns the C type that holds an expression at all sizes, if with each dimension it grows or falls."""
-    return "int32" if max(map(abs, _ends(expression, dims))) < 2**31 else "int64"
+    """Returns the C type that holds an expression at all sizes."""
+    return "int32" if max(map(abs, _limits(expression, dims))) < 2**31 else "int64"

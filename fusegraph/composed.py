@@ -36,8 +36,7 @@ def arange(
     """
     kind = as_dtype(dtype)
     for key, value in (("start", start), ("step", step)):
-        whole = isinstance(value, Size) or value == int(value)
-        if kind.is_int and not (kind.min <= value <= kind.max and whole):
+        if kind.is_int and not (kind.min <= value <= kind.max and (isinstance(value, Size) or value == int(value))):
             raise AttributeValueError(f"{key} is an integer that {kind} holds, got {value!r}")
     wide = kind if not kind.is_float else float64 if kind == float64 or count > EXACT else float32
     line = self.broadcast(self.constant(0, dtype=wide), check_shape([count]))
