@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -400,6 +400,25 @@ def in_units(part: Any, units: Mapping[str, int]) -> Any:
         return Size(int(size), expression, dims)
 
     return _changed(part, counted)
+
+
+def has_sums(part: Any) -> bool:
+    """Tells whether a Size in tuples, lists, dicts and data classes is a sum, such as n + 1."""
+    found = False
+
+    def look(size: Size) -> int:
+        nonlocal found
+        found |= any(e.is_Add for e in _parts(size.expression))
+        return size
+
+    _changed(part, look)
+    return found
+
+
+def _parts(expression: Any) -> Iterator[Any]:
+    yield expression
+    for part in expression.args:
+        yield from _parts(part)
 
 
 def values(part: Any) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf, isqrt
 
 from codegen import Schedule, Target, best_schedule, distance, estimated, schedules
 from codegen.declined import Declined
 from codegen.naming import Identifiers
-from codegen.sizes import Bounds, at
+from codegen.sizes import Bounds, at, has_sums
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.passes.partition import Group
@@ -162,6 +163,7 @@ class Variants:
     def __init__(self, group: Group, choose: Chooser, place: Place, names: Names, target: Target) -> None:
         self._spec, self._group, self._choose, self._place = group.lowered.spec, group, choose, place
         self._named, self._target = names, target
+        self._sums = has_sums(self._spec)
         self._points: dict[tuple[int, ...], _Point] = {}
         self._count = 0
         self.without: list[tuple[Range, str]] = []
@@ -171,8 +173,9 @@ class Variants:
         low, high = range_.end("min"), range_.end("max")
         sides = {name: low | {name: high[name]} for name in range_.varying}
         try:
-            ends, others = [self._point(high), self._point(low)], {n: self._point(s) for n, s in sides.items()}
-            between = [] if range_.spread <= NEAR else [self._point(s) for s in range_.between(POINTS)]
+            ends = [self._point(high, range_), self._point(low, range_)]
+            others = {n: self._point(s, range_) for n, s in sides.items()}
+            between = [] if range_.spread <= NEAR else [self._point(s, range_) for s in range_.between(POINTS)]
         except Declined as reason:
             self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
             return ()
@@ -187,13 +190,22 @@ class Variants:
             return found
         return _joined([*self.of(halves[0]), *self.of(halves[1])])
 
-    def _point(self, sizes: Mapping[str, int]) -> _Point:
+    def _point(self, sizes: Mapping[str, int], range_: Range) -> _Point:
+        """Returns the point at sizes that are divided by nothing; where n + 1 is a size, too, it may be beside them."""
         key = tuple(sizes.values())
         if key not in self._points:
-            spec = at(self._spec, sizes)
-            best = self._choose(spec, self._group)
-            self._points[key] = _Point(spec, best, estimated(spec, best.schedule, self._target))
+            beside = [sizes]
+            if self._sums:
+                steps = product((0, 1), repeat=len(sizes))
+                beside = [{name: n + step for (name, n), step in zip(sizes.items(), each)} for each in steps]
+            points = [self._at(each) for each in beside if each in range_]
+            self._points[key] = min(points, key=lambda point: getattr(point.best.schedule, "vector", 1))
         return self._points[key]
+
+    def _at(self, sizes: Mapping[str, int]) -> _Point:
+        spec = at(self._spec, sizes)
+        best = self._choose(spec, self._group)
+        return _Point(spec, best, estimated(spec, best.schedule, self._target))
 
     def _regret(self, point: _Point, schedule: Schedule) -> float:
         """Returns how many times as long as the best a schedule is estimated to take."""
