@@ -51,7 +51,7 @@ _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 LARGE = 2**29
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
 UNITS = (8, 2)
-#: Ranges of a graph at most; what is left is planned by size.
+#: Ranges that are tried for a graph at most; what is left is planned by size.
 MOST = 48
 
 
@@ -133,7 +133,7 @@ class _Planner:
         self._graph, self._how = graph, (options, fusion, choose)
         self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
-        self.named = Names()
+        self.named, self.left = Names(), MOST
         self.bounds = ahead(graph)
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
@@ -142,11 +142,12 @@ class _Planner:
         self.plan(_first_ranges(self.bounds))
         for units in self.units():
             counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how)
-            counted.named = self.named
+            counted.named, counted.left = self.named, self.left
             # Sizes of 0 and 1 are left to the other plans.
             least = {n: Bounds(max(b.min, 2), b.max) if n in self.bounds else b for n, b in counted.bounds.items()}
             if all(b.min <= b.max for b in least.values()):
                 counted.plan([Range(least)])
+                self.left = counted.left
             self.made.aligned.append((units, counted.made))
         return self.made
 
@@ -186,7 +187,8 @@ class _Planner:
             self.made.plans.append(self._single(range_))
             return
         reason = "there are more ranges than are planned ahead"
-        if len(self.made.plans) < MOST:
+        if self.left:
+            self.left -= 1
             low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
             reason = self._difference(low, high)
             if reason and range_.spread <= NEAR:  # what is chosen at one end may not be the best at the other

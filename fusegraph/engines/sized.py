@@ -227,10 +227,10 @@ def on_cpu(graph: Graph, options: Options, *, fusion: bool, cache: DiskCache | N
         modules.update({source.code: module for source in planned.sources})
 
     def built(plan: Plan) -> host_compiler.CpuModule:
-        found = {modules.get(k.source.code) for k in plan.kernels}
+        found = {modules.get(k.source.code) for k in plan.every_kernel}
         if len(found) == 1 and (module := found.pop()) is not None:
             return module
-        return host_compiler.build([k.source for k in plan.kernels], cache=kept)  # planned by size
+        return host_compiler.build([k.source for k in plan.every_kernel], cache=kept)  # planned by size
 
     return SizedExecutable(graph, options, "cpu", CPU, make, sized_planner(fusion, None, kept), prepare)
 
