@@ -28,12 +28,23 @@ def canonical(spec: Spec) -> Spec:
 def _without_names(part: Any, numbers: dict[str, str]) -> Any:
     if isinstance(part, tuple):
         return tuple([_without_names(p, numbers) for p in part]) if part else part
-    if not is_dataclass(part) or isinstance(part, type | DType | Combiner):
+    kind = type(part)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = _fields(kind)
+    if not (names := _FIELDS[kind]):
         return part
-    values = {}
-    for field in fields(part):
-        said = field.name in _SAID
-        values[field.name] = _SAID[field.name] if said else _without_names(getattr(part, field.name), numbers)
+    values = {n: _SAID[n] if n in _SAID else _without_names(getattr(part, n), numbers) for n in names}
     if isinstance(part, Operand):
         values["name"] = numbers.setdefault(part.name, str(len(numbers)))
-    return type(part)(**values)
+    return kind(**values)
+
+
+#: Those of classes that were met: asking a class takes longer than all else.
+_FIELDS: dict[Any, tuple[str, ...]] = {}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """Returns the fields of a class of parts of specifications; none for other classes."""
+    if not is_dataclass(kind) or issubclass(kind, DType | Combiner):
+        return ()
+    return tuple(f.name for f in fields(kind))

@@ -19,6 +19,8 @@ class Combiner:
     sign      the C operator for floats.  Integers then are combined in 32 or 64 bits, and wrap around.
     atomic    the function of ``codegen/device/scatter.cuh`` that combines integers in memory in any order; "": none.
     floats    whether it combines floats only.
+    running   the class template of ``codegen/device/reduce.cuh`` in which a thread combines many values faster than two
+              by two; "": their own type.
     selects   whether the result is one of the values: nothing is rounded, and of no values there is none.
     """
 
@@ -30,6 +32,7 @@ class Combiner:
     functor: str = ""
     sign: str = ""
     atomic: str = ""
+    running: str = ""
     selects: bool = False
     floats: bool = False
 
@@ -55,7 +58,14 @@ MUL = Combiner("mul", np.multiply, 1.0, "product", "math::wrapping_mul", "reduce
 MAX = Combiner("max", np.maximum, -np.inf, "max", "math::maximum", "reduce::Max", selects=True)
 MIN = Combiner("min", np.minimum, np.inf, "min", "math::minimum", "reduce::Min", selects=True)
 LOGADDEXP = Combiner(
-    "logaddexp", np.logaddexp, -np.inf, "log", "reduce::Logaddexp::of", "reduce::Logaddexp", floats=True
+    "logaddexp",
+    np.logaddexp,
+    -np.inf,
+    "log",
+    "reduce::Logaddexp::of",
+    "reduce::Logaddexp",
+    running="reduce::Exponentials",
+    floats=True,
 )
 #: The largest of integers that are taken as unsigned ones.
 MOST = Combiner("most", np.maximum, 0.0, "most", atomic="scatter::most", selects=True)

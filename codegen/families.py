@@ -19,10 +19,12 @@ from codegen import (
 )
 from codegen.attention import backward
 from codegen.family import Family, Form, Schedule
+from codegen.rows import members
 from codegen.spec import KernelSpec
 
 FAMILIES: tuple[Family[Any], ...] = (
     pointwise.FAMILY,
+    members.FAMILY,
     pool.FAMILY,
     rows.FAMILY,
     scan.FAMILY,

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from codegen.canonical import canonical
 from codegen.declined import Declined
+from codegen.sizes import values
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
@@ -124,7 +125,7 @@ class EstimatedFamily(Family[SpecT]):
 
     def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
         """Returns the form that a spec gets untuned."""
-        estimates = self._estimates(canonical(spec), target)
+        estimates = self._estimates(spec, target)
         first = next(iter(estimates), self.forms[-1])
         best = min(estimates, key=estimates.__getitem__, default=first)
         clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
@@ -133,11 +134,11 @@ class EstimatedFamily(Family[SpecT]):
     def cycles(self, spec: SpecT, target: Target) -> float:
         """Returns the cycles that the best schedule is estimated to take, by the form's cost model."""
         taken = self.form(spec, target)
-        return self._estimates(canonical(spec), target).get(taken) or _cycles(taken, spec, target)
+        return self._estimates(spec, target).get(taken) or _cycles(taken, values(spec), target)
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
         """Returns by name why the forms in front of the one that a spec gets are not taken."""
-        estimates, taken = self._estimates(canonical(spec), target), self.form(spec, target)
+        estimates, taken = self._estimates(spec, target), self.form(spec, target)
         reasons = {}
         for form in self.forms[: self.forms.index(taken)]:
             if form in estimates:
@@ -151,7 +152,8 @@ class EstimatedFamily(Family[SpecT]):
         return reasons
 
     def _estimates(self, spec: SpecT, target: Target) -> Mapping[Form[SpecT, Any], float]:
-        return _estimates(self, spec, target)
+        """Returns the estimated cycles of the forms that compete, at the sizes that are known here."""
+        return _estimates(self, canonical(values(spec)), target)
 
 
 def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:

@@ -9,6 +9,7 @@ from math import prod
 
 from codegen.expr import Operand, Program, Store
 from codegen.naming import Writer
+from codegen.sizes import most
 
 Strides = tuple[int, ...]
 
@@ -107,12 +108,12 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 def index_type(*extents: int) -> str:
     """Returns uint32 when every offset and position fits it with room for a tile past the end, else uint64."""
-    return "uint32" if max(extents, default=0) < FAR else "uint64"
+    return "uint32" if max(map(most, extents), default=0) < FAR else "uint64"
 
 
 def signed_index_type(*extents: int) -> str:
     """Returns int32 when every offset and position fits it with room for a tile past the end, else int64."""
-    return "int32" if max(extents, default=0) < FAR_SIGNED else "int64"
+    return "int32" if max(map(most, extents), default=0) < FAR_SIGNED else "int64"
 
 
 def unsigned(itype: str) -> str:

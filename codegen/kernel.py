@@ -13,7 +13,7 @@ from codegen.declined import Declined
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
-from codegen.sizes import Size, ctype, named
+from codegen.sizes import Size, ctype, most, named
 from codegen.spec import KernelSource, Scalar, TensorMap
 from codegen.trace import Trace
 
@@ -177,7 +177,11 @@ class Kernel(Writer):
     def _varying(self) -> list[Scalar]:
         """Returns parameters for the sizes that the body mentions and that vary."""
         found = named("\n".join(line.partition("//")[0] for line in self.lines))
-        return [Scalar(ctype(size.expression, size.dims), size) for size in found]
+        return [_scalar(size) for size in found]
+
+
+def _scalar(size: Size) -> Scalar:
+    return Scalar(ctype(size.expression, size.dims), size)
 
 
 def from_the_end(source: KernelSource) -> KernelSource:
@@ -230,7 +234,9 @@ def at_position(source: KernelSource, argument: int, ctype: str, step: int, size
     body = source.code.index("\n{\n", begin)
     opening = source.code[begin:body]
     _, _, declared = opening.rpartition("(\n")
-    name = declared.removesuffix(")").split(",\n")[passed.index(argument)].split()[-1]
+    names = [text.split()[-1] for text in declared.removesuffix(")").split(",\n")]
+    name = names[passed.index(argument)]
+    fresh = {str(x): _scalar(x) for x in (size, step) if isinstance(x, Size) and str(x) not in names}
     at = body + len("\n{\n")
     wait = source.code.find("grid_dependency_wait();\n", at)
     at = wait + len("grid_dependency_wait();\n") if wait >= 0 else at
@@ -239,9 +245,10 @@ def at_position(source: KernelSource, argument: int, ctype: str, step: int, size
         f"    if (position_of_{name} < 0 || position_of_{name} >= {size}) return;\n"
         f"    {name} += position_of_{name} * {step};\n"
     )
-    opening = f"{opening.removesuffix(')')},\n    const {ctype}* at_{name})"
+    more = [f"const {ctype}* at_{name}", *(f"const {x.ctype} {text}" for text, x in fresh.items())]
+    opening = ",\n    ".join([opening.removesuffix(")"), *more]) + ")"
     code = source.code[:begin] + opening + source.code[body:at] + moved + source.code[at:]
-    return replace(source, code=code, parameters=None if source.parameters is None else (*passed, last))
+    return replace(source, code=code, parameters=(*passed, last, *fresh.values()))
 
 
 def _ordered(code: str) -> tuple[str, str]:
@@ -301,11 +308,11 @@ def locate(w: Writer, itype: str, axes: Sequence[tuple[str, int, int]], position
     ``position`` the same is written for what that counts.
     """
     sizes = [blocks for _, blocks, _ in axes]
-    position = position or ("block" if sum(size > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)")
+    position = position or ("block" if sum(most(size) > 1 for size in sizes) > 1 else f"{itype}(blockIdx.x)")
     if position == "block":
         w.line(f"const {itype} block = blockIdx.x;")
     for d, (name, size, scale) in enumerate(axes):
-        if size > 1:
+        if most(size) > 1:
             w.line(f"const {itype} {name} = {coordinate(position, sizes, d)}{f' * {scale}' if scale > 1 else ''};")
     return prod(sizes)
 

@@ -58,7 +58,10 @@ class Partials:
     def begin(self, part: PartialNames, *sizes: int) -> None:
         """Declares a thread's values of a partial reduction, as neutral values."""
         dims = "".join(f"[{size}]" for size in sizes)
-        ctype = part.reduction.ctype
+        ctype, running = part.reduction.ctype, part.reduction.combiner.running
+        if running:
+            self.w.line(f"{running}<{ctype}> {part.own}{dims};")
+            return
         if part.reduction.combiner.neutral == 0:
             self.w.line(f"{ctype} {part.own}{dims} = {{}};")
             return

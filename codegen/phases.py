@@ -31,6 +31,8 @@ def condition(limits: Sequence[Limit], batch: Sequence[str]) -> str:
 def busy_share(spec: ContractionSpec) -> float:
     """Returns the share of the batches that have terms."""
     limits = idle(spec)
+    if not limits:
+        return 1.0
     dims = [d for d, size in enumerate(spec.batch) if any(x.batch[d] for x in limits)]
     every = [dict(zip(dims, at)) for at in product(*(range(spec.batch[d]) for d in dims))]
     busy = [at for at in every if all(x.start + sum(x.batch[d] * b for d, b in at.items()) < x.size for x in limits)]

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, reduce
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -39,7 +40,10 @@ def _operator(operation: str, compute: _Operator) -> tuple[_Operator, _Operator]
             return NotImplemented
         left, right = (x.expression if isinstance(x, Size) else int(x) for x in (a, b))
         made = _expression(operation, left, right)
-        return int(made) if made.is_Integer else Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+        if made.is_Integer:
+            return int(made)
+        found = Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+        return int(found) if operation == "quotient" and _is_single(found) else found
 
     return method, lambda a, b: method(b, a)
 
@@ -127,6 +131,15 @@ def dimension(name: str, value: int, bounds: Bounds) -> Size:
     return Size(value, _symbol(name), {name: bounds})
 
 
+def _is_single(size: Size) -> bool:
+    """Tells whether a size is the same number at all choices of sizes, as n // 64 is of n below 64."""
+    try:
+        low, high = limits(size)
+    except ArithmeticError:  # it divides by what may be 0
+        return False
+    return low == high
+
+
 def _dims(value: int) -> dict[str, Bounds]:
     return dict(value.dims) if isinstance(value, Size) else {}
 
@@ -169,12 +182,10 @@ def _expression(operation: str, a: Any, b: Any) -> Any:
     import sympy
 
     a, b = sympy.sympify(a), sympy.sympify(b)
-    if operation == "add":
-        return sympy.expand(a + b)
-    if operation == "sub":
-        return sympy.expand(a - b)
+    if operation in ("add", "sub"):  # of what is written out already: sympy's expand takes far longer
+        return a + b if operation == "add" else a + _product(sympy.Integer(-1), b)
     if operation == "mul":
-        return sympy.expand(a * b)
+        return _product(a, b)
     if operation == "smaller":
         return sympy.Integer(min(a, b)) if a.is_Integer and b.is_Integer else _smaller()(a, b)
     whole, rest = _divided(a, b)
@@ -184,9 +195,17 @@ def _expression(operation: str, a: Any, b: Any) -> Any:
         return whole
     if rest.is_Integer and b.is_Integer:
         return whole
+    nested = [t for t in sympy.Add.make_args(rest) if t.func == _quotient() and t.args[1].is_Integer]
+    if b.is_Integer and len(nested) == 1:  # (n // 4 + 1) // 2 is (n + 4) // 8
+        inner, by = nested[0].args
+        return sympy.expand(whole) + _expression("quotient", sympy.expand(inner + by * (rest - nested[0])), by * b)
     if rest.could_extract_minus_sign():  # rounded up: -(-n // 8) is (n + 7) // 8
         return sympy.expand(whole - _quotient()(sympy.expand(b - rest - 1), b))
     return sympy.expand(whole + _quotient()(rest, b))
+
+
+def _product(a: Any, b: Any) -> Any:
+    return (a * b).expand() if a.is_Add or b.is_Add else a * b
 
 
 def _divided(a: Any, b: Any) -> tuple[Any, Any]:
@@ -205,10 +224,8 @@ def _divided(a: Any, b: Any) -> tuple[Any, Any]:
                 times, left = divmod(int(factor), int(b)) if factor % b == 0 else (0, factor)
             whole, rest = whole + times * term, rest + left * term
         return whole, rest
-    found = sympy.cancel(a / b)
-    return (
-        (sympy.expand(found), sympy.Integer(0)) if found.is_polynomial() and _integral(found) else (sympy.Integer(0), a)
-    )
+    found = sympy.expand(sympy.cancel(a / b)) if b.is_Add else sympy.Add(*(t / b for t in sympy.Add.make_args(a)))
+    return (found, sympy.Integer(0)) if found.is_polynomial() and _integral(found) else (sympy.Integer(0), a)
 
 
 def _integral(expression: Any) -> bool:
@@ -222,7 +239,8 @@ def _integral(expression: Any) -> bool:
 _NAMED: dict[str, Size] = {}
 #: What the identifiers of expressions begin with.
 PREFIX = "size_"
-_MARK = re.compile(rf"\b{PREFIX}\w+")
+#: Such an identifier.
+MARK = re.compile(rf"\b{PREFIX}\w+")
 
 
 @cache
@@ -268,7 +286,7 @@ _SPELLED: dict[str, Any] = {}
 
 def named(text: str) -> list[Size]:
     """Returns Sizes for which identifiers in a text stand, in the order in which they are first named."""
-    return [_NAMED[name] for name in dict.fromkeys(_MARK.findall(text)) if name in _NAMED]
+    return [_NAMED[name] for name in dict.fromkeys(MARK.findall(text)) if name in _NAMED]
 
 
 @cache
@@ -315,14 +333,31 @@ def least(size: int) -> int:
     return limits(size)[0]
 
 
+def below(a: int, b: int) -> bool:
+    """Tells whether one size is less than another at all choices of sizes."""
+    return most(a - b) < 0
+
+
 def smaller(a: int, b: int) -> int:
     """Returns the smaller of two sizes, at all choices of sizes."""
-    if most(a) <= least(b):
+    if most(a - b) <= 0:
         return a
-    return b if most(b) <= least(a) else _smaller_of(a, b)
+    return b if most(b - a) <= 0 else _smaller_of(a, b)
+
+
+def larger(a: int, b: int) -> int:
+    """Returns the larger of two sizes, at all choices of sizes."""
+    return -smaller(-a, -b)
 
 
 _smaller_of, _ = _operator("smaller", min)
+
+
+def dividing(size: int, most: int) -> int:
+    """Returns the largest power of two up to ``most``, which is one, that divides a size at all choices of sizes."""
+    while size % most != 0:
+        most //= 2
+    return most
 
 
 def limits(size: int) -> tuple[int, int]:
@@ -330,7 +365,28 @@ def limits(size: int) -> tuple[int, int]:
 
     Raises ArithmeticError for a divisor that may be 0 or negative.
     """
-    return _limits(size.expression, size.dims) if isinstance(size, Size) else (size, size)
+    if not isinstance(size, Size):
+        return size, size
+    low, high = _limits(size.expression, size.dims)
+    expression = size.expression
+    while (other := _by_remainders(expression)) != expression:
+        expression, (least, most) = other, _limits(other, size.dims)
+        low, high = max(low, least), min(high, most)
+    return low, high
+
+
+@cache
+def _by_remainders(expression: Any) -> Any:
+    """Returns an expression with remainders for quotients where that is whole: n - n % 8 for 8 * (n // 8)."""
+    import sympy
+
+    terms = []
+    for term in sympy.Add.make_args(expression):
+        factor, other = term.as_coeff_Mul()
+        if other.func == _quotient() and other.args[1].is_Integer and factor % other.args[1] == 0:
+            term = factor / other.args[1] * (other.args[0] - _remainder()(*other.args))
+        terms.append(term)
+    return sympy.expand(sympy.Add(*terms))
 
 
 def _limits(e: Any, dims: Mapping[str, Bounds]) -> tuple[int, int]:
@@ -402,13 +458,29 @@ def in_units(part: Any, units: Mapping[str, int]) -> Any:
     return _changed(part, counted)
 
 
+def varies(part: Any) -> bool:
+    """Tells whether a Size is in tuples, lists, dicts and data classes."""
+    return bool(sizes_in(part))
+
+
+def corners(part: Any) -> Iterator[dict[str, int]]:
+    """Yields the smallest and the largest numbers of the symbols in tuples, lists, dicts and data classes, by name."""
+    dims = {name: bounds for size in sizes_in(part) for name, bounds in size.dims.items()}
+    for ends in product(*dims.values()):
+        yield dict(zip(dims, ends))
+
+
 def has_sums(part: Any) -> bool:
     """Tells whether a Size in tuples, lists, dicts and data classes is a sum, such as n + 1."""
-    found = False
+    return any(e.is_Add for size in sizes_in(part) for e in _parts(size.expression))
+
+
+def sizes_in(part: Any) -> list[Size]:
+    """Returns the Sizes in tuples, lists, dicts and data classes."""
+    found: list[Size] = []
 
     def look(size: Size) -> int:
-        nonlocal found
-        found |= any(e.is_Add for e in _parts(size.expression))
+        found.append(size)
         return size
 
     _changed(part, look)

@@ -17,6 +17,7 @@ from codegen.expr import Emitter, Load, Operand, Program, Reduced, Result, Store
 from codegen.family import Family, Form, Schedule
 from codegen.iteration import Coordinates, bounds, index_type, merge_outer
 from codegen.kernel import Kernel, Pointers, locate, parameter, row_number
+from codegen.sizes import most
 from codegen.spec import KernelSource, KernelSpec
 from codegen.target import Target
 
@@ -236,7 +237,7 @@ class _Renderer:
             w.line(f"const {itype} last = min(first + {spec.run}, {itype}({spec.count}));")
             given = ["first", "middle", "last"]
         made = f"min(last - first, {itype}({kept}))" if runs > 1 else f"{itype}({kept})"
-        begin = f"tile * {size}" if tiles > 1 else "0"
+        begin = f"tile * {size}" if most(tiles) > 1 else "0"
         w.line(f"const {itype} begin = {begin}, end = min(begin + {size}, {made});")
         if runs > 1:
             w.line("if (begin >= end) return;")

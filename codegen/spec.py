@@ -103,6 +103,21 @@ class PointwiseSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
+class MembersSpec(KernelSpec):
+    """A program over several tensors of one dimension each, the members, with ``sizes``: operands have one stride.
+
+    Arguments are, for each operand of the program, those of all members, or one if it is ``shared``.  In a program with
+    reductions, these are of parts of ``chunks`` elements of each member, and operands have strides over parts and
+    elements: stores (1, 0) for a result of each part, or (0, 1) for one of each element.
+    """
+
+    sizes: tuple[int, ...]
+    program: Program
+    shared: tuple[bool, ...]
+    chunks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Walk:
     """Rows that a block walks one after the other, combining their columns meanwhile.
 

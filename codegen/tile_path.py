@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from codegen.bf16x6 import BF16X6, PART, PARTS
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
 from codegen.iteration import collapse
+from codegen.sizes import dividing
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.target import Target
 
@@ -101,27 +103,27 @@ class TilePath:
         """C type of an element in shared memory."""
         return ELEMENTS[self.product][0]
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of an element in shared memory, or of each of its parts."""
         return ELEMENTS[self.product][1]
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Into how many parts an element is split, each in a tile of its own."""
         return PARTS if self.product == BF16X6 else 1
 
-    @property
+    @cached_property
     def value(self) -> str:
         """C type of an element before it is split."""
         return "float" if self.parts > 1 else self.element
 
-    @property
+    @cached_property
     def piece(self) -> int:
         """Elements of a piece."""
         return PIECE // self.itemsize
 
-    @property
+    @cached_property
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
@@ -135,7 +137,7 @@ class TilePath:
         found = [prod(self.outer), prod(self.inner), *g.reaches(*sizes)]
         return max([*found, *(abs(x.start) + sum(x.ends(*sizes), x.size) for x in g.limits)])
 
-    @property
+    @cached_property
     def granule(self) -> int:
         """How many elements of a piece share all coordinates of the reduction but the last, and lie all inside or all
         outside of the limits.
@@ -145,9 +147,9 @@ class TilePath:
         if any(limit.inner[-1] for limit in self.gather.limits):
             return self.vector
         size = self.inner[-1]
-        return min(self.piece, size & -size)  # the largest power of two that divides it, a multiple of the vector
+        return dividing(size, self.piece)
 
-    @property
+    @cached_property
     def effort(self) -> float:
         """Instructions that a piece takes, roughly."""
         loads = self.piece / self.vector
@@ -175,7 +177,7 @@ class TilePath:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
 
-    @property
+    @cached_property
     def words(self) -> bool:
         """Whether elements of 32 bits lie across the reduction: lanes read each of them by itself."""
         return not self.along_k and self.itemsize == 4
@@ -301,7 +303,7 @@ def _vector(
     steps.remove(1)  # the one along the vector
     if gather.program is not None:  # each tensor that is read may have another alignment
         vector = PIECE // itemsize
-        return vector if size % vector == 0 else min(size & -size, vector)
+        return dividing(size, vector)
     own = gather.operand.dtype.itemsize
     vector = PIECE // (itemsize if whole else max(itemsize, own))
 

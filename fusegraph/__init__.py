@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fusegraph.errors import FusegraphError
     from fusegraph.frontends.cudnn import from_cudnn
     from fusegraph.graph import Graph, Node, Tensor
+    from fusegraph.report.profile_program import profile
     from fusegraph.runtime.arrays import DeviceArray, to_device, to_numpy
 
 codegen_folder()  # before anything of codegen is imported
@@ -87,6 +88,7 @@ __all__ = [
     "int32",
     "int64",
     "onnx",
+    "profile",
     "to_device",
     "to_numpy",
     "uint2",
@@ -106,6 +108,7 @@ _HOME = {
     "Executable": "fusegraph.engines.base",
     "FusegraphError": "fusegraph.errors",
     "from_cudnn": "fusegraph.frontends.cudnn",
+    "profile": "fusegraph.report.profile_program",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every name for one of ours
@@ -129,8 +132,29 @@ def _compile(self: Operations, engine: str | None = None, **options: Any) -> Exe
     return executable
 
 
-_compile.__name__, _compile.__qualname__ = "compile", "Graph.compile"
-Operations.compile = _compile  # type: ignore[assignment, method-assign]
+def _to_dot(self: Operations) -> str:
+    """Returns the graph in DOT, which Graphviz draws."""
+    text: str = import_module("fusegraph.report.drawing").to_dot(self)
+    return text
+
+
+def _to_onnx(self: Operations, file: Any = None) -> Any:
+    """Returns the graph as an ONNX model, and writes it to ``file`` if given.  Needs the package ``onnx``.
+
+    Raises NotSupportedError for assignments, sizes that vary, and ops and dtypes that ONNX has not, by name.
+    """
+    return import_module("fusegraph.frontends.onnx.exporter").to_onnx(self, file)
+
+
+def _repr_html_(self: Operations) -> str:
+    text: str = import_module("fusegraph.report.drawing").to_html(self)
+    return text
+
+
+#: Methods of `Graph` that layers above it have.
+for _name, _method in {"compile": _compile, "to_dot": _to_dot, "to_onnx": _to_onnx, "_repr_html_": _repr_html_}.items():
+    _method.__name__, _method.__qualname__ = _name, f"Graph.{_name}"
+    setattr(Operations, _name, _method)
 
 
 def __dir__() -> list[str]:

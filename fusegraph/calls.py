@@ -15,6 +15,7 @@ import numpy as np
 
 from fusegraph.operations import Operations
 from fusegraph.ops.base import Array
+from fusegraph.ops.reverse import Rule
 from fusegraph.tensor import Node, Tensor
 
 #: (type of the result, the function's arguments with arrays for tensors) -> the result, or a list of several.
@@ -30,6 +31,7 @@ class Call:
     inner   the tensors made by the nodes that the function wrote.
     weighs  whether results are sums of weighted elements, in any order: NaN or infinity of an element whose weight is 0
             may be in a result or not.
+    gradient  a rule as those of ops (`ops.reverse`), of a function that has a better one than its nodes.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Call:
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     number: int | None = None
+    gradient: Rule | None = None
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -71,8 +74,8 @@ def _tensors(x: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Function]:
-    """Decorates a method so that its graph keeps the calls, with their NumPy meaning; ``weighs`` is `Call`'s."""
+def means(meaning: Meaning, *, weighs: bool = False, gradient: Rule | None = None) -> Callable[[Function], Function]:
+    """Decorates a method so that its graph keeps the calls, with their NumPy meaning; the rest is `Call`'s."""
 
     def recorded(function: Function) -> Function:
         @wraps(function)
@@ -92,7 +95,9 @@ def means(meaning: Meaning, *, weighs: bool = False) -> Callable[[Function], Fun
                 for number, tensor in enumerate(results):
                     if tensor not in self.calls and tensor not in arguments:
                         part = number if isinstance(made, list) else None
-                        self.calls[tensor] = Call(function.__name__, inner, weighs, meaning, arguments, keywords, part)
+                        self.calls[tensor] = Call(
+                            function.__name__, inner, weighs, meaning, arguments, keywords, part, gradient
+                        )
             return made
 
         return method  # type: ignore[return-value]

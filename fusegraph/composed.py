@@ -15,6 +15,7 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import check_shape
 from fusegraph.operations import Operations
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.reverse import Reverse, Rule
 from fusegraph.ops.scatter import Reduction
 from fusegraph.tensor import Tensor
 
@@ -407,6 +408,16 @@ def _product(
     return graph.reshape(y, shape), "".join([*batch, *rows, *columns])
 
 
+def _by_taken_along_axis(at: Reverse, x: Tensor, index: Tensor, axis: int = -1) -> Tensor:
+    """The gradient along the axis itself, instead of along all elements in one line."""
+    zeros = at.graph.broadcast(at.graph.constant(0, dtype=at.loss.dtype), x.shape)
+    places = _clamped(at.graph, index, x.shape[axis], x.size) if index.size else index
+    found: Tensor = at.graph.scatter(zeros, places, at.loss, axis, "add")
+    return found
+
+
+#: Function -> its gradient, where there is a better one than that of its nodes.
+GRADIENTS: dict[str, Rule] = {"take_along_axis": _by_taken_along_axis}
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     where, arange, tril, triu, one_hot, take_along_axis, searchsorted, gather_nd, scatter_nd, einsum
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from math import isqrt
+from math import gcd, isqrt
 from typing import Any
 
 from codegen.sizes import Bounds, Size, dimension
@@ -62,30 +62,37 @@ class Dim(Size):
 
 
 def generic(near: int, low: int, high: int) -> int:
-    """Returns an odd prime within bounds, as near as possible; without one, what is given, within bounds."""
+    """Returns an odd prime within bounds, as near as possible; without one an odd number, and else what is given."""
     near = sorted((low, near, high))[1]
     for apart in range(64):
         for found in (near + apart, near - apart):
             if low <= found <= high and found > 2 and all(found % d for d in range(2, isqrt(found) + 1)):
                 return found
-    return near
+    return next((n for n in (near, near + 1, near - 1) if low <= n <= high and n % 2), near)
 
 
 def corner(bounds: Mapping[str, Bounds], end: str) -> dict[str, int]:
     """Returns numbers at an end ("min" or "max") of bounds, or as near as primes are, each another one if possible.
 
-    Those at one end are never those at the other, unless there is but one.
+    Those at one end have no divisor with those at the other, unless there is but one.
     """
     made: tuple[dict[str, int], dict[str, int]] = {}, {}
     for name, (low, high) in bounds.items():
         ends = [generic(low, low, high), generic(high, low, high)]
-        if ends[0] == ends[1]:
-            ends = [low, high]
+        if low < high and (ends[0] == ends[1] or gcd(*ends) > 1):
+            ends = _without_divisor(low, high)
         for side, step in ((0, 1), (1, -1)):
             while ends[side] in made[side].values() and (found := _next(ends[side], step, *ends)) not in ends:
                 ends[side] = found
             made[side][name] = ends[side]
     return made[end == "max"]
+
+
+def _without_divisor(low: int, high: int) -> list[int]:
+    """Returns two numbers within bounds that no number divides, odd ones if possible, as far apart as possible."""
+    last = high if high % 2 or high - low < 2 else high - 1
+    odd = [n for n in range(low, last) if n % 2 and gcd(n, last) == 1]
+    return [odd[0], last] if odd and last % 2 else [last - 1, last]
 
 
 def _next(number: int, step: int, low: int, high: int) -> int:

@@ -30,6 +30,10 @@ class AttributeValueError(GraphError):
     """An attribute of an op (stride, padding, axis, ...) whose value is out of range."""
 
 
+class GradientError(GraphError):
+    """A gradient through an op that has none; the message names node and op, the reason, and what to do."""
+
+
 class ArgumentError(FusegraphError):
     """An array given to an Executable that does not fit the graph: missing, extra, wrong shape, dtype or strides."""
 

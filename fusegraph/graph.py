@@ -17,7 +17,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from codegen.sizes import Size
+from codegen.sizes import Size, least, most
+from fusegraph import origins
 from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
@@ -29,6 +30,8 @@ from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op, Role
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
+from fusegraph.ops.size import SIZE
+from fusegraph.origins import Origin
 from fusegraph.state import assigned, origin, region
 from fusegraph.tensor import Node, Tensor, check_name
 
@@ -60,6 +63,8 @@ class Graph(Operations):
         self.inputs: list[Tensor] = []
         #: Inputs that seldom change between calls: what depends on them alone is computed when they do.
         self.parameters: set[Tensor] = set()
+        #: Inputs whose memory is the graph's own once they have been read.
+        self.donated: set[Tensor] = set()
         #: Further inputs of a graph that passes made, in our memory -> the names of the parameters they are made of.
         self.packed: dict[Tensor, tuple[str, ...]] = {}
         #: What is computed: results of calls, and the new values of inputs, which lie in the inputs' memory.
@@ -67,13 +72,17 @@ class Graph(Operations):
         #: New value of an input, one of the outputs -> the input
         self.updates: dict[Tensor, Tensor] = {}
         self._returned: set[Tensor] = set()  # new values that are results of calls as well
-        #: Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``).
-        self.network: nx.MultiDiGraph = nx.MultiDiGraph()
+        self._nodes: dict[Node, None] = {}
+        self._network: nx.MultiDiGraph | None = None  # made when it is asked for
         self._producer: dict[Tensor, Node] = {}
         self._consumers: dict[Tensor, list[Node]] = {}
+        #: What `gradients` were taken of: what these follow from is the forward pass.
+        self.losses: list[Tensor] = []
         #: result of a function that writes several nodes -> the call (`fusegraph.calls`)
         self.calls: dict[Tensor, Call] = {}
         self._written: list[Node] | None = None  # by the call that is under way
+        #: Where nodes come from, as far as somebody asked while they were added (`fusegraph.origins`).
+        self.origins: dict[Node, Origin] = {}
         self._numbered: dict[str, tuple[list[Tensor], int, dict[Tensor, int]]] = {}
 
     # ---- tensors
@@ -86,11 +95,13 @@ class Graph(Operations):
         layout: str | None = None,
         strides: Iterable[int] | None = None,
         parameter: bool = False,
+        donated: bool = False,
     ) -> Tensor:
         """Adds an input to the graph, and returns it.
 
         A ``parameter`` seldom changes, as a model's weights: what depends on parameters alone is computed in the first
         call with an array and kept.  `Executable.repack` says that arrays without version counters have changed.
+        An array that is ``donated`` is not needed any more: calls may write intermediates over it, to need less memory.
         shape is logical (N, C, H, W for images).  layout is a name ("NCHW", "NHWC", "contiguous", "channels_last",
         ...); strides, counted in elements, may be given instead; 0 repeats an element along a dimension.
         Raises GraphError (name taken or not allowed), ShapeError, DTypeError, LayoutError.
@@ -103,8 +114,12 @@ class Graph(Operations):
             raise LayoutError(f"tensor {name!r}: {error}") from None
         result = self._add_tensor(name, sizes, steps, as_dtype(dtype) if dtype is not None else self.io_dtype)
         self.inputs.append(result)
+        if parameter and donated:
+            raise GraphError(f"tensor {name!r} is a parameter, which calls do not change: it cannot be donated")
         if parameter:
             self.parameters.add(result)
+        if donated:
+            self.donated.add(result)
         return result
 
     def constant(self, array: Any, name: str | None = None, dtype: Any = None) -> Tensor:
@@ -147,12 +162,10 @@ class Graph(Operations):
         return tensor
 
     def _size(self, size: Size, name: str | None, dtype: Any) -> Tensor:
-        """Returns a size that varies as a tensor of rank 0: the last of size + 1 positions."""
+        """Returns a size that varies as a tensor of rank 0."""
         kind = as_dtype(dtype) if dtype is not None else self.io_dtype if not self.io_dtype.is_bool else int32
-        every = self.apply(TABLE["broadcast"], (self.constant(np.int32(0)),), {"shape": (size + 1,)})
-        index = self.apply(TABLE["gen_index"], (every,), {"axis": 0})
-        last = self.apply(TABLE["slice"], (index,), {"starts": (size,), "stops": (size + 1,)})
-        number = self.apply(TABLE["reshape"], (last,), {"shape": ()})
+        whole = int32 if int32.min <= least(size) and most(size) <= int32.max else int64
+        number = self.apply(SIZE, (self.constant(0, dtype=whole),), {"number": size})
         return self.apply(TABLE["identity"], (number,), {"dtype": kind}, name)
 
     def output(
@@ -294,7 +307,7 @@ class Graph(Operations):
                 if values[key] not in words:
                     *others, last = map(repr, words)
                     raise AttributeValueError(f"{key} is {', '.join(others)} or {last}, got {values[key]!r}")
-            if self._products and op.kind is Kind.CONTRACTION and values["compute_dtype"] is None:
+            if self._products and values.get("compute_dtype", self) is None:
                 values["compute_dtype"] = self._products
             if op.normalize is not None:
                 values = op.normalize(types, values)
@@ -318,12 +331,11 @@ class Graph(Operations):
 
     def add_node(self, node: Node) -> Node:
         """Adds a node whose tensors are in this graph already.  For passes; users call the op methods."""
-        self.network.add_node(node)
+        self._nodes[node], self._network = None, None
         if self._written is not None:
             self._written.append(node)
-        for tensor in node.inputs:
-            if tensor in self._producer:
-                self.network.add_edge(self._producer[tensor], node, tensor=tensor)
+        if (origin := origins.present()) is not None:
+            self.origins[node] = origin
         for tensor in dict.fromkeys(node.inputs):
             self._consumers.setdefault(tensor, []).append(node)
         self._producer |= dict.fromkeys(node.outputs, node)
@@ -331,7 +343,8 @@ class Graph(Operations):
 
     def remove_node(self, node: Node) -> None:
         """Removes a node whose results nothing takes any more, and its results.  For passes."""
-        self.network.remove_node(node)
+        del self._nodes[node]
+        self._network = None
         for tensor in dict.fromkeys(node.inputs):
             self._consumers[tensor].remove(node)
         for tensor in node.outputs:
@@ -340,7 +353,26 @@ class Graph(Operations):
     @property
     def nodes(self) -> list[Node]:
         """All nodes in topological order (the order in which they were added)."""
-        return list(self.network.nodes)
+        return list(self._nodes)
+
+    @property
+    def node_count(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def network(self) -> nx.MultiDiGraph:
+        """Node -> Node for every tensor that one makes and another takes (edge attribute ``tensor``)."""
+        if self._network is None:
+            self._network = nx.MultiDiGraph()
+            self._network.add_nodes_from(self._nodes)
+            for node in self._nodes:
+                for tensor in node.inputs:
+                    if tensor in self._producer:
+                        self._network.add_edge(self._producer[tensor], node, tensor=tensor)
+        return self._network
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_network": None, "_numbered": {}}
 
     @property
     def input_numbers(self) -> Mapping[Tensor, int]:
@@ -367,9 +399,7 @@ class Graph(Operations):
         return list(self._consumers.get(tensor, ()))
 
     def __repr__(self) -> str:
-        return (
-            f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.network)} nodes, {len(self.outputs)} outputs>"
-        )
+        return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {self.node_count} nodes, {len(self.outputs)} outputs>"
 
     # ---- helpers
 

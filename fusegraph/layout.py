@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from codegen.sizes import at, corners
 from fusegraph.errors import LayoutError, ShapeError, shown
 from fusegraph.values import Unfit, integer, several
 
@@ -128,10 +129,15 @@ def stride_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 
 
 def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns true if two elements may share an address.
+    """Returns true if two elements may share an address, at some end of the bounds of sizes that vary.
 
     Sufficient test, as in NumPy and torch: sorted by stride, every dimension must step over all the faster ones.
     """
+    shape, strides = tuple(shape), tuple(strides)
+    return any(_overlaps(*at((shape, strides), sizes)) for sizes in corners((shape, strides)))
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if 0 in shape:
         return False
     reach = 0

@@ -58,8 +58,16 @@ _WANTED = (
     "example inputs"
 )
 #: Packages that files may well need -> the extra of ours that brings them.
-_EXTRAS = {"cudnn": "cudnn", "onnx": "onnx", "torch": "torch", "PIL": "examples", "skimage": "examples"}
+_EXTRAS = {"cudnn": "cudnn", "onnx": "onnx", "torch": "torch"} | dict.fromkeys(
+    ("PIL", "skimage", "matplotlib", "safetensors"), "examples"
+)
 _numbers = itertools.count()
+
+
+def onnx_file(file: str) -> str | None:
+    """Returns the file of an ONNX model that is given with or without sizes; None for other files."""
+    model = _ONNX.fullmatch(file)
+    return model[1] if model is not None else None
 
 
 def load_graphs(file: str, dims: Sequence[str] = (), *, known: bool = False) -> list[Graph]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusegraph.ops.base import Array, TensorType
+from fusegraph.ops.random import uniform
 
 
 def where(result: TensorType, mask: Array, x: Any, y: Any) -> Array:
@@ -192,3 +193,35 @@ def _within(index: Array, size: int, padding: str, align_corners: bool) -> tuple
         return np.array(line)[i % len(line)], np.ones(i.shape, bool)
     inside = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     return np.clip(i, 0, size - 1), inside
+
+
+def sample(
+    result: TensorType,
+    logits: Array,
+    temperature: Any = 1.0,
+    top_k: Any = None,
+    top_p: Any = None,
+    seed: Any = 0,
+    offset: Any = 0,
+    dtype: Any = None,
+) -> Array:
+    if np.ndim(temperature) == 0 and temperature == 0:
+        return np.asarray(logits.argmax(-1))
+    ordered, kept = np.sort(logits, -1)[..., ::-1], np.ones(logits.shape, bool)
+
+    def least(count: Any) -> Array:
+        """Returns the last of so many elements of each row, the largest first."""
+        place = np.clip(count, 1, logits.shape[-1]) - 1
+        return np.take_along_axis(ordered, np.broadcast_to(place, (*logits.shape[:-1], 1)).astype(np.int64), -1)
+
+    weights = np.exp((ordered - ordered[..., :1]) / temperature)
+    if top_k is not None:
+        kept = ~(logits < least(top_k))
+        weights = np.where(ordered < least(top_k), 0, weights)
+    if top_p is not None:
+        mass = weights.cumsum(-1)
+        few = ~(logits < least((mass < top_p * mass[..., -1:]).sum(-1, keepdims=True) + 1))
+        kept &= few | np.isnan(mass[..., -1:])
+    drawn = np.maximum(uniform(logits, np.asarray(seed), np.asarray(offset)), 2.0**-25)
+    scores = np.where(kept, logits / temperature - np.log(-np.log(drawn)), -np.inf)
+    return np.asarray(scores.argmax(-1))

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fusegraph import composed, meanings, rearranging, resampling
+from fusegraph import composed, gradients, meanings, rearranging, resampling, sampling
 from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
@@ -121,14 +121,21 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     means(meanings.reshaped)(rearranging.unsqueeze),
     means(meanings.space_to_depth)(rearranging.space_to_depth),
     means(meanings.depth_to_space)(rearranging.depth_to_space),
-    *(means(getattr(meanings, f.__name__), weighs=f is composed.einsum)(f) for f in composed.FUNCTIONS),
+    *(
+        means(getattr(meanings, f.__name__), weighs=f is composed.einsum, gradient=composed.GRADIENTS.get(f.__name__))(
+            f
+        )
+        for f in composed.FUNCTIONS
+    ),
     means(meanings.resample, weighs=True)(resampling.resample),
     means(meanings.interpolate, weighs=True)(resampling.interpolate),
     means(meanings.grid_sample, weighs=True)(resampling.grid_sample),
+    means(meanings.sample)(sampling.sample),
 )
 #: Method of `Graph` -> what it is.
 METHODS: dict[str, Callable[..., Any]] = {
     **{op.name: _method(op) for op in TABLE.values()},
     **{function.__name__: _composed(function) for function in _FUNCTIONS},
     "cast": _composed(_cast),
+    "gradients": _composed(gradients.gradients),
 }

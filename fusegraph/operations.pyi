@@ -21,6 +21,8 @@ class _Known:
     name: str
     compute_dtype: DType
     outputs: list[Tensor]
+    losses: list[Tensor]
+    tensors: dict[str, Tensor]
     calls: dict[Tensor, Call]
     _written: list[Node] | None
     _automatic: set[Tensor]
@@ -31,11 +33,20 @@ class _Known:
     def apply_node(
         self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
     ) -> Node: ...
+    @property
+    def nodes(self) -> list[Node]: ...
     def producer(self, tensor: Tensor) -> Node | None: ...
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
 
         Options are those of `fusegraph.compile`."""
+    def to_dot(self) -> str:
+        """Returns the graph in DOT, which Graphviz draws."""
+    def to_onnx(self, file: Any = None) -> Any:
+        """Returns the graph as an ONNX model, and writes it to ``file`` if given.  Needs the package ``onnx``.
+
+        Raises NotSupportedError for assignments, sizes that vary, and ops and dtypes that ONNX has not, by name."""
+    def _repr_html_(self) -> str: ...
     def _own(self, tensor: object, label: str) -> None: ...
     def _unique(self, stem: str) -> str: ...
     def _rename(self, tensor: Tensor, name: str) -> None: ...
@@ -53,6 +64,7 @@ class Operations(_Known):
             "avg",
             "norm1",
             "norm2",
+            "logaddexp",
             "mul_no_zeros",
             "any",
             "all",
@@ -71,18 +83,18 @@ class Operations(_Known):
         keepdims=False, go.
 
         mode is add, mul, mul_no_zeros (of those that are not 0), min, max, amax (the largest absolute value), avg,
-        norm1 (sum of absolute values), norm2 (square root of the sum of squares), var (mean of squared differences
-        from the mean; their sum is divided by the number of elements less correction), argmin or argmax (where the
-        first smallest or largest is, NaN being both: along several axes counted in row-major order), any or all
-        (whether one is, or all are, not 0).  Of no elements: add, norm1 and norm2 are 0, mul and mul_no_zeros are 1,
-        any is False, all is True, avg and var are NaN; the others raise ShapeError, as NumPy does.  NaN where an
-        element is NaN.
+        norm1 (sum of absolute values), norm2 (square root of the sum of squares), logaddexp (logarithm of the sum of
+        exponentials), var (mean of squared differences from the mean; their sum is divided by the number of elements
+        less correction), argmin or argmax (where the first smallest or largest is, NaN being both: along several axes
+        counted in row-major order), any or all (whether one is, or all are, not 0).  Of no elements: add, norm1 and
+        norm2 are 0, mul and mul_no_zeros are 1, any is False, all is True, logaddexp is minus infinity, avg and var are
+        NaN; the others raise ShapeError, as NumPy does.  NaN where an element is NaN.
 
         Floats are summed in float32, or float64 for float64 and graphs that compute in it.  Integers are exact: min,
         max and amax (where -128 of int8 stays -128) in their own dtype; sums and products in 32 bits, or 64 if the
-        operand or dtype has as many, wrapping around; avg, norm2 and var take floats only.  dtype is that of the
-        result: by default the operand's, but int32 for sums of integers of 8 and 16 bits and float32 for those of fp8;
-        int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool."""
+        operand or dtype has as many, wrapping around; avg, norm2, logaddexp and var take floats only.  dtype is that of
+        the result: by default the operand's, but int32 for sums of integers of 8 and 16 bits and float32 for those of
+        fp8; int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool."""
     def softmax(self, x: Operand, axis: int = -1, *, name: str | None = None) -> Tensor:
         """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
         infinity, as this formula gives in NumPy."""
@@ -534,6 +546,58 @@ class Operations(_Known):
         stride, padding, dilation, groups and mode are those of the convolution; groups is 1 if it is not given.  The
         result lies in memory as the image does (a filter in KRSC from an image in NHWC).  dtype, compute_dtype and the
         accumulator are as for matmul."""
+    def linear_cross_entropy(
+        self,
+        x: Operand,
+        w: Operand,
+        target: Operand,
+        bias: Operand | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        compute_dtype: Literal[None, "float32", "tf32", "fast_float_for_fp8"] = None,
+        *,
+        name: str | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The cross entropy of the logits x w^T + bias, and the logsumexp of each row of these; the logits are not
+        kept in memory.
+
+        x [..., D] are rows of features, w [V, D] and bias [V] a linear layer, target [...] the class of each
+        row, from 0 to V - 1, or ignore_index for rows that do not count.
+        The loss of a row is logsumexp(logits) - logits[target]; with label_smoothing, the second term is (1 -
+        label_smoothing) * logits[target] + label_smoothing * mean(logits).  It is 0 where a row does not count.
+        reduction: "mean" over the rows that count (NaN if there are none), "sum", or "none", which gives one for each
+        row.  Both results are float32, or float64 if an operand is; logsumexp is what the gradients need.  The loss of
+        a row whose target is out of range is that of some other class.  compute_dtype as in `matmul`.
+
+        Raises ShapeError (other shapes; no classes), DTypeError (x, w or bias not floats of 16 bits or more, target not
+        integers), AttributeValueError (label_smoothing not between 0 and 1)."""
+    def linear_cross_entropy_backward(
+        self,
+        loss: Operand,
+        x: Operand,
+        w: Operand,
+        target: Operand,
+        logsumexp: Operand,
+        bias: Operand | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        compute_dtype: Literal[None, "float32", "tf32", "fast_float_for_fp8"] = None,
+        *,
+        name: str | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of linear_cross_entropy by x, w and, if it is given, bias; all logits are never in memory.
+
+        x [..., D] are rows of features, w [V, D] and bias [V] a linear layer, target [...] the class of each
+        row, from 0 to V - 1, or ignore_index for rows that do not count.
+        loss is the gradient by the loss, of its shape: one number, or one for each row with reduction "none".
+        logsumexp is what the op gave for the same operands and attributes.  The results have the shapes and dtypes of
+        x, w and bias.  Rows that do not count, and rows whose target is out of range as to their class, add nothing.
+
+        The logits are computed again, in some columns at a time if there are many; their gradients, before a scale that
+        all rows share, are rounded to the promoted dtype of x and w before they are multiplied.  Deterministic.
+        Raises ShapeError, DTypeError and AttributeValueError, as linear_cross_entropy does."""
     def transpose(self, x: Operand, perm: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
         """The dimensions in another order: dimension d of the result is dimension perm[d] of the operand (None: in
         reverse)."""
@@ -1080,12 +1144,6 @@ class Operations(_Known):
         """Logarithm to base 2."""
     def log1p(self, x: Operand, *, name: str | None = None) -> Tensor:
         """log(1 + x), accurate for small x."""
-    def sin(self, x: Operand, *, name: str | None = None) -> Tensor:
-        """Sine of x in radians."""
-    def cos(self, x: Operand, *, name: str | None = None) -> Tensor:
-        """Cosine of x in radians."""
-    def tan(self, x: Operand, *, name: str | None = None) -> Tensor:
-        """Tangent of x in radians."""
     def asin(self, x: Operand, *, name: str | None = None) -> Tensor:
         """Arc sine in radians; NaN beyond [-1, 1]."""
     def acos(self, x: Operand, *, name: str | None = None) -> Tensor:
@@ -1104,6 +1162,12 @@ class Operations(_Known):
         """Inverse hyperbolic tangent; NaN beyond [-1, 1]."""
     def erf(self, x: Operand, *, name: str | None = None) -> Tensor:
         """Error function."""
+    def sin(self, x: Operand, *, name: str | None = None) -> Tensor:
+        """Sine of x in radians."""
+    def cos(self, x: Operand, *, name: str | None = None) -> Tensor:
+        """Cosine of x in radians."""
+    def tan(self, x: Operand, *, name: str | None = None) -> Tensor:
+        """Tangent of x in radians."""
     def cmp_eq(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
         """a == b, bool.  Comparisons with NaN are false."""
     def cmp_neq(self, a: Operand, b: Operand, *, name: str | None = None) -> Tensor:
@@ -1592,8 +1656,41 @@ class Operations(_Known):
         edge of the image or, with align_corners, from centre to centre of its outermost elements.  mode is nearest (halfway
         cases to even), linear or cubic (coefficient -0.75).  Beyond the image there are zeros, its border, or its
         reflection.  Raises AttributeValueError, ShapeError, DTypeError."""
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Any = 1.0,
+        top_k: Any = None,
+        top_p: Any = None,
+        seed: Any = 0,
+        offset: Any = 0,
+        dtype: Any = int64,
+        *,
+        name: str | None = None,
+    ) -> Tensor:
+        """Draws the position of an element along the last axis with probability softmax(logits / temperature).
+
+        top_k leaves the k largest logits alone, and those that equal the last of them; top_p, of what is left, the fewest
+        of the largest whose probabilities reach it, and those that equal the last of them.  A temperature of 0 takes the
+        largest logit, the first of several.  Where there is NaN, the first of these is drawn.  temperature, top_k and top_p
+        are numbers, or tensors that broadcast to logits with a last axis of 1 (temperatures are then positive).  seed and
+        offset are those of `rng_uniform`: the same ones give the same tokens.  The result has the shape of logits without
+        the last axis, and dtype int32 or int64.
+
+        Raises AttributeValueError, DTypeError (logits that are no floats), ShapeError (no elements to draw from)."""
     def cast(self, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
         """Returns the tensor in another dtype: floats round to nearest even, or truncate and saturate to integers.
 
         NaN becomes the integer 0.  What an 8-bit float does not hold, infinity included, becomes its largest number, or
         with saturate=False infinity (NaN where the dtype has no infinity)."""
+    def gradients(self, loss: Tensor, wrt: Tensor | Sequence[Tensor], seed: Any = None) -> list[Tensor]:
+        """Adds the gradients of a loss to the graph, and returns them: one for each tensor of ``wrt``, of its type.
+
+        loss is a tensor of floats of one element.  Any other needs a seed: a tensor or array of its shape, or a number, by
+        which its elements are weighted.  wrt holds tensors of floats, inputs of the graph or not.  The gradient by a tensor
+        is zeros if the loss does not depend on it, or only in jumps (by rounding, comparisons, positions).  Gradients are
+        tensors like others, named "d x": fused with what is around them, and differentiable as far as their ops are.
+
+        Gradients have the tensor's dtype, and losses of products that of the operands where it has 16 bits.  Raises
+        GradientError (an op without a gradient), ShapeError (no seed, or one of another shape), DTypeError (no floats),
+        GraphError (tensors of another graph)."""

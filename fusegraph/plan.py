@@ -23,12 +23,14 @@ from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
 from fusegraph.passes.fuse import fuse
+from fusegraph.passes.launched_together import launch_together
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.packing import PACKING
 from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
-from fusegraph.passes.recompute import recompute
+from fusegraph.passes.recompute import SAVED, recompute
+from fusegraph.passes.saved import Saved, forward_of
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
 from fusegraph.phases import phase
 
@@ -102,6 +104,11 @@ class Plan:
         return self.steps.note("copies")
 
     @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What is kept in memory for a backward pass, the largest first."""
+        return tuple(self.steps.note(SAVED))
+
+    @property
     def choices(self) -> tuple[choices.Choice, ...]:
         """What was weighed, by passes and by fusion."""
         return choices.unique((*self.steps.choices, *self.partition.choices))
@@ -153,6 +160,10 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
     options = options or Options()
     choose = choose or by_cost_model(options.target)
     steps, partition, chosen = partitioned(graph, options, fusion=fusion, choose=choose)
+    if fusion and (together := launch_together(partition)) is not partition:
+        known = {group: choice for group, _, choice in chosen}
+        chosen = _chosen(together, lambda spec, group: known.get(group) or choose(spec, group))
+        partition = together
     kernels = rendered(chosen, *in_order(partition, options, fusion=fusion))
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     packing = steps.note(PACKING).get(PACKING)
@@ -174,7 +185,8 @@ def partitioned(
             partition = fuse(steps.graph, steps.options, enabled=fusion)
             steps.check(partition)
             if fusion:
-                again, partition = recompute(partition, steps.options)
+                forward = forward_of(graph, steps.graph, steps.counterparts()) if graph.losses else frozenset()
+                again, partition = recompute(partition, steps.options, forward)
                 steps = steps.then("recomputation", recompute, again)
         chosen = _chosen(partition, choose)
         check_overwriting(partition.graph, [(group, choice.schedule) for group, _, choice in chosen])

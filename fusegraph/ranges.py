@@ -15,10 +15,10 @@ from math import prod
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
-from codegen.sizes import Bounds, Size, at, in_units, values
+from codegen.sizes import Bounds, Size, at, in_units, sizes_in, values
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import bounds_of, corner
-from fusegraph.errors import GraphError
+from fusegraph.errors import GraphError, ShapeError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import Settled, Settling
@@ -117,15 +117,7 @@ def plan_ranges(
 ) -> SizedPlan:
     """Returns plans of a graph for all sizes that its Dims allow.  Raises what `fusegraph.plan.plan` does."""
     options = options or Options()
-    choose = choose or by_cost_model(options.target)
-    try:
-        return _Planner(graph, options, fusion, choose).run()
-    except _PackedSizes:
-        return _Planner(graph, replace(options, prepack=0), fusion, choose).run()
-
-
-class _PackedSizes(Exception):
-    """Packed tensors have sizes that vary."""
+    return _Planner(graph, options, fusion, choose or by_cost_model(options.target)).run()
 
 
 class _Planner:
@@ -157,24 +149,22 @@ class _Planner:
 
     def units(self) -> list[dict[str, int]]:
         """Returns in which units sizes are counted where other kernels are faster then: all that matter, and each."""
-        whole = corner(self.bounds, "max")
-        matter = [name for name in whole if self._matters(name, whole)]
+        every = [name for name, (low, high) in self.bounds.items() if high // UNITS[0] > max(low // UNITS[0], 1)]
+        if not every or not self._matter(every):
+            return []
+        matter = [name for name in every if len(every) == 1 or self._matter([name])] or every
         each = [{name: UNITS[0]} for name in matter] if len(matter) > 1 else []
-        return [dict.fromkeys(matter, UNITS[0]), *each, dict.fromkeys(matter, UNITS[1])] if matter else []
+        return [dict.fromkeys(matter, UNITS[0]), *each, dict.fromkeys(matter, UNITS[1])]
 
-    def _matters(self, name: str, whole: Mapping[str, int]) -> bool:
-        """Tells whether kernels are faster where a size is a multiple of a unit: faster than for one element less."""
-        low, high = self.bounds[name]
-        size = high // UNITS[0] * UNITS[0]
-        if size <= max(low, UNITS[0]):
-            return False
-        plain, counted = (self._estimates({**whole, name: n}) for n in (size - 1, size))
-        if len(plain) != len(counted):
-            return True
-        for (schedule, cycles), (other, fewer) in zip(plain, counted):
-            if schedule != other and (cycles is None or fewer is None or cycles > TOLERANCE * fewer):
-                return True
-        return False
+    def _matter(self, names: Sequence[str]) -> bool:
+        """Tells whether kernels are faster where sizes are multiples of a unit: faster than for one element less."""
+        whole = corner(self.bounds, "max")
+        sizes = {name: self.bounds[name].max // UNITS[0] * UNITS[0] for name in names}
+        plain, counted = (self._estimates({**whole, **{n: s - less for n, s in sizes.items()}}) for less in (1, 0))
+        return len(plain) != len(counted) or any(
+            schedule != other and (cycles is None or fewer is None or cycles > TOLERANCE * fewer)
+            for (schedule, cycles), (other, fewer) in zip(plain, counted)
+        )
 
     def _estimates(self, sizes: Sizes) -> list[tuple[Schedule, float | None]]:
         """Returns the schedules of a graph at sizes by symbol, and their estimated cycles if there is a model."""
@@ -192,18 +182,29 @@ class _Planner:
             low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
             reason = self._difference(low, high)
             if reason and range_.spread <= NEAR:  # what is chosen at one end may not be the best at the other
-                settled = {choice.key: Settled(choice.taken) for choice in (*high[0].choices, *high[1].choices)}
-                reason = self._difference(self._partitioned(range_.end("min"), range_, settled), high)
+                reason, high = self._settled(range_, low, high, reason)
             if not reason:
                 kernels = self._kernels(range_, high[1], high[2])
                 self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
                 return
             halves = range_.halves()
             if halves is not None:
-                for half in halves:
+                for half in reversed(halves):  # if not all can be planned ahead, the largest sizes are
                     self._plan(half)
                 return
         self.made.by_size.append((range_, reason))
+
+    def _settled(self, range_: Range, low: _Partitioned, high: _Partitioned, reason: str) -> tuple[str, _Partitioned]:
+        """Returns a partition of the largest sizes that the smallest ones have too, by the choices of one end.
+
+        If there is none, the partition and the reason are as they were.
+        """
+        for end, other in (("min", high), ("max", low)):
+            settled = {choice.key: Settled(choice.taken) for choice in (*other[0].choices, *other[1].choices)}
+            again = self._partitioned(range_.end(end), range_, settled)
+            if not self._difference(again, other):
+                return "", high if end == "min" else again
+        return reason, high
 
     def _single(self, range_: Range) -> RangePlan:
         """Returns the plan of a range of one size."""
@@ -213,12 +214,10 @@ class _Planner:
         return RangePlan(range_, found.steps, found.partition, kernels, self._packing(found.steps))
 
     def _packing(self, steps: Steps) -> Plan | None:
-        """Returns the plan of what passes have packed.  Raises _PackedSizes if its sizes vary."""
+        """Returns the plan of what passes have packed, of which no size varies (`passes.parameters.fixed`)."""
         graph = steps.note(PACKING).get(PACKING)
         if graph is None:
             return None
-        if bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides)):
-            raise _PackedSizes
         made = plan(graph, replace(self._options, prepack=0), choose=self.choose)
         return replace(made, kernels=tuple(replace(k, source=self.named(k.source)) for k in made.kernels))
 
@@ -227,8 +226,7 @@ class _Planner:
         if len(low[2]) != len(high[2]):
             return f"{len(low[2])} kernels for the smallest sizes, {len(high[2])} for the largest"
         for (small, alike, _), (large, other, _) in zip(low[2], high[2]):
-            tensors = [[t.name for t in (*g.reads, *g.writes)] for g in (small, large)]
-            if alike != other or tensors[0] != tensors[1]:
+            if alike != other or _memory(small) != _memory(large):
                 return f"kernel {large.lowered.spec.name!r} is another one for the smallest sizes"
         packings = [self._packing(steps) for steps, _, _ in (low, high)]
         kernels = [[(k.source, [t.name for t in k.arguments]) for k in p.kernels] if p else [] for p in packings]
@@ -248,16 +246,30 @@ class _Planner:
         self, range_: Range, partition: Partition, chosen: Sequence[Chosen]
     ) -> tuple[tuple[Group, tuple[Variant, ...]], ...]:
         """Returns the variants of every kernel."""
-        made: dict[tuple[str, Place], tuple[Variant, ...]] = {}
+        made: dict[tuple[str, Place, Group | None], tuple[Variant, ...]] = {}
         found = []
         placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion))
-        for (group, alike, _), place in zip(chosen, placed):
-            if (alike, place) not in made:
-                variants = Variants(group, self.choose, place, self.named, self._options.target)
-                made[alike, place] = variants.of(range_)
+        for (group, alike, _), each in zip(chosen, placed):
+            place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
+            key = alike, place, group if place.over else None
+            if key not in made:
+                variants = Variants(partition.graph, group, self.choose, place, self.named, self._options.target)
+                made[key] = variants.of(range_)
                 self.made.by_size += variants.without
-            found.append((group, made[alike, place]))
+            found.append((group, made[key]))
         return tuple(found)
+
+
+def _memory(group: Group) -> list[tuple[str, bytes | None]]:
+    """Returns what a group's kernel reads and writes and where that lies, as texts of sizes, and what is constant."""
+    tensors = [*group.reads, *group.writes, *group.positions]
+    return [
+        (
+            f"{t.name} {t.dtype} {t.shape} {t.strides} {t.base.name} {t.base.shape} {t.start} {t.position}",
+            None if t.value is None else t.value.tobytes(),
+        )
+        for t in tensors
+    ]
 
 
 def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:
@@ -319,6 +331,7 @@ def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, Callabl
     made.tensors = {name: moved(tensor) for name, tensor in graph.tensors.items()}
     made._automatic, made._returned = set(map(moved, graph._automatic)), set(map(moved, graph._returned))
     made.inputs, made.parameters = list(map(moved, graph.inputs)), set(map(moved, graph.parameters))
+    made.donated = set(map(moved, graph.donated.intersection(graph.inputs)))
     made.packed = {moved(t): names for t, names in graph.packed.items()}
     for node in graph.nodes:
         attributes = changed(dict(node.attributes))
@@ -333,7 +346,7 @@ def ahead(graph: Graph) -> dict[str, Bounds]:
 
     Sizes beyond are planned by size: positions of 64 bits make other kernels.
     """
-    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
+    bounds = bounds_in(graph)
     sizes = {prod(t.shape) for t in graph.tensors.values()}
     while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
         name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
@@ -344,19 +357,31 @@ def ahead(graph: Graph) -> dict[str, Bounds]:
     return bounds
 
 
+def bounds_in(graph: Graph) -> dict[str, Bounds]:
+    """Returns bounds of the symbols of a graph's shapes, strides and attributes."""
+    every = [(t.shape, t.strides) for t in graph.tensors.values()]
+    return bounds_of(sizes_in([*every, *(dict(node.attributes) for node in graph.nodes)]))
+
+
 def varies(graph: Graph) -> bool:
     """Tells whether a graph's sizes vary."""
     return any(isinstance(size, Size) for tensor in graph.inputs for size in (*tensor.shape, *tensor.strides))
 
 
 def check_shapes(graph: Graph, sizes: Sizes) -> None:
-    """Raises GraphError for a node whose results have other shapes at some sizes than its operands make there."""
+    """Raises GraphError for a node whose results have other shapes at some sizes than its operands make there.
+
+    Raises ShapeError for a node whose operands do not go together there.
+    """
+    where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
     for node in graph.nodes:
         types = tuple(TensorType(at(t.shape, sizes), t.dtype) for t in node.inputs)
-        inferred = node.op.infer(types, at(dict(node.attributes), sizes))
+        try:
+            inferred = node.op.infer(types, at(dict(node.attributes), sizes))
+        except ShapeError as error:
+            raise ShapeError(f"{node.name!r}, at {where}: {error}") from None
         for made, tensor in zip(inferred if isinstance(inferred, tuple) else (inferred,), node.outputs):
             if tuple(made.shape) != at(tensor.shape, sizes):
-                where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
                 raise GraphError(
                     f"the shape of {tensor.name!r} does not follow the sizes that vary: {list(tensor.shape)} would be "
                     f"{list(at(tensor.shape, sizes))} at {where}, {node.op.name} makes {list(made.shape)}"

@@ -16,6 +16,7 @@ from fusegraph.errors import AttributeValueError, GraphError, ShapeError, shown
 from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Op, TensorType
+from fusegraph.ops.movement import part
 from fusegraph.values import Unfit, integer, optional, position
 
 _NAME = re.compile(r"[\w .:/\[\](),+@#-]{1,200}")
@@ -109,6 +110,11 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of all elements, without gaps."""
         return self.dtype.nbytes(self.size)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the elements that differ in their place: one that strides of 0 repeat counts once."""
+        return self.dtype.nbytes(math.prod(n for n, step in zip(self.shape, self.strides) if step))
 
     @property
     def is_constant(self) -> bool:
@@ -213,15 +219,15 @@ def _index(x: Tensor, key: Any) -> Tensor:
             if one.step == 0:
                 raise AttributeValueError(f"{x.name!r} is sliced with a step of 0")
             bounds.append(one)
-            shape.append(len(range(*one.indices(size))))
+            shape.append(part(size, one.start, one.stop, one.step)[1])
         else:
             if not -size <= one < size:
                 raise ShapeError(
                     f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
                 )
             bounds.append(slice(one % size, one % size + 1))
-    if any(one.indices(size) != (0, size, 1) for one, size in zip(bounds, x.shape)):
-        x = x.graph.slice(x, *([getattr(one, part) for one in bounds] for part in ("start", "stop", "step")))
+    if any(part(size, one.start, one.stop, one.step) != (0, size, 1) for one, size in zip(bounds, x.shape)):
+        x = x.graph.slice(x, *([getattr(one, key) for one in bounds] for key in ("start", "stop", "step")))
     x = x if x.shape == tuple(shape) else x.graph.reshape(x, shape)
     return x if taken is None else x.graph.gather(x, taken[0], axis=taken[1])
 
@@ -230,7 +236,7 @@ def _key(x: Tensor, one: Any) -> Any:
     """Returns an index as None, ``...``, an int or a slice of ints."""
     try:
         if isinstance(one, slice):
-            return slice(*(optional(position)(part) for part in (one.start, one.stop, one.step)))
+            return slice(*(optional(position)(end) for end in (one.start, one.stop, one.step)))
         if isinstance(one, Tensor) and one.dtype.is_int:
             return one
         return one if one is None or one is Ellipsis else integer(one)

@@ -1,8 +1,8 @@
 """The kernels of a group for a range of sizes: a few schedules, of which one is about as fast as the best at each size.
 
-A schedule serves a range if the CUDA C of its kernel is the same at both ends.  So whatever Python made of a size's
-value shows as a difference between two ends, never as a wrong kernel between them.  Which schedules a range needs, the
-cost models tell at some sizes in it; where a few do not suffice, or have no model, the range is cut.
+A schedule serves a range if the CUDA C of its kernel is the same at its bounds, and at sizes near them that no number
+divides.  So whatever Python made of a size's value shows as a difference between these, never as a wrong kernel.  The
+cost models tell at some sizes which schedules a range needs; where a few do not suffice, or have no model, it is cut.
 """
 
 from __future__ import annotations
@@ -10,27 +10,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import inf, isqrt
 
 from codegen import Schedule, Target, best_schedule, distance, estimated, schedules
 from codegen.declined import Declined
+from codegen.families import family_of
 from codegen.naming import Identifiers
-from codegen.sizes import Bounds, at, has_sums
+from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
+from fusegraph.graph import Graph
+from fusegraph.passes.crossing import check_overwriting
 from fusegraph.passes.partition import Group
+from fusegraph.passes.speculation import NotAccepted
 from fusegraph.plan import Choice, Chooser, Place, source_of
 
-#: Where the ends of a range are at most so many times apart, one schedule may serve it that is not the best; and it is
-#: not cut again.
+#: Where the ends of a range are at most so many times apart, one schedule may serve it that is not the best; and any
+#: that is worth trying.
 NEAR, NARROW = 2.0, 1.05
 #: A schedule serves a size if it is estimated to take at most so many times as long as the best.
 TOLERANCE = 1.05
+#: One that takes so many times as long, or that is not known to be near the best, serves nothing.
+LOST = 4.0
 #: Without a cost model it serves those whose best schedule is nearer than that (`codegen.distance`).
 NEARBY = 1.0
-#: Schedules of a range at most, and sizes between its ends at which they are compared.
-FEW, POINTS = 8, 32
+#: Schedules of a range at most; the share of its points that they may serve worse, and the factor by which at most.
+FEW, LATE, WORST = 8, 0.05, 1.2
+#: Sizes between the ends of a range at which schedules are compared; those of them at which the best `TOP` are looked
+#: for, where there is a cost model.
+POINTS, ANCHORS, TOP = 32, 12, 3
+#: Remainders of sizes that a decision may depend on unseen: strides and units are rarely more.
+RESIDUES = 8
 #: Variants of a kernel at most.
 MOST = 48
 
@@ -54,6 +65,23 @@ class Range:
         """Returns sizes at its end "min" or "max", or near it where they are divided by less."""
         return {name: low for name, (low, _) in self.bounds.items()} | corner(self.varying, which)
 
+    @property
+    def ends(self) -> list[dict[str, int]]:
+        """Sizes at both ends, and those near them that are divided by less."""
+        found = [{name: bounds[which] for name, bounds in self.bounds.items()} for which in (0, 1)]
+        return [*found, *(near for near in map(self.end, ("min", "max")) if near not in found)]
+
+    @property
+    def probes(self) -> list[dict[str, int]]:
+        """Sizes at which what holds at its ends might not: one small and another large, and `RESIDUES` in a row."""
+        found = [dict(zip(self.bounds, sizes)) for sizes in product(*map(set, self.bounds.values()))]
+        for n in range(RESIDUES):
+            steps = {name: (2 * axis + 1) * n % RESIDUES for axis, name in enumerate(self.bounds)}
+            found.append({name: (low + high) // 2 for name, (low, high) in self.bounds.items()})
+            for name, (low, high) in self.varying.items():
+                found[-1][name] = low + ((high - low) // 2 + steps[name]) % (high - low + 1)
+        return [sizes for n, sizes in enumerate(found) if sizes not in found[:n]]
+
     def between(self, count: int) -> list[dict[str, int]]:
         """Returns sizes that are spread evenly over it, in logarithms, and are divided by little."""
         varying = self.varying
@@ -75,13 +103,11 @@ class Range:
         return max((b.max / max(b.min, 1) for b in self.varying.values()), default=1.0)
 
     def halves(self, among: Sequence[str] = ()) -> tuple[Range, Range] | None:
-        """Returns it cut in two at the middle of its longest dimension, or of ``among`` some; None if it is narrow."""
+        """Returns it cut at the middle of its longest dimension, or of ``among`` some; None if it is one size."""
         if not self.varying:
             return None
         name = max(among or self.varying, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1))
         low, high = self.bounds[name]
-        if high <= NARROW * max(low, 1):
-            return self.halves() if among else None
         middle = max(isqrt(max(low, 1) * high), low)
         first, second = (Range({**self.bounds, name: Bounds(*part)}) for part in ((low, middle), (middle + 1, high)))
         return first, second
@@ -129,29 +155,74 @@ def _or_inf(cycles: float | None) -> float:
 
 
 class Names:
-    """Gives every kernel of a graph a name of its own; what is the same but for the name is the same kernel."""
+    """Gives every kernel of a graph a name of its own.
+
+    What is the same but for names is the same kernel: for other expressions of its sizes it is launched otherwise.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, KernelSource] = {}
+        self._shared: dict[str, KernelSource] = {}
         self._names = Identifiers()
 
     def __call__(self, source: KernelSource) -> KernelSource:
-        def named(name: str) -> KernelSource:
-            return replace(source, name=name, code=re.sub(rf"\b{source.name}\b", name, source.code))
-
-        key = repr(named(""))
+        code = re.sub(rf"\b{source.name}\b", "", source.code)
+        key = repr(replace(source, name="", code=code))
         if key not in self._known:
-            self._known[key] = named(self._names.unique(source.name))
+            sizes = {name: f"{PREFIX}{n}" for n, name in enumerate(dict.fromkeys(MARK.findall(code)))}
+            alike = MARK.sub(lambda found: sizes[found[0]], code)
+            launched = replace(source, code=alike, name="", grid=(1, 1, 1), parameters=None)
+            same = self._shared.get(repr(launched))
+            if same is None:
+                name = self._names.unique(source.name)
+                same = replace(source, name=name, code=re.sub(rf"\b{source.name}\b", name, source.code))
+                self._shared[repr(launched)] = same
+            self._known[key] = replace(source, name=same.name, code=same.code)
         return self._known[key]
 
 
-@dataclass(frozen=True)
 class _Point:
-    """A specification at one choice of sizes, and its best schedule there."""
+    """A specification at one choice of sizes, and what schedules are estimated to take there."""
 
-    spec: KernelSpec
-    best: Choice
-    cycles: float | None
+    def __init__(self, spec: KernelSpec, target: Target) -> None:
+        self.spec, self._target = spec, target
+        self._known: dict[Schedule, float | None] = {}
+
+    def cycles(self, schedule: Schedule) -> float | None:
+        if schedule not in self._known:
+            self._known[schedule] = estimated(self.spec, schedule, self._target)
+        return self._known[schedule]
+
+    def regrets(self, some: Sequence[Schedule]) -> list[float]:
+        """Returns how many times as long as the best of some schedules each is estimated to take, at most `LOST`."""
+        cycles = [_or_inf(self.cycles(s)) for s in some]
+        least = min(cycles)
+        return [min(c / least, LOST) if c < inf else LOST for c in cycles]
+
+
+class _Best(_Point):
+    """A point at which the best schedule was looked for."""
+
+    def __init__(self, spec: KernelSpec, target: Target, best: Choice) -> None:
+        super().__init__(spec, target)
+        self.best = best
+
+    @property
+    def modelled(self) -> bool:
+        """Whether there is a cost model."""
+        return self.cycles(self.best.schedule) is not None
+
+    def regrets(self, some: Sequence[Schedule]) -> list[float]:
+        best = self.best.schedule
+        if self.modelled:
+            _, *found = super().regrets([best, *some])
+            return [1.0 if s == best else regret for s, regret in zip(some, found)]
+        return [1.0 if distance(s, best) < NEARBY else LOST for s in some]
+
+    def worth_trying(self) -> dict[Schedule, Choice]:
+        """Returns the best schedule, and with a cost model those behind it."""
+        more = islice(family_of(self.spec).schedules(self.spec, self._target), TOP) if self.modelled else ()
+        return {self.best.schedule: self.best} | {s: Choice(s) for s in more if s != self.best.schedule}
 
 
 class Variants:
@@ -160,11 +231,12 @@ class Variants:
     without  ranges for which there are none, and why.
     """
 
-    def __init__(self, group: Group, choose: Chooser, place: Place, names: Names, target: Target) -> None:
-        self._spec, self._group, self._choose, self._place = group.lowered.spec, group, choose, place
+    def __init__(self, graph: Graph, group: Group, choose: Chooser, place: Place, names: Names, target: Target) -> None:
+        self._graph, self._spec, self._group = graph, group.lowered.spec, group
+        self._choose, self._place = choose, place
         self._named, self._target = names, target
         self._sums = has_sums(self._spec)
-        self._points: dict[tuple[int, ...], _Point] = {}
+        self._points: dict[tuple[int, ...], _Best] = {}
         self._count = 0
         self.without: list[tuple[Range, str]] = []
 
@@ -175,22 +247,31 @@ class Variants:
         try:
             ends = [self._point(high, range_), self._point(low, range_)]
             others = {n: self._point(s, range_) for n, s in sides.items()}
-            between = [] if range_.spread <= NEAR else [self._point(s, range_) for s in range_.between(POINTS)]
+            between = [] if range_.spread <= NEAR else self._between(range_)
         except Declined as reason:
             self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
             return ()
         found = self._few(range_, [*ends, *others.values(), *between])
-        apart = [n for n, point in others.items() if self._regret(point, ends[1].best.schedule) > TOLERANCE]
-        halves = range_.halves(apart)
-        if not found and halves is None:
+        if not found and range_.spread <= NARROW:
             found = self._any(range_, ends)
+        least = ends[1].best.schedule
+        apart = [n for n, point in others.items() if point.regrets([least])[0] > TOLERANCE]
+        halves = None if found else range_.halves(apart or self._apart(range_, ends[0].best.schedule))
         if found or halves is None or self._count >= MOST:
             self._count += len(found)
             self.without += [] if found else [(range_, f"no schedule of kernel {self._spec.name!r} is for all of it")]
             return found
         return _joined([*self.of(halves[0]), *self.of(halves[1])])
 
-    def _point(self, sizes: Mapping[str, int], range_: Range) -> _Point:
+    def _between(self, range_: Range) -> list[_Point]:
+        """Returns points between the ends; where there is a cost model, the best schedule is looked for at few."""
+        sizes = range_.between(POINTS)
+        found = [self._point(s, range_) for s in sizes[:ANCHORS]]
+        if all(point.modelled for point in found):
+            return [*found, *(_Point(at(self._spec, s), self._target) for s in sizes[ANCHORS:])]
+        return [*found, *(self._point(s, range_) for s in sizes[ANCHORS:])]
+
+    def _point(self, sizes: Mapping[str, int], range_: Range) -> _Best:
         """Returns the point at sizes that are divided by nothing; where n + 1 is a size, too, it may be beside them."""
         key = tuple(sizes.values())
         if key not in self._points:
@@ -202,35 +283,38 @@ class Variants:
             self._points[key] = min(points, key=lambda point: getattr(point.best.schedule, "vector", 1))
         return self._points[key]
 
-    def _at(self, sizes: Mapping[str, int]) -> _Point:
+    def _at(self, sizes: Mapping[str, int]) -> _Best:
         spec = at(self._spec, sizes)
-        best = self._choose(spec, self._group)
-        return _Point(spec, best, estimated(spec, best.schedule, self._target))
-
-    def _regret(self, point: _Point, schedule: Schedule) -> float:
-        """Returns how many times as long as the best a schedule is estimated to take."""
-        if schedule == point.best.schedule:
-            return 1.0
-        if point.cycles is None:
-            return 1.0 if distance(schedule, point.best.schedule) < NEARBY else inf
-        return _or_inf(estimated(point.spec, schedule, self._target)) / point.cycles
+        return _Best(spec, self._target, self._choose(spec, self._group))
 
     def _few(self, range_: Range, points: Sequence[_Point]) -> tuple[Variant, ...]:
-        """Returns variants of which one serves each point; none if there are no such."""
-        candidates = {point.best.schedule: point.best for point in points}
-        regrets = {s: [self._regret(point, s) for point in points] for s in candidates}
-        left, found = set(range(len(points))), list[Variant]()
-        while left and candidates and len(found) < FEW:
-            serves = {s: {n for n in left if regrets[s][n] <= TOLERANCE} for s in candidates}
-            schedule = max(serves, key=lambda s: len(serves[s]))
+        """Returns variants of which one serves each point, but for a few; none if there are no such."""
+        candidates: dict[Schedule, Choice] = {}
+        for point in points:
+            candidates = (point.worth_trying() if isinstance(point, _Best) else {}) | candidates
+        regrets = dict(zip(candidates, zip(*(point.regrets(list(candidates)) for point in points))))
+        least, found = [LOST] * len(points), list[Variant]()
+
+        def late() -> list[int]:
+            return [n for n, regret in enumerate(least) if regret > TOLERANCE]
+
+        def served() -> bool:
+            return len(late()) <= LATE * len(points) and max(least) <= WORST
+
+        while not served() and candidates and len(found) < FEW:
+            schedule = min(candidates, key=lambda s: sum(min(least[n], regrets[s][n]) for n in late()))
             choice = candidates.pop(schedule)
             if (source := self._source(range_, schedule)) is not None:
                 found.append(Variant(range_, choice, source))
-                left -= serves[schedule]
-        if not left or range_.spread <= NEAR:
+                least = list(map(min, least, regrets[schedule]))
+        if served() or range_.spread <= NEAR or (max(least) < LOST and len(found) == FEW):
             return tuple(found)
-        some = all(min(regrets[v.choice.schedule][n] for v in found) < inf for n in left) if found else False
-        return tuple(found) if some and len(found) == FEW else ()
+        return ()
+
+    def _apart(self, range_: Range, schedule: Schedule) -> list[str]:
+        """Returns the symbols on whose sizes in a range the kernel with a schedule depends, beside its parameters."""
+        low = {name: Bounds(b.min, b.min) for name, b in range_.bounds.items()}
+        return [n for n, b in range_.varying.items() if self._source(Range({**low, n: b}), schedule) is None]
 
     def _any(self, range_: Range, ends: Sequence[_Point]) -> tuple[Variant, ...]:
         """Returns a variant whose schedule is worth trying at both ends of a narrow range."""
@@ -241,13 +325,19 @@ class Variants:
         return ()
 
     def _source(self, range_: Range, schedule: Schedule) -> KernelSource | None:
-        """Returns the source of the kernel with a schedule if it is the same at both ends of a range, else None."""
-        ends = (at(self._spec, range_.end(which), vary=True, within=range_.bounds) for which in ("min", "max"))
+        """Returns the source of the kernel with a schedule if it is the same at all ends of a range, else None."""
+        vary = bool(range_.varying)
         try:
-            low, high = (source_of(self._group, spec, schedule, self._place) for spec in ends)
-        except (Declined, ValueError, ArithmeticError, LookupError, AssertionError):
+            check_overwriting(self._graph, [(self._group, schedule)])
+            first, *others = (
+                source_of(self._group, at(self._spec, end, vary=vary, within=range_.bounds), schedule, self._place)
+                for end in (*range_.ends, *(range_.probes if self._sums else ()))
+            )
+        except (Declined, NotAccepted, ValueError, ArithmeticError, LookupError, AssertionError):
             return None  # it is none for these sizes
-        return self._named(high) if low.code == high.code and repr(low) == repr(high) else None
+        if first.dynamic_shared_bytes > self._target.arch.shared_bytes_per_block:
+            return None  # the largest does not fit
+        return self._named(first) if all(repr(other) == repr(first) for other in others) else None
 
 
 def _joined(variants: Sequence[Variant]) -> tuple[Variant, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 # Set before anything is imported: what the tests see is built from the sources as they are.  Workers of one run share
 # it.
@@ -29,6 +30,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
     mallopt(-3, 1 << 28)  # M_MMAP_THRESHOLD: the bytes from which on an array is mapped by itself
     mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: the free bytes that are kept
+
+
+# To shrink what fails may take minutes a test; the line that repeats it is printed anyway, and shrinks elsewhere.
+if "CI" in os.environ:
+    phases = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+    settings.register_profile("without shrinking", settings.get_profile("ci"), phases=phases)
+    settings.load_profile("without shrinking")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,9 +7,7 @@ outputs.
 from __future__ import annotations
 
 import inspect
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import exp, log, prod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,7 @@ from test_ops_pointwise import CASES as ATTRIBUTES
 from test_ops_pointwise import POINTWISE
 
 import fusegraph as fg
-from codegen.sizes import Bounds, at
 from fusegraph import Dim
-from fusegraph.dims import bounds_of
 
 #: Bounds of the Dims that parameters name: batches, rows, long rows, channels, image sizes, lengths.
 BOUNDS: dict[str, tuple[int, int, int]] = {
@@ -35,8 +31,16 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
 }
 Made = fg.Tensor | Sequence[fg.Tensor]
 Case = Callable[..., Made]
-#: Elements of the largest tensor of a graph that is run.
-MOST = 40_000
+
+#: Cases of which some sizes may be planned when they come; docs/python.md says so.
+BY_SIZE = {
+    "reduction of both", "reduction of all", "matmul vector", "transpose", "sdpa_backward", "depthwise planes",
+    "depthwise stride 3", "depthwise gradients", "conv_wgrad", "conv_wgrad float32", "sdpa", "sdpa causal",
+    "sdpa window", "sdpa dropout", "sdpa mask", "sdpa_fp8", "max_pool whole", "max_pool stride 3",
+    "max_pool channels last", "avg_pool excluding", "scatter add", "scatter mean", "scatter max",
+    *(f"{a}{p}_pool{s}" for a in ("", "adaptive_") for p in ("max", "avg") for s in ("", "_backward")),
+    *(f"{a}max_pool{s}_index" for a in ("", "adaptive_") for s in ("", "_backward")),
+}  # fmt: skip
 
 
 def build(name: str) -> fg.Graph:
@@ -46,39 +50,6 @@ def build(name: str) -> fg.Graph:
     for output in [made] if isinstance(made, fg.Tensor) else made:
         g.output(output)
     return g
-
-
-def some_sizes(graph: fg.Graph, count: int, seed: int = 0) -> list[dict[str, int]]:
-    """Returns sizes by symbol: the least ones, the largest that are not too large, and between them, many of 8."""
-    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
-    found = [{name: b.min for name, b in bounds.items()}, _largest(graph, bounds)]
-    rng = random.Random(seed)
-    while len(found) < count:
-        sizes = {name: _between(rng, b) for name, b in bounds.items()}
-        if _elements(graph, sizes) <= MOST and sizes not in found:
-            found.append(sizes)
-    return found
-
-
-def _between(rng: random.Random, bounds: Bounds) -> int:
-    low, high = bounds
-    size = round(exp(rng.uniform(log(max(low, 1)), log(high))))
-    rounded = size // 8 * 8
-    return rng.choice((size, size, rounded if rounded >= low else size, min(max(low, 1), high)))
-
-
-def _largest(graph: fg.Graph, bounds: Mapping[str, Bounds]) -> dict[str, int]:
-    sizes = {name: b.max for name, b in bounds.items()}
-    while _elements(graph, sizes) > MOST:
-        name = max(sizes, key=lambda n: sizes[n] / max(bounds[n].min, 1))
-        if sizes[name] == bounds[name].min:
-            break
-        sizes[name] = max(sizes[name] // 2, bounds[name].min)
-    return sizes
-
-
-def _elements(graph: fg.Graph, sizes: Mapping[str, int]) -> int:
-    return max(prod(at(t.shape, sizes)) for t in graph.tensors.values())
 
 
 # ---- pointwise ops
@@ -214,12 +185,19 @@ def _convolution_3d(g: fg.Graph, b: Dim, h: Dim) -> Made:
     return g.conv_fprop(x, g.tensor("f", (8, 8, 3, 3, 3), "float16"), padding=1)
 
 
-def _depthwise(dtype: str, layout: str) -> Case:
+def _depthwise(dtype: str, layout: str, taps: int = 3, **how: Any) -> Case:
     def write(g: fg.Graph, b: Dim, h: Dim, w: Dim) -> Made:
         x = g.tensor("x", (b, 16, h, w), dtype, layout=layout)
-        return g.conv_fprop(x, g.tensor("f", (16, 1, 3, 3), dtype), padding=1, groups=16)
+        return g.conv_fprop(x, g.tensor("f", (16, 1, taps, taps), dtype), padding=taps // 2, groups=16, **how)
 
     return write
+
+
+def _depthwise_gradients(g: fg.Graph, b: Dim, h: Dim, w: Dim) -> Made:
+    loss = g.tensor("loss", (b, 16, (h - 1) // 2 + 1, (w - 1) // 2 + 1))
+    x, f = g.tensor("x", (b, 16, h, w)), g.tensor("f", (16, 1, 3, 3))
+    how = {"padding": 1, "stride": 2, "groups": 16}
+    return g.conv_wgrad(x, loss, taps=(3, 3), **how), g.conv_dgrad(loss, f, size=(h, w), **how)
 
 
 def _winograd(g: fg.Graph, b: Dim, h: Dim, w: Dim) -> Made:
@@ -301,6 +279,13 @@ CASES: dict[str, Case] = {
     "softmax": lambda g, n, m: g.softmax(_x(g, n, m), 1),
     "softmax of columns": lambda g, n, m: g.softmax(_x(g, n, m), 0),
     "softmax of bfloat16": lambda g, n, m: g.softmax(_x(g, n, m, dtype="bfloat16"), 1),
+    "linear_cross_entropy": lambda g, n: g.linear_cross_entropy(
+        g.tensor("x", (n, 32)), g.tensor("w", (64, 32)), g.tensor("target", (n,), "int32")
+    ),
+    "linear_cross_entropy_backward": lambda g, n: g.linear_cross_entropy_backward(
+        g.tensor("loss", ()),
+        *(g.tensor("x", (n, 32)), g.tensor("w", (64, 32)), g.tensor("target", (n,), "int32"), g.tensor("sums", (n,))),
+    ),
     "log_softmax": lambda g, n, m: g.log_softmax(_x(g, n, m), 1),
     "logsumexp": lambda g, n, m: g.logsumexp(_x(g, n, m), 1),
     "softmax_backward": lambda g, n, m: g.softmax_backward(_x(g, n, m, name="loss"), _x(g, n, m), 1),
@@ -373,6 +358,9 @@ CASES: dict[str, Case] = {
     ),
     "depthwise": _depthwise("float16", "NHWC"),
     "depthwise planes": _depthwise("float32", "NCHW"),
+    "depthwise stride": _depthwise("float16", "NHWC", stride=2),
+    "depthwise stride 3": _depthwise("float32", "NCHW", taps=5, stride=3),
+    "depthwise gradients": _depthwise_gradients,
     "winograd": _winograd,
     "conv_dgrad": _input_gradient("float16", 1),
     "conv_dgrad stride": _input_gradient("float16", 2),
@@ -382,7 +370,7 @@ CASES: dict[str, Case] = {
     "conv_wgrad float32": _filter_gradient("float32"),
     "transpose": lambda g, n, m: g.transpose(_x(g, n, 6, m), (2, 1, 0)) * 2,
     "reshape": lambda g, b, n: g.exp(_x(g, b, n, 6).reshape(b * n, 6)).reshape(b, n * 6),
-    "broadcast": lambda g, n, m: g.broadcast(_x(g, n, 1), (n, m)),
+    "broadcast": lambda g, n, m: g.broadcast(_x(g, n, 1), (n, m)) * _x(g, m, name="z"),
     "slice": lambda g, m: _x(g, m, 4)[::-1, 1:3] * 2,
     "slice from the end": lambda g, n, m: g.slice(_x(g, n, m), (0, m - 1), (n, m), (1, 1)) + 1,
     "pad": lambda g, n, m: g.pad(_x(g, n, m), [(0, 1), (2, 1)]) + 1,
@@ -403,6 +391,7 @@ CASES: dict[str, Case] = {
         for suffix in ("", "_index", "_backward", "_backward_index")
         if not (p == "avg_pool" and "index" in suffix)
     },
+    "max_pool stride 3": _pooled("max_pool", window=3, stride=3, padding=1),
     "max_pool whole": _pooled("max_pool", window=2, stride=2, ceil_mode=True),
     "max_pool channels last": _channels_last,
     "avg_pool excluding": _pooled("avg_pool", window=3, padding=1, count_include_pad=False),

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from random_assignments import assign
 from random_nodes import DTYPES, FLOATS, NodeAuthor
 
+from fusegraph.errors import GradientError
 from fusegraph.ops.convolution import smallest_sizes
 
 _SIZES = (1, 2, 3, 5, 4, 7, 8, 16, 17, 33, 64, 130, 257, 1025)
@@ -45,6 +47,8 @@ class GraphAuthor(NodeAuthor):
                 self.rows()
             else:
                 self.pointwise()
+        for _ in range(self.draw.pick((0, 0, 0, 0, 0, 0, 1, 2))):
+            assign(self)
         self.outputs()
 
     def base_shape(self) -> tuple[int, ...]:
@@ -365,6 +369,21 @@ class GraphAuthor(NodeAuthor):
         return True
 
     # ---- outputs
+
+    def gradients(self) -> None:
+        """Differentiates one tensor of floats by others; the gradients are outputs."""
+        floats = [n for n in self.names if self.tensor(n).dtype.is_float]
+        if not floats:
+            return
+        loss = floats[-1]
+        alike = [n for n in floats if self.tensor(n).shape == self.tensor(loss).shape]
+        seed = self.draw.pick((*alike, "1.0", "0.5"))
+        for _ in range(self.draw.integer(1, 2)):
+            x = self.draw.pick(floats)
+            try:
+                self.write(f"g.output(g.gradients({loss}, [{x}], {seed})[0])")
+            except GradientError:  # bits have none
+                return
 
     def outputs(self) -> None:
         leaves = [n for n in self.names if n not in self.consumed]

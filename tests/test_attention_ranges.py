@@ -111,3 +111,62 @@ def test_small_integers_that_wrap_around_are_no_ranges() -> None:
     inputs = random_inputs(g)
     inputs["reach"][...] = np.arange(33)[:, None]
     check_all([g], arch="sm_80", inputs=lambda _: inputs)
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows"),
+    [("sm_90a", 1), *(pytest.param(a, r, marks=pytest.mark.slow) for a, r in (("sm_90a", 3), ("sm_80", 1)))],
+)
+def test_parts_divide_the_keys_that_are_there(arch: str, rows: int) -> None:
+    """A cache is filled up to a position that is data: parts divide what is filled, and read nothing else."""
+    g = fg.Graph("filled", io_dtype="bfloat16")
+    q, (k, v) = g.tensor("q", (1, 2, rows, 64)), (g.tensor(name, (1, 2, 1100, 64)) for name in "kv")
+    s = g.matmul(q, k.transpose(0, 1, 3, 2), dtype="float32") * 0.125
+    kept = g.cast(g.gen_index(s, axis=3), "int64") <= g.tensor("position", (rows, 1), "int64")
+    g.output(g.softmax(g.binary_select(s, -inf, kept)) @ v, name="o")
+    (spec,) = [x.lowered.spec for x in plan(g).partition.groups if x.family == "attention"]
+    assert spec.parts > 1
+    assert (len(spec.bounds), len(spec.ranges)) == ((1, 0) if rows == 1 else (0, 1))
+    (executable,) = executables([g], arch=arch)
+    inputs = random_inputs(g)
+    for position in (0, 127, 128, 700, 1099, 2**40):
+        inputs["position"][...] = position + np.arange(rows)[:, None]
+        assert check_executable(executable, inputs).ok, position
+    inputs["position"][...] = 383  # tiles begin at multiples of 128 or of less
+    inputs["v"][:, :, 384:] = np.nan
+    assert np.isfinite(run(executable, inputs)["o"].astype(np.float32)).all()
+    inputs["position"][...] = -(2**40)
+    assert np.isnan(run(executable, inputs)["o"].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_keys_that_a_mask_of_data_rules_out_are_not_read(kept: bool) -> None:
+    """Two attentions with one mask, as layers of a decoder have: where its keys begin and end is found once."""
+    g = fg.Graph("masked", io_dtype="bfloat16")
+    mask = g.tensor("mask", (2, 1, 1, 1100), "bool")
+    x = g.tensor("q", (2, 2, 1, 64))
+    for n in range(2):
+        k, v = (g.tensor(f"{name}{n}", (2, 2, 1100, 64)) for name in "kv")
+        s = g.matmul(x, k.transpose(0, 1, 3, 2), dtype="float32") * 0.125
+        s = g.binary_select(s, -inf, mask) if kept else g.binary_select(-inf, s, mask)
+        x = g.softmax(s) @ v
+    g.output(x, name="o")
+    specs = [k.group.lowered.spec for k in plan(g).kernels]
+    attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    assert [(len(spec.bounds), spec.parts > 1) for spec in attention] == [(2, True)] * 2
+    assert len(specs) == 5  # one for the mask; two each for the parts, and to combine them
+    (executable,) = executables([g], arch="sm_90a")
+    inputs = random_inputs(g)
+    inputs["mask"][...] = np.random.default_rng(0).random(inputs["mask"].shape) < 0.5
+    assert check_executable(executable, inputs).ok
+    position = np.arange(1100)
+    inputs["mask"][0, 0, 0] = ((position >= 300) & (position < 640)) == kept
+    inputs["mask"][1, 0, 0] = (position == 1099) == kept
+    assert check_executable(executable, inputs).ok
+    inputs["v1"][0, :, 640:] = np.nan
+    inputs["v1"][1, :, :896] = np.nan
+    assert np.isfinite(run(executable, inputs)["o"].astype(np.float32)).all()
+    inputs["mask"][0] = not kept
+    found = run(executable, inputs)["o"].astype(np.float32)
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()

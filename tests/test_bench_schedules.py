@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 
 from codegen import schedules
 from codegen.target import target
-from fusegraph.bench.estimates import plan_us, predicted_us
 from fusegraph.bench.schedules import run
 from fusegraph.bench.schedules.kernels import Source, graphs, kernel_data, kernel_from_data, kernels_of, merged
 from fusegraph.bench.schedules.regret import HEADS, regrets, table, text
@@ -23,6 +22,7 @@ from fusegraph.cli import main
 from fusegraph.errors import DeviceError
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
+from fusegraph.report.estimates import plan_us, predicted_us
 
 H200 = target("h200")
 SOURCES = [Source(seed=3, number=n) for n in range(4)]

@@ -22,7 +22,6 @@ from fusegraph.bench.zoo.run import Figures, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = {"device": "A GPU", "date": "2026-01-01", "commit": "0123456789abcdef"}
-SECTIONS = ("zoo", "sweep", "schedules")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def _write(results: Path, name: str, document: dict[str, Any]) -> None:
 
 
 def test_without_results_nothing_is_said(tool: dict[str, Any], tmp_path: Path) -> None:
-    assert [tool[name](tmp_path, "../") for name in SECTIONS] == [""] * 3
+    assert [tool[name](tmp_path, "../") for name in tool["SECTIONS"]] == [""] * 5
     assert tool["pictures"](tmp_path) == {}
 
 
@@ -54,6 +53,32 @@ def test_zoo(tool: dict[str, Any], tmp_path: Path) -> None:
     ET.fromstring(picture)
     assert "tv:a" in picture
     assert "tv:b" not in picture
+
+
+def test_training(tool: dict[str, Any], tmp_path: Path) -> None:
+    """Groups of columns without figures are left out; parts have sentences of their own."""
+    figures = {"inductor": Figures(call_us=2e3, peak_mb=60.0), OURS: Figures(call_us=1e3, peak_mb=40.0)}
+    rows = [
+        Row(name, "bf16", 8, figures, mode=mode, flops=int(4e11), rate=8e8, commit=commit)
+        for name, mode, commit in (("tv:a", "train", "abc"), ("tv:a", "eval", "def"), ("step:b", "train", None))
+    ]
+    _write(tmp_path, "training", {**FACTS, "what": "made up", "rows": [asdict(row) for row in rows]})
+    said = tool["training"](tmp_path, "../").splitlines()
+    assert said[0].startswith("**A GPU, 2026-01-01, commit abc, def, 0123456789ab** ")
+    assert said[0].endswith(": made up.")
+    assert [line for line in said if line.startswith("- ")] == [
+        "- bf16 train by call: geometric mean 2.00 over 1 models, 0 below 1, worst 2.00 (tv:a bf16 b8 train).",
+        "- bf16 train by peak memory: geometric mean 1.50 over 1 models, 0 below 1, worst 1.50 (tv:a bf16 b8 train).",
+        "- bf16 eval by call: geometric mean 2.00 over 1 models, 0 below 1, worst 2.00 (tv:a bf16 b8 eval).",
+        "- bf16 eval by peak memory: geometric mean 1.50 over 1 models, 0 below 1, worst 1.50 (tv:a bf16 b8 eval).",
+        "- step:b bf16 b8 train: 2.00 by call, 1.50 by peak memory; MFU of fusegraph 50%, inductor 25%.",
+    ]
+    assert (
+        "| step | call us: eager | inductor | fusegraph | ratio | MB: eager | inductor | fusegraph | ratio | "
+        in said[10]
+    )
+    (picture,) = tool["pictures"](tmp_path).values()
+    assert "step:b" in picture
 
 
 def test_sweep(tool: dict[str, Any], tmp_path: Path) -> None:

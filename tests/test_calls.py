@@ -9,16 +9,20 @@ import ctypes
 import gc
 import threading
 import time
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from driver_double import CAPTURING, library, log, raises, run_double
 
 import fusegraph as fg
-from fusegraph.engines import base
+from fusegraph.engines import base, cuda
 from fusegraph.errors import ArgumentError, DeviceError
+from fusegraph.passes import memory
 from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
 
@@ -233,6 +237,69 @@ def double_workspaces() -> None:
     live = lib.double_live()
     del executable
     assert live - lib.double_live() == 5  # four workspaces and the constant, without the collector's help
+
+
+def double_workspace_of_torch() -> None:
+    """On torch's current stream the workspace is torch's memory, of the call alone; on others it is not."""
+    lib = library()
+    lib.double_pointers(2)
+    executable = network()
+    x, y = (DeviceArray.empty((8, 64), "float32") for _ in range(2))
+    made: list[torch.Tensor] = []
+
+    def empty(*given: Any, dtype: Any, device: Any) -> torch.Tensor:
+        assert device == torch.device("cuda", 0)
+        made.append(torch.zeros(*given, dtype=dtype))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5 + index, raising=False)
+        lib.double_clear()
+        executable(x, out=y, stream=5)
+        assert [m.numel() for m in made] == [executable.workspace_bytes]
+        assert launched(lib)[0].split()[-1] == f"{made[0].data_ptr():x}"
+        executable(x, out=y, stream=6)
+        assert len(made) == 1
+
+
+def double_consumed() -> None:
+    """A call that may consume its inputs gives them back in stages, and takes memory when kernels need it."""
+    lib = library()
+    lib.double_pointers(3)
+    graph = fg.Graph("chain", io_dtype="float32")
+    x = graph.tensor("x", (8, 8))
+    for n in range(6):
+        x = x @ graph.tensor(f"w{n}", (8, 8), donated=True)
+    graph.output(x, name="y")
+    given = [DeviceArray.empty((8, 8), "float32") for _ in range(7)]
+    others = [DeviceArray.empty((8, 8), "float32") for _ in range(8)]
+    seen, addresses = [weakref.ref(array) for array in given], [f"{array.pointer:x}" for array in given]
+    alive: list[int] = []
+    made = base.allocator
+
+    def allocator(*args: Any, **how: Any) -> Any:
+        make = made(*args, **how)
+        return lambda: (alive.append(sum(ref() is not None for ref in seen)), make())[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "LEAST", 1)
+        patch.setattr(base, "allocator", allocator)
+        patch.setattr(cuda, "torch_allocates", lambda stream, ordinal: stream == 0)
+        patch.setattr(cuda, "torch_memory", lambda nbytes, ordinal: torch.zeros(nbytes, dtype=torch.uint8))
+        executable = graph.compile("cuda")
+        lib.double_clear()
+        y = executable.consume(given)
+        kernels = launched(lib)
+    assert given == []
+    assert len(kernels) == len(executable.kernels)
+    assert all(any(a in kernel for kernel in kernels) for a in addresses)
+    assert kernels[-1].endswith(f"{y.pointer:x}")
+    assert alive == [2]  # the last product's operands: one of them lies in the other array
+    *given, y = others
+    executable(*given, out=y)
+    assert len(launched(lib)) == len(kernels)
 
 
 def double_kernels_of_one_code() -> None:

@@ -11,7 +11,6 @@ from graphs import seeded
 
 import fusegraph as fg
 from codegen.target import target
-from fusegraph.bench.estimates import plan_us
 from fusegraph.engines import partitions, plans
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.partitions import PartitionTuner, compared, settling
@@ -21,6 +20,7 @@ from fusegraph.lowering.choices import Choice, Settled
 from fusegraph.passes.rewrite import as_given
 from fusegraph.plan import Kernel, Plan, plan
 from fusegraph.report.check import check_executable, random_inputs
+from fusegraph.report.estimates import plan_us
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime.cache import DiskCache
 
@@ -183,6 +183,7 @@ def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
 
 
 @pytest.mark.parametrize("options", [pytest.param(DEFAULTS, marks=pytest.mark.slow), H200], ids=["portable", "h200"])
+@pytest.mark.slow
 def test_results_are_equal_either_way(options: Options) -> None:
     graphs = [make() for make in dict.fromkeys([*GRAPHS.values(), misaligned_parameter])]
     check_alternatives([(graph, random_inputs(graph), options) for graph in graphs])
@@ -193,6 +194,7 @@ def test_results_of_random_graphs_are_equal_either_way() -> None:
     assert check_alternatives(_seeded(range(7100, 7300))) > 100
 
 
+@pytest.mark.slow
 def test_results_of_a_few_random_graphs_are_equal_either_way() -> None:
     assert check_alternatives(_seeded(range(7300, 7324), themes=("matmul", "conv", "pool", "rows"))) > 10
 

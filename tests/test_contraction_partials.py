@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from golden_files import check_golden
 from kernel_cases import Case, check_cases, executable
@@ -88,6 +89,20 @@ def test_wgmma():
     ]
     made = check_cases(cases, guard=True)
     assert all("wgmma<" in exe.plan.kernels[0].source.code for exe in made)
+
+
+@pytest.mark.parametrize("kind", ["simt", "mma", "wgmma"])
+def test_logarithms_of_sums(kind: str) -> None:
+    """A thread keeps the largest element and the sum; some columns hold nothing but infinities."""
+    dtype, how = ("float32", {}) if kind == "simt" else ("bfloat16", form(kind))
+    epilogue = reduced((0, "logaddexp"), (1, "logaddexp"), act="", store=False, keepdims=False)
+    shapes = ((70, 33), (33, 130)) if kind == "simt" else ((136, 72), (72, 136))
+    case = matmul(*shapes, dtype, epilogue=epilogue, check=makes_parts(2), **how)
+    inputs = random_inputs(case.graph, np.random.default_rng(0))
+    inputs["bias"] = inputs["bias"].copy()
+    inputs["bias"][[0, 40, 41, 90]] = -np.inf, np.inf, np.inf, np.nan
+    (made,) = check_cases([replace(case, inputs=inputs)], guard=True)
+    assert "Exponentials" in made.plan.kernels[0].source.code
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_simt():
 @pytest.mark.slow
 def test_simt_tiles():
     cases = [
-        products(1, 1, 1, "float64"),
+        products(1, 1, 2, "float64"),
         products(9, 0, 4),
         products(40, 7, 0, epilogue=everything),
         products(33, 66, 20, "int8", count=3, epilogue=ungated),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,7 @@ def test_quotients_and_remainders_hold_at_all_sizes(a: int, c: int, d: int, here
 
 
 def test_what_is_known_of_a_size_is_a_number() -> None:
-    n = dimension("n", 7, Bounds(1, 300))
+    n, m = (dimension(name, 7, Bounds(1, 300)) for name in "nm")
     assert n - n == 0
     assert type(n - n) is int
     assert 24 * n % 8 == 0
@@ -70,6 +71,9 @@ def test_what_is_known_of_a_size_is_a_number() -> None:
     assert n == dimension("n", 7, Bounds(1, 300))
     assert hash(n) != hash(7)
     assert -(-n // 128) == (n + 127) // 128
+    assert type(n // 512) is int
+    assert (n // 4 + 1) // 2 == (n + 4) // 8
+    assert ((n + 1) // 2 + m - 1) // 3 == (n + 2 * m - 1) // 6
     assert n % 8 != 0
     assert n * n // n == n
     assert (most(3 * n - 1), least(3 * n - 1), most(5)) == (899, 2, 5)
@@ -140,7 +144,14 @@ def movement(graph: fg.Graph) -> None:
     graph.output(graph.exp(x).reshape(m * n, 6), name="y")
 
 
-GRAPHS = (pointwise, softmax_rows, softmax_along, mean, product, inner, convolution, attention, movement)
+def pools(graph: fg.Graph) -> None:
+    """Pools of pools: their sizes are quotients of quotients, and their windows end beyond the image at some sizes."""
+    n, h, w = fg.Dim("n", max=3), fg.Dim("h", min=20, max=40), fg.Dim("w", min=20, max=40)
+    x = graph.tensor("x", (n, 8, h, w), layout="NHWC")
+    graph.output(graph.max_pool(graph.max_pool(x, 3, 2, 1), 3, 2, 1), name="y")
+
+
+GRAPHS = (pointwise, softmax_rows, softmax_along, mean, product, inner, convolution, pools, attention, movement)
 
 
 def built(write: Callable[[fg.Graph], None]) -> fg.Graph:
@@ -188,11 +199,37 @@ def test_all_sizes_run_on_kernels_that_were_compiled_once(
         np.testing.assert_allclose(np.float64(executable(*given_)), expected, rtol=1e-2, atol=1e-2, err_msg=str(sizes))
 
 
-@pytest.mark.parametrize("write", GRAPHS, ids=lambda f: f.__name__)
+def long_attention(graph: fg.Graph) -> None:
+    n, s = fg.Dim("n", max=16), fg.Dim("s", max=1024)
+    q, k, v = (graph.tensor(name, (n, 12, s, 64), "float16") for name in "qkv")
+    graph.output(graph.sdpa(q, k, v, use_causal_mask=True), name="y")
+
+
+@pytest.mark.parametrize("write", [*GRAPHS, long_attention], ids=lambda f: f.__name__)
 def test_nothing_is_planned_by_size(write: Callable[[fg.Graph], None]) -> None:
     planned = plan_ranges(built(write), Options(target=named("h200")))
     assert planned.by_size == []
     assert all(other.by_size == [] for _, other in planned.aligned)
+
+
+def test_what_divides_both_bounds_divides_no_size_between() -> None:
+    graph = fg.Graph("between", io_dtype="float16")
+    c = fg.Dim("c", min=120, max=128)  # the only prime is 127; 8 divides both bounds
+    x, f = graph.tensor("x", (1, c, 5, 5), layout="NHWC"), graph.tensor("f", (8, c, 3, 3), layout="KRSC")
+    graph.output(graph.conv_fprop(x, f, padding=1), name="y")
+    executable = graph.compile("cpu")
+    for size in (120, 121, 122, 127, 128):
+        known, _ = graph_at(graph, {"c": size})
+        given_ = arrays(known)
+        expected = np.float64(known.compile("reference")(*given_))
+        np.testing.assert_allclose(np.float64(executable(*given_)), expected, rtol=1e-2, atol=0.1, err_msg=str(size))
+
+
+@pytest.mark.parametrize(("low", "high"), [(2, 3), (8, 10), (24, 28), (90, 96), (114, 126), (120, 128), (2, 8192)])
+def test_ends_of_a_range_have_no_divisor_in_common(low: int, high: int) -> None:
+    ends = [corner({"n": Bounds(low, high)}, which)["n"] for which in ("min", "max")]
+    assert low <= ends[0] < ends[1] <= high
+    assert math.gcd(*ends) == 1
 
 
 def test_rows_of_whole_vectors_have_kernels_of_their_own() -> None:

@@ -24,7 +24,7 @@ STRIPS = [
     (19, 48, 3, ((0, 3), (2, 1)), 1),
     (9, 32, 3, 2, 2),
     (5, 16, 5, 2, 1),
-    (1, 64, 1, 0, 1),
+    (1, 64, 3, 1, 1),
     (33, 16, 3, 0, 1),
 ]
 
@@ -77,6 +77,38 @@ def test_strips_of_every_schedule():
             again.schedule, again.label = lambda _, s=schedule: s, f"{schedule} {x}"
             cases.append(again)
     check_cases(cases, guard=True)
+
+
+#: sizes, taps, and how: planes of taps that are walked, padded, strided, dilated, turned around
+DEEP = [
+    ((6, 18, 20), (3, 3, 3), {"padding": 1}),
+    ((7, 9, 16), (3, 3, 3), {"padding": ((0, 2), (1, 1), (2, 0))}),
+    ((9, 8, 24), (5, 1, 3), {"padding": (2, 0, 1), "stride": (2, 1, 1)}),
+    ((5, 8, 24), (3, 5, 5), {"padding": (2, 2, 2), "dilation": (2, 1, 1), "mode": "convolution"}),
+    ((5, 8, 24), (1, 3, 3), {"padding": (0, 1, 1)}),
+]
+
+
+@pytest.mark.parametrize("dtype", quick("float32", "float16", "float64"))
+def test_strips_of_three_dimensions(dtype):
+    cases = []
+    for (sizes, taps, how), rows, filters in zip(DEEP, (2, 3, 1, 4, 2), (1, 2, 1, 2, 1)):
+        vector = 16 // np.dtype(dtype).itemsize
+        if sizes[2] % vector == 0:
+            made = direct((2, 3, *sizes), taps, dtype, filters=filters, epilogue=activated, **how)
+            strips = StripsSchedule(rows, vector, 128, "int32")
+            made.schedule = lambda _, s=strips: s
+            cases.append(made)
+    check_cases(cases, guard=True)
+
+
+def test_deep_images_take_strips_where_they_do_not_fit_shared_memory():
+    def chosen(*sizes):
+        return isinstance(best_schedule(spec_of(direct((8, 16, *sizes), (3, 3, 3), padding=1))), StripsSchedule)
+
+    assert chosen(48, 48, 48)
+    assert not chosen(48, 48, 46)
+    assert not chosen(8, 8, 8)
 
 
 def test_strips_stay_within_their_arrays():

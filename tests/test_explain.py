@@ -237,8 +237,10 @@ def test_the_text_in_a_pipe(file, capsys):
             "bytes_unfused",
             "bytes_moved",
             "decisions",
+            "saved",
             "workspace_bytes",
             "workspace",
+            "in_donated",
         }
         for decision in graph["decisions"]:
             assert decision["reason"] in words

@@ -65,6 +65,11 @@ def graphs() -> Iterator[fg.Graph]:
     g = fg.Graph("pointwise")
     elementary(g, 64, 100)
     yield g
+    g = fg.Graph("members")
+    for n in range(5):
+        g.output(g.relu(g.tensor(f"x{n}", (n + 1, 100))), name=f"y{n}")
+        g.output(g.reduction(g.tensor(f"g{n}", (n + 1, 100)), "norm2"), name=f"norm{n}")
+    yield g
     g = fg.Graph("transposed")
     g.output(g.tensor("a", (1024, 1024)) + g.tensor("b", (1024, 1024), strides=(1, 1024)), name="y")
     yield g
@@ -134,6 +139,7 @@ def test_specs_survive_json(rendered: dict[Form[Any, Any], list[tuple[KernelSpec
             spec_from_data(wrong)
 
 
+@pytest.mark.slow
 def test_costs_are_those_that_schedules_are_ranked_by(
     rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]],
 ) -> None:

@@ -166,6 +166,7 @@ def distant_inputs(graph: fg.Graph) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("arch", quick("sm_90a", "sm_80"))
 @pytest.mark.parametrize("dtype", quick("float32", "bfloat16"))
+@pytest.mark.slow
 def test_parts_may_be_far_apart(arch: str, dtype: str) -> None:
     for executable in executables(list(distant(dtype)), arch=arch):
         result = check_executable(executable, distant_inputs(executable.graph))

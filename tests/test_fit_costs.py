@@ -136,3 +136,9 @@ def test_tool(tmp_path: Path, capsys: Any) -> None:
     assert "SHARE = 0.7" in said
     with pytest.raises(SystemExit):
         tool([str(tmp_path / "schedules.json"), "--forms", "no such form"])
+
+
+def test_schedules_of_other_releases_are_left_out() -> None:
+    rows = _measured({})
+    rows[0][1][0]["schedule"]["gone"] = 1
+    assert len(triples(rows)) == sum(len(schedules) for _, schedules in rows) - 1

@@ -332,3 +332,28 @@ def test_a_gradient_is_widened_where_it_is_read() -> None:
     made = plan(g)
     assert len(made.kernels) == 2
     assert all(t.dtype.name == "bfloat16" for k in made.kernels for t in k.group.writes if t.size == x.size)
+
+
+def test_products_are_added_up_by_the_last_of_them() -> None:
+    """Two are added by either; of more, each takes the sum so far, so that no other waits in memory."""
+
+    def memory(count: int) -> tuple[int, list[int]]:
+        g = fg.Graph("sum", io_dtype="bfloat16")
+        total = None
+        for n in range(count):
+            product = g.tensor(f"a{n}", (512, 64)) @ g.tensor(f"b{n}", (64, 512))
+            total = product if total is None else total + product
+        assert total is not None
+        g.output(total)
+        made = plan(g)
+        return made.memory.size, [len(k.group.nodes) for k in made.kernels]
+
+    assert memory(6) == (2 * 2 * 512 * 512, [1, 2, 2, 2, 2, 2])
+    assert sorted(memory(2)[1]) == [1, 2]
+
+
+def test_gates_are_part_of_either_product() -> None:
+    g = fg.Graph("gate", io_dtype="bfloat16")
+    x = g.tensor("x", (512, 64))
+    g.output(g.swish(x @ g.tensor("a", (64, 512))) * (x @ g.tensor("b", (64, 512))))
+    assert len(plan(g).kernels) == 1

@@ -311,7 +311,7 @@ def candidates(seeds: range) -> list[tuple[fg.Graph, Pairs]]:
     found = []
     for seed in seeds:
         graph = seeded(seed).build()
-        for i, x in enumerate(graph.inputs):
+        for i, x in enumerate(graph.inputs if not graph.updates else ()):
             for o, y in enumerate(graph.outputs):
                 alike = x.shape == y.shape and x.dtype == y.dtype and same_strides(x.shape, x.strides, y.strides)
                 if alike and x.size > 1 and 0 not in x.strides:
@@ -334,6 +334,7 @@ def test_operands_of_programs_are_arguments_in_order() -> None:
     assert min(seen[kind] for kind in (PointwiseSpec, RowsSpec, ContractionSpec)) > 5
 
 
+@pytest.mark.slow
 def test_random_graphs_in_place() -> None:
     """With any schedules: a result in the memory of an input is what it is elsewhere, where it is not refused."""
     pick = random.Random(5)

@@ -153,11 +153,12 @@ def double_sequences() -> None:
     function = launch.Module(b"\x7fELF", 0).function("any")
     lib.double_pointers(3)
     step = launch.Launch(function, (1, 1, 1), (32, 1, 1), 0, 3)
-    run = launch.LaunchSequence([(step, (0, 3, 4)), (step, (4, 2, 1))], 2, [0x77], [0, 0x100], device=0)
+    run = launch.LaunchSequence([(step, (0, 3, 4)), (step, (4, 2, 1))], 2, [0x77], [(0, 0), (1, 0x100)], device=0)
 
     def kernels(*call: Any) -> list[str]:
         lib.double_clear()
-        run(*call)
+        *given, workspace = call
+        run(*given, (workspace, workspace))
         return [line for line in log(lib) if not line.startswith("launch")]
 
     assert kernels([0xA0, 0xB0], 0, 0x1000) == ["kernel a0 1000 1100", "kernel 1100 77 b0"]
@@ -185,7 +186,7 @@ def double_sequences() -> None:
     assert seen == [["set current", "kernel 1 30 130", "kernel 130 77 2"], ["kernel 1 30 130", "kernel 130 77 2"]]
     for wrong in ((0, 1), (0, 1, 5), (0, 1, -1)):
         with raises(ArgumentError, "kernel any takes 3 arguments"):
-            launch.LaunchSequence([(step, wrong)], 2, [0x77], [0, 0x100], device=0)
+            launch.LaunchSequence([(step, wrong)], 2, [0x77], [(0, 0), (1, 0x100)], device=0)
 
 
 def double_recorded_sequences() -> None:
@@ -194,11 +195,11 @@ def double_recorded_sequences() -> None:
     function = launch.Module(b"\x7fELF", 0).function("any")
     lib.double_pointers(1)
     step = launch.Launch(function, (1, 1, 1), (1, 1, 1), 0, 1)
-    run = launch.LaunchSequence([(step, (n % 2,)) for n in range(5)], 1, (), [0], device=0)
+    run = launch.LaunchSequence([(step, (n % 2,)) for n in range(5)], 1, (), [(0, 0)], device=0)
 
     def queued(addresses: Any, stream: int = 0x50, workspace: int = 0x1000) -> list[str]:
         lib.double_clear()
-        run(addresses, stream, workspace)
+        run(addresses, stream, (workspace,))
         return [line for line in log(lib) if line.startswith(("kernel", "graph"))]
 
     kernels = ["kernel a0", "kernel 1000", "kernel a0", "kernel 1000", "kernel a0"]
@@ -212,12 +213,12 @@ def double_recorded_sequences() -> None:
     assert queued((0xB0,))[0] == "kernel b0"
     assert queued((0xA0,)) == ["graph 0x50 on 0"]
     with raises(DeviceError, "cuGraphLaunch"):
-        run((0xA0,), 0xBAD, 0x1000)
+        run((0xA0,), 0xBAD, (0x1000,))
     for _ in range(5):
         assert queued([0xC0])[0] == "kernel c0"  # a list may change
     for address in range(0xD0, 0xD8):  # the oldest give way
         for _ in range(3):
-            run((address,), 0x50, 0x1000)
+            run((address,), 0x50, (0x1000,))
     gc.collect()
     assert log(lib).count("graph gone") == 5
     assert queued((0xD7,)) == ["graph 0x50 on 0"]
@@ -234,12 +235,12 @@ def double_tensor_maps_of_intermediates() -> None:
     lib = library()
     mixed = launch.Module(b"IMG").function("mixed")
     step = launch.Launch(mixed, (1, 1, 1), (32, 1, 1), 0, 2, [0, TILED, 1, TILED])
-    run = launch.LaunchSequence([(step, (0, 1))], 1, (), [32], device=0)
+    run = launch.LaunchSequence([(step, (0, 1))], 1, (), [(0, 32)], device=0)
     for workspace, calls in ((0x1000, ["tiled", "tiled"]), (0x1000, []), (0x2000, ["replace", "replace"])):
         lib.double_clear()
-        run([0x10], 0, workspace)
+        run([0x10], 0, (workspace,))
         assert [line.split()[0] for line in log(lib)] == [*calls, "launch", "mixed"]
-    run([0x20], 0, 0x2000)
+    run([0x20], 0, (0x2000,))
     assert log(lib)[-1] == "mixed 20 2020 map0 48..7 map0"
 
 

@@ -9,12 +9,13 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 import numpy as np  # noqa: E402
+import onnx_node_tests  # noqa: E402
 from onnx_models import built, model, perceptron, tensor, value  # noqa: E402
 from onnx_networks import convolutional, transformer  # noqa: E402
 
 import fusegraph as fg  # noqa: E402
 from codegen.sizes import Size  # noqa: E402
-from fusegraph.errors import ArgumentError  # noqa: E402
+from fusegraph.errors import ArgumentError, FusegraphError  # noqa: E402
 
 
 def ints(name: str, *numbers: int) -> Any:
@@ -95,6 +96,7 @@ def arrays(known: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", MODELS)
+@pytest.mark.slow
 def test_one_graph_serves_all_sizes(case: str) -> None:
     make, every = MODELS[case]
     bounds = {name: fg.Dim(name, max=16) for name in every[0]}
@@ -133,3 +135,61 @@ def test_sizes_have_bounds_and_expressions() -> None:
         loaded.compile("cpu")(np.ones((5, 8), np.float32))
     tensors = built(masked()).inputs
     assert tensors["k"].shape[2] == tensors["q"].shape[1] + tensors["p"].shape[0]
+
+
+# ---- the node tests of onnx, with Dims
+
+
+def with_named_size(test: Any) -> tuple[Any, int] | None:
+    """Returns a node test's model in which a size of inputs has a name, and that size; None if there is none."""
+    made = onnx.ModelProto()
+    made.CopyFrom(test.model)
+    sizes = [size for info in made.graph.input for size in info.type.tensor_type.shape.dim if size.dim_value > 1]
+    if not sizes:
+        return None
+    known = sorted(size.dim_value for size in sizes)[len(sizes) // 2]
+    for size in sizes:
+        if size.dim_value == known:
+            size.dim_param = "n"
+    for info in (*made.graph.output, *made.graph.value_info):
+        info.type.tensor_type.ClearField("shape")
+    return made, known
+
+
+def fed(known: Any, seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    numbers = {True: rng.standard_normal, False: lambda shape: rng.integers(0, 2, shape)}
+    return [numbers[t.dtype.is_float](t.shape).astype(t.dtype.numpy) for t in known.inputs.values()]
+
+
+def check_named_size(test: Any) -> bool:
+    """Tells whether a node test is one graph for all sizes, which then computes the same as models of known sizes."""
+    made = with_named_size(test)
+    if made is None:
+        return False
+    proto, size = made
+    try:
+        loaded = built(proto)
+        if loaded.by_size is not None:
+            return False
+        run = loaded.compile("reference")
+    except FusegraphError:
+        return False
+    for n in (size, size + 1, 1, size + 3):
+        try:
+            known = built(proto, shapes={"n": n})
+            expected = known.compile("reference")(*fed(known, n))
+        except FusegraphError:  # sizes that do not go together
+            continue
+        found = run(*fed(known, n))
+        pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=f"{test.name} at n = {n}")
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_node_tests_of_onnx_serve_all_sizes(part: int) -> None:
+    tests = onnx_node_tests.cases()[part::8]
+    assert sum(map(check_named_size, tests)) > len(tests) // 2

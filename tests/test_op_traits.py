@@ -16,13 +16,20 @@ from fusegraph.ops import TABLE, scatter_parts, sort_runs, winograd
 from fusegraph.ops.base import Kind, Op, Role
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import PARTS
+from fusegraph.ops.size import SIZE
 from fusegraph.passes.decompose import NARROW
 from fusegraph.plan import plan
 from fusegraph.report.bounds import _propagated
 
 ROOT = Path(__file__).parent.parent
 #: Where ops are known by name: the table, what reads and writes other vocabularies, and what compares patterns.
-NAMED = ("fusegraph/ops/", "fusegraph/frontends/", "fusegraph/lowering/cudnn", "fusegraph/pattern.py")
+NAMED = (
+    "fusegraph/ops/",
+    "fusegraph/frontends/",
+    "fusegraph/lowering/cudnn",
+    "fusegraph/pattern.py",
+    "fusegraph/report/parts.py",
+)
 
 # ---- nobody asks for a name
 
@@ -141,7 +148,7 @@ def test_other_questions_are_not():
 
 def _every() -> list[Op]:
     inner = [x for module in (scatter_parts, sort_runs, winograd) for x in vars(module).values() if isinstance(x, Op)]
-    return [*TABLE.values(), *PARTS.values(), *inner, PARTIAL, NARROW]
+    return [*TABLE.values(), *PARTS.values(), *inner, PARTIAL, NARROW, SIZE]
 
 
 def test_pointwise_ops_say_what_they_cost():

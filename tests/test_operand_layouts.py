@@ -41,6 +41,13 @@ def convolution(x, w, layout="NHWC", filters="NHWC", dtype="bfloat16", **attribu
     return graph
 
 
+def gradient(loss, w, dtype="bfloat16", **attributes):
+    graph = fg.Graph("gradient", io_dtype=dtype)
+    y = graph.conv_dgrad(graph.tensor("x", loss, layout="NHWC"), graph.tensor("w", w, layout="NHWC"), **attributes)
+    graph.output(graph.relu(y), name="y")
+    return graph
+
+
 def block(channels, layout="NHWC", size=(8, 8)):
     """Returns two convolutions in a row."""
     graph = fg.Graph("block", io_dtype="bfloat16")
@@ -74,6 +81,9 @@ def form(made: Plan) -> type:
         (convolution((64, 100, 29, 29), (100, 100, 5, 5), padding=2), ["x aligned", "w aligned"]),
         (convolution((64, 64, 56, 56), (64, 64, 3, 3), "NCHW", "contiguous"), ["x aligned", "w aligned"]),
         (convolution((64, 64, 56, 56), (64, 64, 3, 3)), []),
+        (gradient((64, 32, 56, 56), (32, 128, 3, 3), padding=1), ["w aligned"]),  # else half of each tile were empty
+        (gradient((64, 96, 35, 35), (96, 96, 3, 3), padding=1), ["w aligned"]),
+        (gradient((64, 64, 56, 56), (64, 128, 3, 3), padding=1), []),
     ],
 )
 def test_copies_that_pay(graph, expected):
@@ -173,6 +183,8 @@ def test_equal_to_the_reference(arch, monkeypatch):
         matmul(20, 41, 50, "int8"),
         convolution((2, 20, 9, 7), (12, 20, 3, 3), "NCHW", "contiguous", padding=1),
         convolution((2, 20, 9, 7), (12, 20, 3, 3), dtype="float16", stride=2),
+        gradient((2, 40, 9, 7), (40, 24, 3, 3), padding=1),
+        gradient((2, 24, 5, 4), (24, 48, 3, 3), "float16", stride=2),
         block(20),
         block(12, "NCHW", (5, 7)),
     ]

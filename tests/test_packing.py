@@ -65,6 +65,19 @@ def test_what_is_packed() -> None:
     assert plan(graph, fusion=False).packing is None
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+def test_what_would_be_a_kernel_of_every_call_is_packed(limit: int | None) -> None:
+    """Attention's bias, which is gathered from a table, has more bytes than it is made of."""
+    graph = fg.Graph("g", "bfloat16")
+    q, k, v = (graph.tensor(name, (2, 4, 512, 64)) for name in "qkv")
+    table = graph.tensor("table", (32, 4), parameter=True)
+    buckets = graph.constant(np.random.default_rng(0).integers(0, 32, (512, 512)), "buckets")
+    bias = graph.gather(table, buckets, axis=0).transpose(2, 0, 1).reshape(1, 4, 512, 512)
+    graph.output(graph.sdpa(q, k, v, bias=bias, attn_scale=0.125), name="y")
+    made = plan(graph, Options(prepack=limit))
+    assert (len(made.kernels), [t.shape for t in made.packed]) == (1, [(512, 512, 4)]) if limit is None else (2, [])
+
+
 def test_filters_are_laid_out_once() -> None:
     def graph(parameter: bool) -> Any:
         made = fg.Graph("g", "bfloat16")
@@ -302,6 +315,19 @@ def test_what_executables_write_is_counted() -> None:
     for change in (lambda: None, lambda: update(w, by), lambda: made(by, out=w), lambda: made(-by, out=w)):
         change()
         torch.testing.assert_close(executable(x, w), x * w.sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_are_looked_at_once_for_all_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    looked, current = [], packing.Packing.current
+    monkeypatch.setattr(packing.Packing, "current", lambda *args: looked.append(args) or current(*args))
+    executable, w = executable_of_layer(), torch.randn(16, 16)
+    kept = []
+    for _ in range(5):
+        x = torch.randn(64, 16)
+        kept += [x, executable(x, w)]
+        torch.testing.assert_close(kept[-1], x * w.sum(0), rtol=1e-4, atol=1e-4)
+    assert len(looked) == 1
 
 
 def test_large_memory_that_is_handed_out_again() -> None:
@@ -565,3 +591,16 @@ def test_what_is_packed_may_not_depend_on_sizes_that_vary() -> None:
     a = np.ones((16, 64), np.float32)
     for rows in (1, 5, 16):
         np.testing.assert_allclose(executable(a[:rows], a[:1]), 1 + np.cumsum(a[:rows], 0))
+
+
+def test_what_is_sliced_to_a_size_that_varies_is_not_packed() -> None:
+    graph = fg.Graph("positions", io_dtype="float32")
+    x = graph.tensor("x", (fg.Dim("n", max=32), 4))
+    table, w = graph.tensor("table", (32, 4), parameter=True), graph.tensor("w", (4, 4), parameter=True)
+    graph.output((x + table[: x.shape[0]] * 2.0) @ graph.reduction(w, "add", axes=1, keepdims=True), name="y")
+    executable = graph.compile("cpu")
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 32):
+        arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in ((n, 4), (32, 4), (4, 4))]
+        expected = (arrays[0] + 2 * arrays[1][:n]) @ arrays[2].sum(1, keepdims=True)
+        np.testing.assert_allclose(executable(*arrays), expected, rtol=1e-5, atol=1e-5)

@@ -135,6 +135,7 @@ def _varying(most: int = 300) -> Graph:
     return graph
 
 
+@pytest.mark.slow
 def test_plans_of_all_sizes_are_kept(cache, monkeypatch):
     plan_ranges, made = plans.plan_ranges, []
     monkeypatch.setattr(plans, "plan_ranges", lambda g, *a, **k: made.append(g.name) or plan_ranges(g, *a, **k))

@@ -165,7 +165,7 @@ def products(dtype: str) -> list[Case]:
         product(40, 48, 88, None, residual, pair, over=(False, True)),
         product(64, 136, 72, inverse, affine(-2), pair, over=(True, True)),
         product(7, 9, 13, affine(-1), apart, pair),
-        product(1, 1, 1, inverse, inverse, pair),
+        product(1, 1, 2, inverse, inverse, pair),
         product(66, 24, 40, positions, None, pair),
         product(24, 16, 72, affine(-1), None, pair, batch=((3,), (3,))),
         product(24, 16, 40, affine(-3), affine(-1), pair, batch=((2, 3), (3,))),

@@ -208,7 +208,19 @@ def test_what_ci_says_where_something_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "python.md", "torch.md", "onnx.md", "tutorial.md", "write-a-kernel.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md",
+        "python.md",
+        "gradients.md",
+        "torch.md",
+        "onnx.md",
+        "training.md",
+        "tutorial.md",
+        "write-a-kernel.md",
+    ],
+)
 def test_python_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", {"README.md": README, **DOCS}[name], re.DOTALL)
     assert blocks
@@ -222,7 +234,7 @@ def test_python_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_python_blocks_are_known() -> None:
-    run = {"python.md", "torch.md", "onnx.md", "tutorial.md", "write-a-kernel.md"}
+    run = {"python.md", "gradients.md", "torch.md", "onnx.md", "training.md", "tutorial.md", "write-a-kernel.md"}
     assert {name for name, text in DOCS.items() if "```python\n" in text} == run
 
 

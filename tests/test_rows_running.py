@@ -19,7 +19,7 @@ from codegen.spec import RowsSpec
 from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering.base import Options
-from fusegraph.plan import Choice, plan
+from fusegraph.plan import plan
 from fusegraph.report.check import check_executable, random_inputs
 
 Make = Callable[[fg.Graph, fg.Tensor], Any]
@@ -182,17 +182,6 @@ def test_looks() -> None:
     x = g.tensor("x", (16, 600))
     g.output(g.reduction(g.exp(x * 0.5 - g.reduction(x, "max", -1)), "add", -1), name="y")
     assert looks(g, "memory", 4) == 2
-
-
-def test_rows_of_one_element() -> None:
-    """What has one value a row is no running sum: nothing of it is made in a loop."""
-    graphs = [graph_of(name, (40, 1), "float32") for name in ("softmax", "logsumexp")]
-    for graph in graphs:
-        for schedule in schedules(spec_of(graph), target("sm_80")):
-            executable = CpuExecutable(graph, Options(), lazy=True)
-            executable.plan = executable._plans[16] = plan(graph, choose=lambda *_, at=schedule: Choice(at))
-            result = check_executable(executable, random_inputs(graph))
-            assert result.ok, result
 
 
 def test_long_rows_are_read_once() -> None:

@@ -159,6 +159,7 @@ def planned(graph: fg.Graph) -> Plan | None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_kernels_keep_the_order_of_statements(data: st.DataObject) -> None:
     script = Script(lambda n: data.draw(st.integers(0, n - 1)))
     made = planned(script.graph)
@@ -404,12 +405,47 @@ def test_arrays_that_share_memory() -> None:
         executable(memory[:4], memory[2:6])
     with pytest.raises(ArgumentError, match=r"output 'z' .* overlaps input 'x'"):
         executable(memory[:4], memory[4:], out=memory[:4])
+    with pytest.raises(ArgumentError, match=r"input 'y' .* overlaps input 'x'"):
+        g.compile("reference")(memory[:4], memory[:4])
     fixed = np.zeros(4, np.float32)
     fixed.setflags(write=False)
-    with pytest.raises(ArgumentError, match="read-only, and the graph assigns to it"):
+    with pytest.raises(ArgumentError, match="read-only, and calls write to it"):
         executable(fixed, memory[4:])
     executable(memory[:4], memory[4:])
     np.testing.assert_array_equal(memory[:4], [4, 6, 8, 10])
+
+
+def _prefix(g: fg.Graph, x: fg.Tensor, v: fg.Tensor, rows: Any) -> Any:
+    g.assign(x[:, :rows], g.relu(v))
+    return lambda x, v, i: x.__setitem__((slice(None), slice(0, v.shape[1])), v)
+
+
+def _positions(g: fg.Graph, x: fg.Tensor, v: fg.Tensor, rows: Any) -> Any:
+    g.assign(x[:, g.tensor("i", (rows,), "int64")], g.relu(v))
+    return lambda x, v, i: x.__setitem__((slice(None), i), v)
+
+
+def _place(g: fg.Graph, x: fg.Tensor, v: fg.Tensor, rows: Any) -> Any:
+    g.assign(x[:, g.tensor("i", (), "int64")], g.relu(v)[:, 0])
+    return lambda x, v, i: x.__setitem__((slice(None), i), v[:, 0])
+
+
+@pytest.mark.parametrize("how", [_prefix, _positions, _place])
+def test_sizes_that_vary(how: Any) -> None:
+    """Regions of caches whose batch and length vary, at as many positions as the call says."""
+    g = fg.Graph("varying")
+    batch, length, rows = fg.Dim("batch", min=1, max=40), fg.Dim("length", min=16, max=300), fg.Dim("rows", max=16)
+    x, v = g.tensor("x", (batch, length, 8)), g.tensor("v", (batch, rows, 8))
+    expected = how(g, x, v, rows)
+    executable = g.compile("cpu")
+    rng = np.random.default_rng(0)
+    for n, size, count in ((3, 16, 5), (1, 300, 16), (40, 17, 1)):
+        cache, values = (rng.standard_normal(shape).astype(np.float32) for shape in ((n, size, 8), (n, count, 8)))
+        at = rng.permutation(size)[:count] if how is _positions else np.asarray(size - 1)
+        wanted = cache.copy()
+        expected(wanted, np.maximum(values, 0), at)
+        executable(cache, values, *([at] if "i" in g.tensors else []))
+        np.testing.assert_array_equal(cache, wanted)
 
 
 def test_checks_leave_arrays_alone() -> None:

@@ -94,6 +94,7 @@ UNSEEN = {
     "aten.sub.Scalar",
     "aten.rsub.Scalar",
     "aten.rsub.Tensor",
+    "aten.scalar_tensor.default",
     "aten.mul.Scalar",
     "aten.div.Scalar",
     "aten.arange.default",

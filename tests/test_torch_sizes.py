@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +74,116 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     ),
     "empty ones": (lambda x: x.exp() * 2, [(_learnt(n, 4),) for n in (3, 0, 1)]),
 }
+
+
+def _marked(x: Any, **bounds: tuple[int, int]) -> Any:
+    """Returns a tensor whose dimensions d0, d1 ... vary within bounds."""
+    for name, (low, high) in bounds.items():
+        torch._dynamo.mark_dynamic(x, int(name[1:]), min=low, max=high)
+    return x
+
+
+def _reasons() -> list[str]:
+    return [report.by_size for report in fusegraph.torch.report()]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_numbers_are_constants_until_they_change(learns: bool) -> None:
+    class Scaled(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.weight = 0.25, torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Any, factor: float) -> Any:
+            return x * math.sqrt(2 / math.pi) * self.weight + factor * (x > self.small)
+
+    model = Scaled().requires_grad_(learns)
+    compiled = torch.compile(model, backend="fusegraph", dynamic=True)
+    for number, (rows, factor) in enumerate(((3, 0.5), (5, 0.5), (4, 0.75), (7, 0.125))):
+        x = _marked(torch.randn(rows, 4), d0=(2, 8))
+        got, expected = compiled(x, factor), model(x, factor)
+        torch.testing.assert_close(got, expected)
+        if learns:
+            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), model.weight) for y in (got, expected)))
+        forward = [report for report in fusegraph.torch.report() if report.name != "backward"]
+        assert len(forward) == 1 + (number > 1), "it is compiled once, and once more when a number changes"
+        assert not any(report.left for report in forward)
+
+
+def test_what_is_compiled_by_size_says_why() -> None:
+    function = lambda x: torch.slice_scatter(x, x[::2] * 2, 0, step=2) + 1  # noqa: E731
+    for dynamic in (True, None):
+        torch._dynamo.reset()
+        fusegraph.torch.report(clear=True)
+        compiled = torch.compile(function, backend="fusegraph", dynamic=dynamic)
+        for size in (4, 6, 7):
+            x = torch.randn(size, 3)
+            torch.testing.assert_close(compiled(x), function(x))
+        reasons = _reasons()
+        assert len(reasons) == 3
+        if dynamic:
+            assert all("slice_scatter" in why for why in reasons)
+        else:
+            assert (reasons[0], "dynamic=True" in reasons[1]) == ("", True)
+        assert f"compiled by size: {reasons[-1]}" in str(fusegraph.torch.report())
+
+
+def test_interpolation_is_for_all_sizes() -> None:
+    function = lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1  # noqa: E731
+    compiled = torch.compile(function, backend="fusegraph", dynamic=True)
+    for size in (4, 6, 7):
+        x = _marked(torch.randn(size - 2, 3, size, size + 1), d0=(2, 8), d2=(2, 8), d3=(2, 8))
+        torch.testing.assert_close(compiled(x), function(x))
+    assert _reasons() == [""]
+
+
+def _perceptron() -> Any:
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 10))
+
+
+def _images() -> Any:
+    nn = torch.nn
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)),
+    )
+
+
+def _encoder() -> Any:
+    return torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
+
+
+#: Networks, shapes of their inputs, and bounds of what varies.
+LEARNING: dict[str, tuple[Callable[[], Any], list[tuple[int, ...]], dict[str, tuple[int, int]]]] = {
+    "perceptron": (_perceptron, [(70, 24), (81, 24), (128, 24)], {"d0": (64, 200)}),
+    "images": (
+        _images, [(2, 3, 16, 17), (5, 3, 19, 12), (4, 3, 20, 20)], {"d0": (2, 5), "d2": (16, 20), "d3": (12, 20)},
+    ),
+    "encoder": (_encoder, [(4, 16, 32), (5, 21, 32), (8, 24, 32)], {"d0": (4, 8), "d1": (16, 24)}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNING)
+def test_networks_learn_at_all_sizes(name: str) -> None:
+    make, shapes, bounds = LEARNING[name]
+    model = make()
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="fusegraph", dynamic=True)
+    for shape in shapes:
+        x = torch.randn(shape)
+        results = [module(given) for module, given in ((compiled, _marked(x.clone(), **bounds)), (eager, x))]
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+        for module, result in zip((model, eager), results):
+            module.zero_grad()
+            result.square().mean().backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(eager.named_buffers()))
+    assert [report.name for report in fusegraph.torch.report()] == ["forward", "backward"]
+    assert all(not why or "more ranges than are planned ahead" in why for why in _reasons())
+    assert not any(report.left for report in fusegraph.torch.report())
 
 
 def _leaves(values: Any) -> list[Any]:

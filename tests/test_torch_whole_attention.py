@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
-from fusegraph.frontends.torch import whole_attention  # noqa: E402
+from fusegraph.frontends.torch import backend, whole_attention  # noqa: E402
 
 BATCH, HEADS, ROWS, KEYS, DEPTH = 2, 4, 5, 7, 8
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -149,3 +150,20 @@ def test_torch_can_compute_the_operator(kind: str, shared: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(result, floats, loss), torch.autograd.grad(wanted, floats, loss))
     mask = masks[0] if masks else None
     torch.library.opcheck(whole_attention.attention, (q, k, v, mask, not masks, 0.4))
+
+
+@pytest.mark.slow
+def test_attention_in_torchs_layers_stays_whole_in_training() -> None:
+    layer = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+    x = torch.randn(2, 9, 32)
+    seen = []
+    original = backend._function
+
+    def spy(module: Any, *args: Any, **how: Any) -> Any:
+        seen.extend(str(node.target) for node in module.graph.nodes)
+        return original(module, *args, **how)
+
+    with patch.object(backend, "_function", spy):
+        y, _ = torch.compile(layer, backend="fusegraph")(x, x, x, need_weights=False)
+        y.sum().backward()
+    assert {"fusegraph.attention.default", "fusegraph.attention_backward.default"} <= {*seen}

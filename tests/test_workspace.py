@@ -57,14 +57,15 @@ def check_memory(found: Plan) -> None:
         for tensor in (*group.writes, *group.reads):
             made = found.simplified.producer(tensor.base)  # a view lies in the memory of something else
             if found.simplified.producer(tensor) is not None and made is not None and tensor.base not in outputs:
-                life.setdefault(tensor, []).append(step)
-    assert {t.base for t in life} == {t.base for t in found.memory.offsets}
+                life.setdefault(tensor.base, []).append(step)
+    assert life.keys() == found.memory.offsets.keys()
     spans = {}
     for tensor, at in found.memory.offsets.items():
         end = at + extent(tensor.shape, tensor.strides) * tensor.dtype.itemsize
         assert at % ALIGNMENT == 0
         assert 0 <= at <= end <= found.memory.size
-        spans[tensor] = at, end
+        first, last = spans.get(tensor.base, (at, end))
+        spans[tensor.base] = min(first, at), max(last, end)
     tensors = list(life)
     for k, s in enumerate(tensors):
         for t in tensors[:k]:

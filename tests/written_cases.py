@@ -63,6 +63,20 @@ def _sdpa_backward(g: fg.Graph) -> Results:
     return [t for t in g.sdpa_backward(q, k, v, o, loss, stats, use_causal_mask=True) if t is not None][:3]
 
 
+def _head(backward: bool = False, **how: Any) -> Build:
+    def build(g: fg.Graph) -> Results:
+        x, w, bias = g.tensor("x", (6, 5)), g.tensor("w", (11, 5)), g.tensor("bias", (11,))
+        target = g.constant(np.array([3, 0, -100, 10, 7, 7]))
+        loss, lse = g.linear_cross_entropy(x, w, target, bias, **how)
+        wanted = (loss.shape, loss.dtype)
+        result: Results = (loss, lse)
+        if backward:
+            result = g.linear_cross_entropy_backward(g.tensor("loss", *wanted), x, w, target, lse, bias, **how)
+        return result
+
+    return build
+
+
 def _sdpa_fp8(g: fg.Graph) -> Results:
     q, k, v = (g.tensor(n, (1, 2, 9, 16), "float8_e4m3") for n in "qkv")
     result: Results = g.sdpa_fp8(q, k, v, *(g.tensor(n, (1, 1, 1, 1), "float32") for n in SCALES), dtype="bfloat16")
@@ -138,6 +152,8 @@ COMPOSITES: dict[str, list[Build]] = {
     "local_contrast_norm_backward": [_like("local_contrast_norm_backward", (2, 3, 7, 8), "loss", "x", window=3)],
     "cummax_index": [_like("cummax_index", (3, 40), "x"), _like("cummax_index", (6, 4), "x", axis=0)],
     "cummin_index": [_like("cummin_index", (3, 40), "x")],
+    "linear_cross_entropy": [_head(), _head(reduction="none", label_smoothing=0.2)],
+    "linear_cross_entropy_backward": [_head(True), _head(True, reduction="sum", label_smoothing=0.2)],
     "rope": [_rope("rope")],
     "rope_backward": [_rope("rope_backward")],
 }  # fmt: skip
@@ -203,6 +219,10 @@ CALLS: dict[str, list[Build]] = {
     "grid_sample": [
         lambda g, m=mode, p=padding: g.grid_sample(g.tensor("x", (1, 2, 5, 6)), g.tensor("grid", (1, 3, 4, 2)), m, p)
         for mode in ("nearest", "linear", "cubic") for padding in ("zeros", "border", "reflection")
+    ],
+    "sample": [
+        lambda g, how=how: g.sample(g.tensor("x", (5, 40)), seed=3, **how)
+        for how in ({"temperature": 0}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8})
     ],
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusegraph.bench.results import columns
 from fusegraph.bench.schedules.fit import CONSTANTS, FIGURES, HEADS, Triple, Values, by_form, constants, fitted, triples
 from fusegraph.bench.schedules.run import read
 
@@ -34,11 +35,7 @@ def literal(before: Values, after: Values) -> list[str]:
 def table(every: Sequence[Triple], target: object, before: Values, after: Values) -> list[str]:
     """Returns lines on how close the estimates are, before and after, of each form."""
     sides = [by_form(every, target, values) for values in (before, after)]
-    rows = [[*HEADS, *HEADS[2:]], *([*old.cells, *new.cells[2:]] for old, new in zip(*sides))]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [
-        "  ".join(c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths))) for row in rows
-    ]
+    return columns([[*HEADS, *HEADS[2:]], *([*old.cells, *new.cells[2:]] for old, new in zip(*sides))])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,7 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     before = constants(target, forms, () if forms else FIGURES)
     used = [t for t in every if (t.form in forms if forms else t.form in CONSTANTS or t.form.startswith("rows"))]
     after = fitted([t for t in used if t.kernel % 2 == 0], target, before)
-    print(f"{len(every)} schedules of {len(rows)} kernels on {target.title}; before and after:\n")
+    measured = sum(s["us"] is not None for _, schedules in rows for s in schedules)
+    print(
+        f"{len(every)} schedules of {len(rows)} kernels on {target.title}; {measured} were measured, others are no more"
+    )
+    print("before and after:\n")
     for name, some in (("fitted to", 0), ("held out", 1)):
         print(name)
         print("\n".join(table([t for t in used if t.kernel % 2 == some], target, before, after)) + "\n")

@@ -48,6 +48,8 @@ class _Known:
     name: str
     compute_dtype: DType
     outputs: list[Tensor]
+    losses: list[Tensor]
+    tensors: dict[str, Tensor]
     calls: dict[Tensor, Call]
     _written: list[Node] | None
     _automatic: set[Tensor]
@@ -58,11 +60,20 @@ class _Known:
     def apply_node(
         self, op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], name: str | None = None
     ) -> Node: ...
+    @property
+    def nodes(self) -> list[Node]: ...
     def producer(self, tensor: Tensor) -> Node | None: ...
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph for an engine ("cuda", "cpu", "reference"; default: cuda if there is a GPU, else cpu).
 
         Options are those of `fusegraph.compile`."""
+    def to_dot(self) -> str:
+        """Returns the graph in DOT, which Graphviz draws."""
+    def to_onnx(self, file: Any = None) -> Any:
+        """Returns the graph as an ONNX model, and writes it to ``file`` if given.  Needs the package ``onnx``.
+
+        Raises NotSupportedError for assignments, sizes that vary, and ops and dtypes that ONNX has not, by name."""
+    def _repr_html_(self) -> str: ...
     def _own(self, tensor: object, label: str) -> None: ...
     def _unique(self, stem: str) -> str: ...
     def _rename(self, tensor: Tensor, name: str) -> None: ...

@@ -1,4 +1,4 @@
-"""The sections of docs on suites that have results of a form of their own: the zoo, sweeps, schedules; their pictures.
+"""The sections of docs on suites that have results of a form of their own (`SECTIONS`), and their pictures.
 
 Without results a section is empty.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from math import ceil, exp, floor, fsum, log, log10
 from pathlib import Path
@@ -15,11 +16,14 @@ from typing import Any
 
 from fusegraph.bench.schedules.fit import HEADS as CLOSENESS_HEADS
 from fusegraph.bench.schedules.fit import closeness
+from fusegraph.bench.sizes import figures as sizes_figures
+from fusegraph.bench.sizes.run import Row as SizesRow
 from fusegraph.bench.sweep import figures as sweep_figures
 from fusegraph.bench.sweep.run import row_from_data as sweep_row
 from fusegraph.bench.zoo import figures as zoo_figures
 from fusegraph.bench.zoo.run import row_from_data as zoo_row
 
+SECTIONS = ("zoo", "training", "sizes", "sweep", "schedules")
 ROOT = Path(__file__).resolve().parent.parent
 _SIDE, _LEFT, _TOP, _BOTTOM, _MARGIN = 420, 60, 62, 48, 16
 _COLORS = ("#2f6fdf", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#57606a", "#1b7c83")
@@ -33,12 +37,22 @@ def documents(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def zoo(results: Path, root: str) -> str:
     """Returns a table for each run of the zoo."""
-    return _sections(results / "zoo", root, _zoo)
+    return _sections(results / "zoo", root, partial(_zoo, zoo_figures.INFERENCE))
+
+
+def training(results: Path, root: str) -> str:
+    """Returns a table for each run of steps of training."""
+    return _sections(results / "training", root, partial(_zoo, zoo_figures.TRAINING))
 
 
 def sweep(results: Path, root: str) -> str:
     """Returns a table for each sweep, by kind and dtype."""
     return _sections(results / "sweep", root, _sweep)
+
+
+def sizes(results: Path, root: str) -> str:
+    """Returns a table for each run over many sizes."""
+    return _sections(results / "sizes", root, _sizes)
 
 
 def schedules(results: Path, root: str) -> str:
@@ -50,7 +64,8 @@ def _sections(folder: Path, root: str, of: Callable[[Mapping[str, Any]], list[st
     found, drawn = [], pictures(folder.parent)
     for path, document in documents(folder):
         place = f"{root}benchmarks/results/{folder.name}"
-        lines = [f"**{_where(document)}** ([`{path.name}`]({place}/{path.name}))", ""]
+        told = f": {document['what']}." if "what" in document else ""
+        lines = [f"**{_where(document)}** ([`{path.name}`]({place}/{path.name})){told}", ""]
         if path.with_suffix(".svg") in drawn:
             lines += [f"![{folder.name} of {path.stem}]({place}/{path.stem}.svg)", ""]
         found.append("\n".join([*lines, *of(document)]) + "\n")
@@ -59,7 +74,8 @@ def _sections(folder: Path, root: str, of: Callable[[Mapping[str, Any]], list[st
 
 def _where(document: Mapping[str, Any]) -> str:
     facts = document.get("environment", document)
-    return f"{facts['device']}, {facts['date']}, commit {(facts['commit'] or 'unknown')[:12]}"
+    commits = dict.fromkeys(row.get("commit") or facts["commit"] or "unknown" for row in document["rows"])
+    return f"{facts['device']}, {facts['date']}, commit {', '.join(commit[:12] for commit in commits)}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -68,14 +84,21 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def _zoo(document: Mapping[str, Any]) -> list[str]:
+def _zoo(shown: zoo_figures.Table, document: Mapping[str, Any]) -> list[str]:
     rows = [zoo_row(data) for data in document["rows"]]
-    sentences = [f"- {sentence}" for sentence in zoo_figures.sentences(rows)]
-    return [*sentences, "", *table(zoo_figures.HEADS, [zoo_figures.cells(row) for row in rows])]
+    sentences = [f"- {sentence}" for sentence in zoo_figures.sentences(rows, shown)]
+    heads, *cells = shown.lines(rows)
+    return [*sentences, "", *table(heads, cells)]
 
 
 def _sweep(document: Mapping[str, Any]) -> list[str]:
     return table(sweep_figures.HEADS, sweep_figures.table([sweep_row(data) for data in document["rows"]]))
+
+
+def _sizes(document: Mapping[str, Any]) -> list[str]:
+    rows = [SizesRow(**data) for data in document["rows"]]
+    sentences = [f"- {sentence}" for sentence in sizes_figures.sentences(rows)]
+    return [*sentences, "", *table(sizes_figures.HEADS, [sizes_figures.cells(row) for row in rows])]
 
 
 def _timed(document: Mapping[str, Any]) -> dict[str, list[tuple[int, float, float, bool]]]:
@@ -109,23 +132,24 @@ def _schedules(document: Mapping[str, Any]) -> list[str]:
 
 
 def pictures(results: Path) -> dict[Path, str]:
-    """Returns path -> picture of every run of the zoo and of schedules that has something to show."""
+    """Returns path -> picture of every run of the zoo, of training and of schedules that has something to show."""
     found = {}
     draw = runpy.run_path(str(ROOT / "tools" / "overview.py"))["overview"]
-    for path, document in documents(results / "zoo"):
-        rows = [zoo_row(data) for data in document["rows"]]
-        bars = {row.name: (r, r, r, _beside(row)) for row in rows if (r := row.ratio("replay_us")) is not None}
-        if bars:
-            title = "Speed of a replay relative to inductor's; further right is faster"
-            found[path.with_suffix(".svg")] = draw(bars, _where(document), title)
+    for suite, figure, what in (("zoo", "replay_us", "replay"), ("training", "call_us", "step of training")):
+        for path, document in documents(results / suite):
+            rows = [zoo_row(data) for data in document["rows"]]
+            bars = {row.name: (r, r, r, _beside(row, figure)) for row in rows if (r := row.ratio(figure)) is not None}
+            if bars:
+                title = f"Speed of a {what} relative to inductor's; further right is faster"
+                found[path.with_suffix(".svg")] = draw(bars, _where(document), title)
     for path, document in documents(results / "schedules"):
         if timed := _timed(document):
             found[path.with_suffix(".svg")] = scatter(timed, _where(document))
     return found
 
 
-def _beside(row: Any) -> str:
-    return ", ".join(f"{engine} {of.replay_us:.0f} us" for engine, of in row.engines.items() if of.replay_us)
+def _beside(row: Any, figure: str) -> str:
+    return ", ".join(f"{engine} {us:.0f} us" for engine in row.engines if (us := row.figure(engine, figure)))
 
 
 def scatter(timed: Mapping[str, Sequence[tuple[int, float, float, bool]]], subtitle: str) -> str:

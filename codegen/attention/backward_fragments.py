@@ -115,7 +115,7 @@ class BackwardFragments(BackwardScores):
                     w.line("uint32 words[4];")
                     function, step = "random_words", ""
                     if not queries:
-                        function, step = "random_words_of_columns", f"{random.steps[-2]}u, "
+                        function, step = "random_words_of_columns", f"{random.steps[-2]}, "
                     w.line(f"attention::{function}({element}, {step}{above}, lane, {seed}, {offset}, words);")
                     with w.unrolled("for (int i = 0; i < 4; ++i)"):
                         place = "j + f * 2 + i / 2 * 4 + i % 2" if queries else "j + i"

@@ -28,6 +28,7 @@ from codegen.family import Schedule
 from codegen.iteration import linear, packed
 from codegen.kernel import parameter
 from codegen.pipeline import GROUP, Meeting, Relay, await_products, products, results, use
+from codegen.sizes import below
 from codegen.spec import KernelSource, TensorMap
 from codegen.target import Target
 from codegen.tensor_map import refusal
@@ -158,8 +159,8 @@ class _Fused(Block):
         with w.role("consumer", otherwise=True, groups=GROUPS):
             self._consumer()
         zeroed = [(self.number + 1, 4 * (1 + prod(a.batch) * -(-a.rows // self.s.cols)))]
-        met = all(not b.loads and b.start >= 0 and b.row + b.key == 0 for b in a.bounds)
-        if not met or (a.rows > a.keys and any(b.key > 0 for b in a.bounds)):
+        met = all(not b.loads and below(-1, b.start) and b.row + b.key == 0 for b in a.bounds)
+        if not met or (not below(a.rows, a.keys + 1) and any(b.key > 0 for b in a.bounds)):
             # No block writes a tile of queries to which none adds.
             zeroed.append((self.number, 4 * prod(a.batch) * a.rows * a.depth))
         return self.source(self.work, tuple(zeroed))

@@ -18,6 +18,7 @@ from codegen.naming import Names, Writer
 from codegen.pointwise.body import Elements, kept_type, packs, plus
 from codegen.pointwise.schedule import aligned
 from codegen.pointwise.tables import ahead
+from codegen.sizes import below
 
 #: Most bytes of a vector of results, and vectors that a thread has in flight.
 MOST_BYTES, IN_FLIGHT = 16, 4
@@ -112,7 +113,7 @@ class RowsPrologue(Elements):
         w = self.w
         for op, pointer, strides, start in self._read():
             steps = [step for text, step in zip((*tile.batch, "m"), strides) if text != "0"]
-            if not all(steps) or not self._dense(strides) or start < 0:
+            if not all(steps) or not self._dense(strides) or not below(-1, start):
                 continue
             each = LINE // op.dtype.itemsize
             lines = -(-self._depth // each)

@@ -18,7 +18,7 @@ from codegen.epilogue import Epilogue, Run
 from codegen.expr import Anchor, Index, Load, Program, Result, Value, literal, varying
 from codegen.iteration import linear
 from codegen.kernel import Kernel, tile_at
-from codegen.sizes import smaller
+from codegen.sizes import most, smaller
 
 
 def check_types(spec: AttentionSpec, *, small: bool = False) -> None:
@@ -94,7 +94,7 @@ class ScoreFragments(Scores):
         w, spec, tiles = self.w, self.spec, self.tiles
         w.line(f"const Tile at = {tile_at(number, prod(spec.batch), tiles, self.heads)};")
         # The last queries of a causal mask meet the most keys: they begin first.
-        position = f"({tiles - 1} - at.col)" if spec.growing and tiles > 1 else "at.col"
+        position = f"({tiles - 1} - at.col)" if spec.growing and most(tiles) > 1 else "at.col"
         w.line(f"const int m0 = {position} * {self.block_rows};")
         self.coordinates("at.row")
 

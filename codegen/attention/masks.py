@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from codegen.attention.ranges import Ranges
-from codegen.attention.spec import AttentionSpec, Bound
+from codegen.attention.spec import AttentionSpec, Bound, held
 from codegen.buffers import Edge, every
 from codegen.epilogue import Epilogue
 from codegen.expr import Anchor, Operand
@@ -48,6 +48,13 @@ class Masks:
         """Returns the C expression of an element's offset; ``place`` is its position behind this batch."""
         return linear(list(zip((*self.batch, *place), op.strides)))
 
+    @property
+    def divides_data(self) -> bool:
+        """Whether parts divide the tiles that are met, which depend on data, and not all that there are."""
+        return self.spec.parts > 1 and any(
+            bound.key and bound.loads for bound in (*self.spec.bounds, *self.spec.ranges)
+        )
+
     def bound_numbers(self) -> None:
         """Writes the parts of bounds that are read from tensors of the batch."""
         spec = self.spec
@@ -57,7 +64,7 @@ class Masks:
                 for load, coefficient in bound.loads:
                     operand = spec.program.loads[load]
                     place = f"{self.edge.pointers.loads[load]}[{self.offset(operand)}]"
-                    terms.append((f"int64({place})", coefficient))
+                    terms.append((held(operand, place), coefficient))
                 far = f"int64({FAR})"
                 self.w.line(f"const int bound{n} = int(min(max({linear(terms, bound.start)}, -{far}), {far}));")
 
@@ -71,6 +78,11 @@ class Masks:
         With ``some`` there is at least one tile, if need be one in which no query meets a key.
         """
         first, last = self.keys_range(m0, rows)
+        if self.divides_data:
+            parts = self.spec.parts
+            self.w.line(f"const int start = {first}, stop = max(start, {last});")
+            self.w.line(f"const int each = (stop - start + {parts - 1}) / {parts};  // tiles of a part")
+            first, last = "min(stop, start + int(b0) * each)", "min(stop, first + each)"
         if some and self.spec.bounds:
             # A bound that rules out all tiles together also rules out each one.
             first = f"min({first}, {self.key_tiles.tiles - 1})" if first != "0" else first
@@ -100,7 +112,7 @@ class Masks:
         if not self.listed:
             self.of_ranges(own.size, starts, stops)
         first, last = "0", str(other.tiles)
-        if self.spec.parts > 1:
+        if self.spec.parts > 1 and not self.divides_data:
             each = -(-other.tiles // self.spec.parts)
             starts.append(f"int(b0) * {each}")
             stops.append(f"int(b0) * {each} + {each}")
@@ -159,9 +171,10 @@ class Masks:
         for n, bound in enumerate(spec.ranges):
             self._limit(bound.key, ranges.sum(n, keys=False), "low", "high")
         if spec.parts > 1:
-            each = -(-spec.keys // (keys * spec.parts)) * keys
-            w.line(f"low = max(low, int(b0) * {each});")
-            w.line(f"high = min(high, int(b0) * {each} + {each});")
+            w.line(f"const int start = low / {keys} * {keys}, every = {keys * spec.parts};")
+            w.line(f"const int each = (max(0, high - start) + every - 1) / every * {keys};  // keys of a part")
+            w.line("low = max(low, start + int(b0) * each);")
+            w.line("high = min(high, start + int(b0) * each + each);")
         base = f"low / {self.step} * {self.step}" if self.step > 1 else "low"
         w.line(f"const int base = {base}, tiles = max({'1' if some else '0'}, (high - base + {keys - 1}) / {keys});")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.attention.spec import AttentionSpec, Bound
+from codegen.attention.spec import AttentionSpec, Bound, held
 from codegen.expr import Operand
 from codegen.iteration import linear, long_enough, negated
 from codegen.naming import Writer
@@ -72,7 +72,7 @@ class Ranges:
 
     def _rest(self, bound: Bound) -> list[tuple[str, int]]:
         """Returns the loads of a range that depend on neither query nor key, and their coefficients."""
-        return [(f"int64({self._at(x)})", c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
+        return [(held(self._load(x), self._at(x)), c) for x, c in bound.loads if not any(self._load(x).strides[-2:])]
 
     def _load(self, number: int) -> Operand:
         return self.spec.program.loads[number]
@@ -107,7 +107,7 @@ class Ranges:
         if self._alone(number):
             return f"int({self._at(number.loads[0][0], position, axis)})"
         terms = [(f"int64({position})", number.position)]
-        terms += [(f"int64({self._at(x, position, axis)})", c) for x, c in number.loads]
+        terms += [(held(self._load(x), self._at(x, position, axis)), c) for x, c in number.loads]
         return linear(terms)
 
     def extents(self, start: str, stop: str, *, of_keys: bool, lanes: bool = False) -> None:
@@ -160,7 +160,7 @@ class Ranges:
         """Returns the C expression of a range's sum for this query and key 0."""
         bound = self.ranges[n]
         terms = [(f"int64({row})", bound.row)]
-        terms += [(f"int64({self._at(x, row, -2)})", c) for x, c in bound.loads]
+        terms += [(held(self._load(x), self._at(x, row, -2)), c) for x, c in bound.loads]
         return linear(terms, bound.start)
 
     def sum(self, n: int, *, most: bool = True, rows: bool = True, keys: bool = True) -> str:

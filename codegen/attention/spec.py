@@ -7,19 +7,31 @@ from dataclasses import dataclass
 from codegen.expr import Operand, Program
 from codegen.spec import KernelSpec
 
+#: Integers of 64 bits that bounds and ranges load are held between this and its negative: then no sum wraps around.
+WIDEST = 1 << 50
+
 
 @dataclass(frozen=True)
 class Bound:
     """A condition on queries and keys that meet: row * i + key * j + start + sum of coefficient * load >= 0.
 
     i and j are the positions of query and key; ``key`` is 1, 0 or -1.  ``loads`` are pairs of a load of the program, an
-    integer that does not depend on both i and j, and its coefficient.
+    integer that does not depend on both i and j, and its coefficient.  One of 64 bits is the only load of its bound.
     """
 
     row: int
     key: int
     start: int
     loads: tuple[tuple[int, int], ...] = ()
+
+
+def held(op: Operand, element: str) -> str:
+    """Returns the C expression of an element of a load as an int64 to add up."""
+    return (
+        f"int64({element})"
+        if op.dtype.itemsize < 8
+        else f"min(max(int64({element}), -int64({WIDEST})), int64({WIDEST}))"
+    )
 
 
 @dataclass(frozen=True)

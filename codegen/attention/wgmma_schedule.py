@@ -15,6 +15,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.pipeline import GROUP, barriers
+from codegen.sizes import below
 from codegen.spec import TensorMap
 from codegen.target import Target
 from codegen.tensor_map import MOST_RANK, refusal
@@ -98,7 +99,7 @@ class AttentionWgmmaSchedule(Schedule):
             self.ahead > 1
             and not (listed(spec) or spec.pages)
             and spec.parts == 1
-            and bool(spec.ranges or (spec.bounds and spec.keys > self.keys) or spec.keys % self.keys == 0)
+            and bool(spec.ranges or (spec.bounds and not below(spec.keys, self.keys + 1)) or spec.keys % self.keys == 0)
         )
 
     @property

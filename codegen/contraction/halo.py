@@ -20,6 +20,7 @@ from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import collapse, coordinate, coordinates, linear, restrided, signed_index_type, unsigned
 from codegen.kernel import Kernel, locate, parameter
+from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
 
 #: Most products of a thread that are spelled out, and steps of the reduction whose places lanes keep in registers.
@@ -138,7 +139,7 @@ class Renderer:
         """Writes where a tile is; returns the C names of the coordinates of its first position."""
         axes = [(name, edge.tiles, edge.size) for name, edge in zip(PLACES, self.x.edges)]
         locate(self.w, self.t, axes, position="tile")
-        return [name if count > 1 else "0" for name, count, _ in axes]
+        return [name if most(count) > 1 else "0" for name, count, _ in axes]
 
     # ---- operands
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from codegen.buffers import Buffer, Buffers, Edge
 from codegen.declined import Declined
@@ -127,7 +128,10 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take."""
     parts = tile_paths(spec, _widens(spec, target))
-    return _cost(spec, parts, schedule, target, _resident(parts, schedule, target), BETWEEN_LOADS)
+    tile = _tile(spec, parts, schedule, target)
+    if tile is None:
+        raise Declined("threads cannot fill the tiles of this schedule, or have too few registers")
+    return _cost(parts, tile, schedule, target, _resident(tile, schedule, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
@@ -137,7 +141,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSched
     parts = tile_paths(spec, _widens(spec, target))
     if parts.a.parts > 1:
         raise Declined("float32 is multiplied in parts by warpgroups only")
-    found = [(_cost(spec, parts, s, target, blocks), s) for s, blocks in _candidates(spec, parts, target)]
+    found = list(_candidates(spec, parts, target))
     if not found:
         raise Declined("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
@@ -148,8 +152,8 @@ def _widens(spec: ContractionSpec, target: Target) -> bool:
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[tuple[MmaSchedule, int]]:
-    """Yields what might be fast, and how many blocks of it a multiprocessor holds."""
+def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[tuple[float, MmaSchedule]]:
+    """Yields what might be fast, and its estimated cycles."""
     widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
@@ -160,29 +164,104 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
             continue
         for row_bytes in (128,) if parts.a.words else (128, 64):
             inner = row_bytes // parts.a.itemsize
-            depth = parts.stages(inner)
+            way = MmaSchedule(rows, cols, inner, warps_m, warps_n, STAGES[-1], widen=widen)
+            tile = _tile(spec, parts, way, target)
+            if tile is None:
+                continue
             for stages in STAGES:
                 s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                resident = _resident(parts, s, target) if stages <= max(2, depth) else 0
+                resident = _resident(tile, s, target) if stages <= max(2, tile.depth) else 0
                 if not resident:
                     continue
-                yield s, resident
+                yield _cost(parts, tile, s, target, resident), s
                 split_k = 2
-                while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and depth >= 4 * split_k:
-                    if s.tiles(parts) * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
-                        yield replace(s, split_k=split_k), resident
+                while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
+                    if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
+                        shared = replace(s, split_k=split_k)
+                        yield _cost(parts, tile, shared, target, resident), shared
                     split_k *= 2
 
 
-def _resident(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
-    """Returns how many blocks a multiprocessor holds; 0 if there can be none, or its threads cannot fill the tiles."""
-    sides = ((parts.a, s.tile_m), (parts.b, s.tile_n))
-    if not all(way.fills(size, s.tile_k, s.threads) for way, size in sides):
+class _Tile(NamedTuple):
+    """What schedules of one tile have in common, however many stages and blocks of a cluster they have.
+
+    tiles      that make up the results, and the stages (``depth``) that the reduction of each takes.
+    ring       bytes of a stage, and of the sums that take the place of all stages at the end (``sums``).
+    registers  of a thread, roughly.
+    busy       cycles of a stage that is there: of what takes longest, and a share of the rest.
+    converted  cycles in which lanes round its elements to tf32; 0 where they round none.
+    loads      to registers that a thread has in a stage.
+    slower     how many times as long a stage takes, factor by factor.
+    results    cycles in which the results leave.
+    share      of the batches that have terms.
+    """
+
+    tiles: int
+    depth: int
+    ring: int
+    sums: int
+    registers: int
+    busy: float
+    converted: float
+    loads: int
+    slower: tuple[float, ...]
+    results: float
+    share: float
+
+
+def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> _Tile | None:
+    """Returns what a tile takes; None if the threads of a block cannot fill it, or have too few registers."""
+    if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
+        return None
+    registers, itemsize = _registers(parts, s, target), parts.a.itemsize
+    if registers > MOST_REGISTERS:
+        return None
+    warps = s.warps_m * s.warps_n
+    rate = target.mma * 2 / itemsize
+    cols = s.tile_n * parts.products
+    products = s.tile_m * cols * s.tile_k / rate
+    filled = (s.tile_m + cols) * s.tile_k * itemsize
+    fragments = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k
+    shared = (filled + fragments * itemsize) / SHARED_RATE
+    pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
+    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
+    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
+    instructions = (pieces + 32 * multiply) / ISSUE
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    return _Tile(
+        s.tiles(parts),
+        parts.stages(s.tile_k),
+        buffers(parts, s).stage_bytes,
+        _sums(parts, s).bytes,
+        registers,
+        max(work) + 0.1 * (sum(work) - max(work)),
+        fragments / CONVERTED if parts.a.words else 0.0,
+        _loads(parts, s),
+        _slower(spec, parts),
+        s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE,
+        busy_share(spec),
+    )
+
+
+def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
+    """Returns how many times as long a stage takes, factor by factor, because of how its elements are found."""
+    found = []
+    if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
+        found.append(WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS)
+    elif spec.a.image is None and len(parts.a.inner) > 1:
+        found.append(ACROSS)
+    if any(way.gather.program is not None for way in (parts.a, parts.b)):
+        found.append(COMPUTED)
+    return tuple(found)
+
+
+def _resident(tile: _Tile, s: MmaSchedule, target: Target) -> int:
+    """Returns how many blocks a multiprocessor holds; 0 if there can be none."""
+    needed = max(s.stages * tile.ring, tile.sums)
+    if needed > target.arch.shared_bytes_per_block:
         return 0
-    registers, needed = _registers(parts, s, target), staged_bytes(parts, s)
-    if registers > MOST_REGISTERS or needed > target.arch.shared_bytes_per_block:
-        return 0
-    return max(1, target.arch.blocks_per_sm(s.threads, registers, needed))
+    return max(1, target.arch.blocks_per_sm(s.threads, tile.registers, needed))
 
 
 def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
@@ -211,8 +290,11 @@ def staged_bytes(parts: TilePaths, s: MmaSchedule) -> int:
 
     They lie in rows or columns, whichever the outputs have (`codegen.fragments.Staging`): this is enough for both.
     """
-    sums = Buffer("staged", "float", (max(s.tile_m, s.tile_n), min(s.tile_m, s.tile_n)), parts.products, MOST_PAD)
-    return max(buffers(parts, s).bytes, sums.bytes)
+    return max(buffers(parts, s).bytes, _sums(parts, s).bytes)
+
+
+def _sums(parts: TilePaths, s: MmaSchedule) -> Buffer:
+    return Buffer("staged", "float", (max(s.tile_m, s.tile_n), min(s.tile_m, s.tile_n)), parts.products, MOST_PAD)
 
 
 def _loads(parts: TilePaths, s: MmaSchedule) -> int:
@@ -222,43 +304,22 @@ def _loads(parts: TilePaths, s: MmaSchedule) -> int:
 
 
 def _cost(
-    spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target, resident: int, between_loads: float = 0.0
+    parts: TilePaths, tile: _Tile, s: MmaSchedule, target: Target, resident: int, between_loads: float = 0.0
 ) -> float:
     """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
-    itemsize = parts.a.itemsize
     warps = s.warps_m * s.warps_n
-    blocks = s.tiles(parts) * s.split_k
-    depth = Edge(parts.stages(s.tile_k), s.split_k).tiles
-    rate = target.mma * 2 / itemsize
-    cols = s.tile_n * parts.products
-    products = s.tile_m * cols * s.tile_k / rate
-    filled = (s.tile_m + cols) * s.tile_k * itemsize
-    read = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k * itemsize
-    shared = (filled + read) / SHARED_RATE
-    pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
-    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
-    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
-    instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
-    busy = max(work) + 0.1 * (sum(work) - max(work))
-    rounds = Edge(blocks, target.sms).tiles
+    depth = Edge(tile.depth, s.split_k).tiles
+    rounds = Edge(tile.tiles * s.split_k, target.sms).tiles
     together = min(resident, rounds)
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
-    busy *= {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
+    busy = tile.busy * {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
     if parts.a.words:
-        converted = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k / CONVERTED
-        busy = max(busy, converted) * (WAITING if together * warps <= 8 else SHARING)
+        busy = max(busy, tile.converted) * (WAITING if together * warps <= 8 else SHARING)
     latency = LATENCY / ahead / together
     if together * warps <= 2:
-        latency += between_loads * _loads(parts, s)
+        latency += between_loads * tile.loads
     stage = max(busy, latency)
-    if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        stage *= WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS
-    elif spec.a.image is None and len(parts.a.inner) > 1:
-        stage *= ACROSS
-    if any(way.gather.program is not None for way in (parts.a, parts.b)):
-        stage *= COMPUTED
-    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    results = s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE / s.split_k
-    exchange = 3000.0 if s.split_k > 1 else 0.0
-    return LATENCY + rounds * (busy_share(spec) * depth * stage + results + exchange + OVERHEAD / together)
+    for factor in tile.slower:
+        stage *= factor
+    results, exchange = tile.results / s.split_k, 3000.0 if s.split_k > 1 else 0.0
+    return LATENCY + rounds * (tile.share * depth * stage + results + exchange + OVERHEAD / together)

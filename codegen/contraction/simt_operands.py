@@ -18,6 +18,7 @@ from codegen.epilogue import batches, operand_value
 from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
+from codegen.sizes import most
 from codegen.spec import ContractionSpec, Limit
 
 
@@ -48,7 +49,7 @@ class SimtOperand:
     @cached_property
     def origin(self) -> str:
         """C variable of the tile's first row or column."""
-        return "0" if self.edge.tiles <= 1 else "row0" if self.axis == "m" else "col0"
+        return "0" if most(self.edge.tiles) <= 1 else "row0" if self.axis == "m" else "col0"
 
     @property
     def thread(self) -> str:

@@ -12,7 +12,7 @@ from codegen.iteration import extent, signed_index_type
 from codegen.kernel import Kernel, tile_at
 from codegen.operands import ComputedOperand, MappedOperand
 from codegen.pipeline import Pipeline
-from codegen.sizes import most
+from codegen.sizes import least, most
 
 
 class Block:
@@ -74,6 +74,11 @@ class Block:
             w.line(f"const Tile at = {tile_at('tile', self.m.tiles, self.n.tiles, s.raster_group)};")
             w.line(f"const int m0 = at.row * {s.tile_m}, n0 = at.col * {s.tile_n};")
             yield
+
+    @property
+    def idle(self) -> bool:
+        """Whether some block of a cluster may have no stage of a reduction whose size varies."""
+        return least(self.parts.reduction.stages) < self.s.split_k
 
     def stages(self) -> tuple[str, str]:
         """Returns the first stage of a tile's reduction that a block has, and the one behind its last."""

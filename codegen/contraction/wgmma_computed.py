@@ -17,6 +17,7 @@ from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter
 from codegen.operands import PANEL, STEP, Brought, ComputedOperand
 from codegen.prologue import Prologue, Source
+from codegen.sizes import most
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class OperandAWriter(OperandWriter):
                 w.line(f"const auto {name} = {self._fragment(tile)}{'.pairs()' if pairs else ''};")
                 read[value] = f"{name}[r]" if pairs else f"{name}[e]"
         if self._ragged or not all(source.pointer for source, _ in self._rows):
-            chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and k.chunks > 1 else "k" if k.chunks > 1 else "0"
+            chunk = f"k % {k.chunks}" if prod(k.taps) > 1 and most(k.chunks) > 1 else "k" if most(k.chunks) > 1 else "0"
             w.line(f"const int c = {linear([(chunk, PANEL), ('kk', STEP), ('lane % 4', 2)])};")
         for source, name in self._rows:
             own, step = f"{name}[e / 2 % 2]", self.prologue.place(source).inner[-1]

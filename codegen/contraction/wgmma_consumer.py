@@ -39,7 +39,7 @@ class MainLoop:
         """Declares the sums of a tile."""
         block = self.block
         pieces = f"[{self.s.pieces}]" if self.s.pieces > 1 else ""
-        zero = " = {}" if block.phased else ""
+        zero = " = {}" if block.phased or block.idle else ""
         self.w.line(f"{block.register_type} sum{pieces}[{block.columns // 2}]{zero};")
         self.w.line("int previous = 0;")
 

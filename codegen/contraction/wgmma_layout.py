@@ -123,8 +123,13 @@ class WgmmaSchedule(Schedule):
 
 @dataclass(frozen=True)
 class ResultSpace:
-    """The program over (batch, rows, cols) as the tiles see them: sizes of these, merged as far as possible."""
+    """The program over (batch, rows, cols) as the tiles see them: sizes of these, merged as far as possible.
 
+    What follows from them alone is the same for all schedules.
+    """
+
+    spec: ContractionSpec
+    parts: OperandTiles
     batch: tuple[int, ...]
     rows: tuple[int, ...]
     cols: tuple[int, ...]
@@ -143,7 +148,48 @@ class ResultSpace:
             rows, over_rows = collapse(rows, over_rows, range(len(rows)))
         cols, over_cols = collapse(spec.n, [x[end:] for x in every], range(len(spec.n)))
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
-        return cls(batch, rows, cols, restrided(spec.program, new))
+        return cls(spec, parts, batch, rows, cols, restrided(spec.program, new))
+
+    @cached_property
+    def stores(self) -> tuple[Operand, ...]:
+        return tuple(st.operand for st in self.program.stores)
+
+    @cached_property
+    def turned(self) -> bool:
+        """Whether results are contiguous along rows: they are transposed on their way through shared memory."""
+        turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or self.parts.rows > 1) for op in self.stores]
+        small = all(op.dtype.itemsize <= 2 for op in self.stores)
+        return small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
+
+    @cached_property
+    def widest(self) -> int:
+        """Bytes of an element of the output that has the widest."""
+        return max((op.dtype.itemsize for op in self.stores), default=2)
+
+    @cached_property
+    def sides(self) -> tuple[MappedOperand | None, ...]:
+        """The program's operands, outputs last, as TMA moves them; None for those that it cannot."""
+        first = len(self.spec.arguments)
+        return tuple([self._side(op, first + n) for n, op in enumerate((*self.program.loads, *self.stores))])
+
+    @cached_property
+    def large(self) -> tuple[int, ...]:
+        """The numbers of the program's loads that differ from row to row, and that TMA can bring."""
+        return tuple([n for n, op in enumerate(self.program.loads) if any(op.strides[:-1]) and self.sides[n]])
+
+    def _side(self, op: Operand, argument: int) -> MappedOperand | None:
+        *batch, row, col = op.strides
+        rows, cols = self.parts.rows, self.parts.cols
+        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or cols % 2:
+            return None
+        repeated = any(size > 1 and not step for size, step in zip((*self.batch, rows, cols), op.strides))
+        if op.alignment % 16 or repeated:
+            return None
+        try:
+            side = tiled(Gather(op, tuple(batch), (row,), (col,)), argument, self.batch, rows, (cols,), 0)
+        except Declined:
+            return None
+        return side if side.along_k != self.turned else None
 
 
 class Layout:
@@ -153,20 +199,16 @@ class Layout:
         self, spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, over: ResultSpace | None = None
     ) -> None:
         self.spec, self.parts, self.s = spec, parts, s
-        over = over or ResultSpace.of(spec, parts)
+        self.over = over = over or ResultSpace.of(spec, parts)
         self.batch, self.rows, self.cols, self.program = over.batch, over.rows, over.cols, over.program
-        self.stores = tuple(st.operand for st in self.program.stores)
-        #: whether results are contiguous along rows: they are transposed on their way through shared memory
-        turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or parts.rows > 1) for op in self.stores]
-        small = all(op.dtype.itemsize <= 2 for op in self.stores)
-        self.turned = small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
-        widest = max((op.dtype.itemsize for op in self.stores), default=2)
+        self.stores, self.turned = over.stores, over.turned
         #: columns of a row of the staging buffers
-        self.chunk = CHUNK_BYTES // widest
+        self.chunk = CHUNK_BYTES // over.widest
         while s.part % self.chunk:
             self.chunk //= 2
         if self.by_warps:  # no swizzle of TMA's: any length will do
-            self.chunk = max(c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * widest <= CARRIED_BYTES)
+            fitting = (c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * over.widest <= CARRIED_BYTES)
+            self.chunk = max(fitting)
 
     @cached_property
     def by_warps(self) -> bool:
@@ -185,17 +227,18 @@ class Layout:
         By the operand's number: the output in whose buffers it lies, one for every chunk of a tile, and its tensor
         map.  The results take the place of what they were computed from, and leave in the same boxes.
         """
-        if self.maps is None or self.turned or self.parts.reduction.skips:
+        if not self.over.large or self.maps is None or self.turned or self.parts.reduction.skips:
             return {}
         stages = LEAST_STAGES * (self.ring.stage_bytes + self.single_rows.stage_bytes)
         room = KNOWN["sm_90a"].shared_bytes_per_block - self.left_by_warps.bytes - RESERVE_WITH_OPERANDS
         if self.staged(self.chunks).bytes + stages > room:
             return {}
         found: dict[int, tuple[int, TensorMap]] = {}
-        for n, op in enumerate(self.program.loads):
+        for n in self.over.large:
             taken = [k for k, _ in found.values()]
-            free = [k for k, x in enumerate(self.stores) if x.dtype == op.dtype and k not in taken]
-            made = self._map(op, len(self.spec.arguments) + n) if free and any(op.strides[:-1]) else None
+            dtype = self.program.loads[n].dtype
+            free = [k for k, x in enumerate(self.stores) if x.dtype == dtype and k not in taken]
+            made = self._map(n) if free else None
             if made is not None:
                 found[n] = free[0], made
         return found
@@ -205,8 +248,8 @@ class Layout:
         """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
         threads.
         """
-        first = len(self.spec.arguments) + len(self.program.loads)
-        found = [self._map(op, first + n) for n, op in enumerate(() if self.spec.results else self.stores)]
+        first = len(self.program.loads)
+        found = [self._map(first + n) for n in range(0 if self.spec.results else len(self.stores))]
         made = tuple(x for x in found if x is not None)
         return made if made and len(made) == len(found) else None
 
@@ -219,21 +262,12 @@ class Layout:
             return not self.spec.results
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
 
-    def _map(self, op: Operand, argument: int) -> TensorMap | None:
-        """Returns the tensor map of an operand as large as the results; None if there can be none."""
-        *batch, row, col = op.strides
-        rows, cols, itemsize = self.parts.rows, self.parts.cols, op.dtype.itemsize
-        if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or cols % 2:
+    def _map(self, number: int) -> TensorMap | None:
+        """Returns the tensor map of an operand of the program, outputs last; None if there can be none."""
+        side = self.over.sides[number]
+        if side is None or self.chunk * (*self.program.loads, *self.stores)[number].dtype.itemsize < 16:
             return None
-        repeated = any(size > 1 and not step for size, step in zip((*self.batch, rows, cols), op.strides))
-        if op.alignment % 16 or self.chunk * itemsize < 16 or repeated:
-            return None
-        try:
-            side = tiled(Gather(op, tuple(batch), (row,), (col,)), argument, self.batch, rows, (cols,), 0)
-        except Declined:
-            return None
-        box = (GROUP_ROWS, self.chunk) if self.turned else (self.chunk, GROUP_ROWS)
-        return side.boxed(*box) if side.along_k != self.turned else None
+        return side.boxed(*((GROUP_ROWS, self.chunk) if self.turned else (self.chunk, GROUP_ROWS)))
 
     @property
     def space(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from math import prod
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.iteration import coordinate, coordinates, linear, long
 from codegen.operands import ROW_BYTES, MappedOperand, panel_size, round_up
+from codegen.sizes import most
 from codegen.spec import TensorMap
 from codegen.tensor_map import box_bytes
 
@@ -66,7 +67,7 @@ class Loads:
         else:
             coordinates(w, "int", "t", item, sizes, long(k.taps))
             chunk = coordinate(item, sizes, len(sizes) - 1)
-        channel = f"{chunk} * {k.panel}" if k.chunks > 1 else "0"
+        channel = f"{chunk} * {k.panel}" if most(k.chunks) > 1 else "0"
         if k.panels % k.per_stage:
             # Past the last panel both operands are read beyond their channels, where they are zero.
             channel = f"{item} < {k.panels} ? {channel} : {round_up(k.channels, 16 // k.itemsize)}"
@@ -77,7 +78,7 @@ class Loads:
     def _walk_phase(self, item: str) -> str:
         """Writes the taps of panel number ``item`` of a phase; returns the C expression of its chunk of channels."""
         w, k = self.w, self.k
-        rest = f"{item} / {k.chunks}" if k.chunks > 1 else item
+        rest = f"{item} / {k.chunks}" if most(k.chunks) > 1 else item
         for d in reversed(range(len(k.taps))):
             if k.taps[d] == 1:
                 continue
@@ -86,7 +87,7 @@ class Loads:
             first = all(size == 1 for size in k.taps[:d])
             w.line(f"const int t{d} = {rest if first else f'{rest} % {count}'}{f' + {skip}' if skip else ''};")
             rest = f"{rest} / {count}"
-        return f"{item} % {k.chunks}" if k.chunks > 1 else "0"
+        return f"{item} % {k.chunks}" if most(k.chunks) > 1 else "0"
 
 
 class TileLoads:

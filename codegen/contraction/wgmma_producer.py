@@ -96,7 +96,7 @@ def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
                     a.load()
                     b.load()
             # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
-            w.line(f"const int next = min(k + 1, {f'{last} - 1' if s.split_k > 1 else int(last) - 1});")
+            w.line(f"const int next = min(k + 1, {int(last) - 1 if last.isdigit() else f'{last} - 1'});")
             for loader in loaders:
                 p = loader.label
                 w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")

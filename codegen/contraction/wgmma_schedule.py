@@ -138,7 +138,8 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
     adds_up = adds_up_stages(spec, operand_types(spec, way.converts))
     # With several operands that lie across the reduction, each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
-    for groups, cols in product((2, 3, 1), (256, 192, 160, 128, 96, 64, 32, 16)):
+    fitting = [c for c in (256, 192, 160, 128, 96, 64, 32, 16) if not c % unit]
+    for groups, cols in product((2, 3, 1), [c for c in fitting if c == unit or c < 2 * round_up(parts.cols, unit)]):
         s = replace(way, groups=groups, tile_n=cols)
         held = _registers(spec, cols)
         both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
@@ -146,9 +147,8 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
         room = min(MOST_BOTH[groups], s.registers[1] - BESIDE_BOTH) if adds_up else most // 2 + SPARE
         if cols * spec.products > most or both > room:
             continue
-        if not cols % unit and (cols == unit or cols < 2 * round_up(parts.cols, unit)):
-            in_turn = groups == 2 and not (way.converts or adds_up) and held <= MOST_COLS_IN_TURN // 2
-            yield from _shared(spec, parts, s, in_turn)
+        in_turn = groups == 2 and not (way.converts or adds_up) and held <= MOST_COLS_IN_TURN // 2
+        yield from _shared(spec, parts, s, in_turn)
 
 
 def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_turn: bool) -> Iterator[WgmmaSchedule]:
@@ -157,10 +157,10 @@ def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_tur
     """
     tiles, even = s.tiles(parts), not s.gather and not parts.reduction.skips  # every tile takes as many stages
     for split_k in range(1, 9 if even else 2):
-        found = replace(s, split_k=split_k)
         few = tiles * split_k <= 2 * s.blocks and parts.reduction.stages >= 4 * split_k
         if split_k > 1 and (not few or 32 < s.tile_n < 16 * split_k):
             continue
+        found = s if split_k == 1 else replace(s, split_k=split_k)
         if found.part % spec.col_chunk or not _filled(spec, parts, found):
             continue
         yield found

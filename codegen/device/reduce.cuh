@@ -121,6 +121,31 @@ __device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum
     exp_lanes<Warps>(most, sum);
 }
 
+// The logarithm of the sum of exponentials of a thread's elements: each takes one exponential.
+template <class T>
+struct Exponentials {
+    T most = -infinity<T>(), sum = 0;  // of exp(x - most)
+
+    __device__ __forceinline__ void add(T x) {
+        const T e = x == most ? T(1) : math::exp(-math::abs(x - most));
+        sum = x > most ? sum * e + 1 : sum + e;
+        most = x > most ? x : most;
+    }
+    __device__ __forceinline__ operator T() const { return most + math::log(sum); }
+};
+template <class Op, class T>
+__device__ __forceinline__ void into(Exponentials<T>& total, T value) { total.add(value); }
+template <class Op, int Lanes, class T>
+__device__ __forceinline__ T lanes(Exponentials<T> own) {
+    exp_lanes<Lanes>(own.most, own.sum);
+    return own;
+}
+template <class Op, class T>
+__device__ __forceinline__ T columns(const Exponentials<T> (&own)[4]) {
+    const T value[4] = {own[0], own[1], own[2], own[3]};
+    return columns<Op>(value);
+}
+
 // The last step of `across` and `across_cluster`: `all` has the totals of Groups, V * Side of each, and `parts` gets
 // those of all of them.
 template <class Op, int Side, int Lanes, int Groups, int V, class T>

@@ -24,6 +24,7 @@ from codegen.direct_convolution.spec import DirectConvolutionSpec, contiguous
 from codegen.expr import Operand
 from codegen.iteration import linear
 from codegen.kernel import locate
+from codegen.sizes import most
 
 
 class Flat(Sliding):
@@ -46,7 +47,7 @@ class Flat(Sliding):
         w.carve(flat_buffers(spec, s))
         where = {"run": Edge(self.runs, 1), "plane0": self.planes}
         blocks = locate(w, self.t, [(name, edge.tiles, edge.size) for name, edge in where.items()])
-        self.run, self.first = (name if edge.tiles > 1 else "0" for name, edge in where.items())
+        self.run, self.first = (name if most(edge.tiles) > 1 else "0" for name, edge in where.items())
         self._copy()
         shape = units(spec, s)
         idle = Edge(prod(shape), self.threads).ragged

@@ -12,6 +12,7 @@ from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import Epilogue, Run, operand_value
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import Kernel, locate, parameter
+from codegen.sizes import most
 from codegen.spec import KernelSource
 
 #: What lies along an axis, and the C variables that count its taps and the inputs under a patch.
@@ -71,7 +72,7 @@ class Renderer(ABC):
         """Writes which outputs the block computes, of so many rows and columns; returns the number of blocks."""
         edges = {"depth": 1, "row0": rows, "col0": cols}
         self.edges = planes | {name: Edge(n, size) for n, (name, size) in zip(self.spec.out, edges.items())}
-        self.at = {name: name if edge.tiles > 1 else "0" for name, edge in self.edges.items()}
+        self.at = {name: name if most(edge.tiles) > 1 else "0" for name, edge in self.edges.items()}
         return locate(self.w, self.t, [(name, edge.tiles, edge.size) for name, edge in self.edges.items()])
 
     def locate_channels(self, rows: int, cols: int, channels: int) -> int:

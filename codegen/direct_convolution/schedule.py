@@ -128,7 +128,12 @@ def fits(spec: DirectConvolutionSpec) -> str | None:
     """Returns why direct convolution has no kernel for a spec; None if it has one."""
     if max(spec.input_dilation) > 1:
         return None if slides(spec, PORTABLE) else "a dilated input of several channels a group or many taps"
-    return None if strips_schedule(spec) else _misfit(spec, best_tiled_schedule(spec))
+    if strips_schedule(spec):
+        return None
+    every: list[TiledSchedule] = [*(_channels_schedules(spec, 8) if channels_last(spec) else _planes_schedules(spec))]
+    if any(_misfit(spec, s) is None for s in every):
+        return None
+    return _misfit(spec, min(every, key=lambda s: buffers(spec, s).bytes))
 
 
 def _misfit(spec: DirectConvolutionSpec, s: TiledSchedule) -> str | None:
@@ -151,10 +156,12 @@ def channels_last(spec: DirectConvolutionSpec) -> bool:
 def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
     """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
 
-    Nor are there any where rows are not written as they are read, and planes fit shared memory.
+    Nor are there any where rows are not written as they are read, or are read for several planes of taps, and whole
+    images fit shared memory.
     """
     best = strips_schedule(spec, target)
-    if best is not None and not (any(spec.across) and any(flat_candidates(spec, target, best.itype))):
+    again = any(spec.across) or spec.taps[0] > 1
+    if best is not None and not (again and any(flat_candidates(spec, target, best.itype))):
         yield best
         for rows in STRIP_CANDIDATES:
             if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
@@ -222,15 +229,15 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
     left, right = halo(spec)
-    steps = [xs[d] for d, many in ((0, spec.images), (1, spec.groups), (4, spec.sizes[1])) if many > 1]
+    steps = [step for step, many in zip(xs, (spec.images, spec.groups, 1, *spec.sizes[:2])) if many > 1]
     aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
     unstrided = spec.stride[1:] == (1, 1) and max(spec.input_dilation) == 1
-    if not (spec.flat and spec.in_channels == 1 and unstrided and xs[5] == 1 and aligned):
+    if not (spec.in_channels == 1 and unstrided and xs[5] == 1 and aligned):
         return None
-    if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps) > MAX_WEIGHTS:
+    if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps[1:]) > MAX_WEIGHTS:
         return None
     for rows in _halves(STRIP_ROWS, spec.out[1]):
-        threads = spec.images * spec.groups * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
+        threads = spec.images * spec.groups * spec.out[0] * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
         busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
         if busy and _strip_fits(spec, vector, rows):
             return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
@@ -240,7 +247,7 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
 def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
     """Tells whether a strip's input rows fit a thread's registers, and its products the instruction cache."""
     lines = rows + (spec.taps[1] - 1) * spec.dilation[1]
-    products = rows * vector * spec.filters * prod(spec.taps)
+    products = rows * vector * spec.filters * prod(spec.taps[1:])
     return lines * (4 + sum(halo(spec))) <= STRIP_REGISTERS and products <= STRIP_PRODUCTS
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import exp, hypot, lcm, prod
+from typing import NamedTuple
 
 from codegen.buffers import Edge
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
+from codegen.sizes import below
 from codegen.target import Target
 
 #: Most 32-bit registers for weights and sums; most products that a thread's code spells out.
@@ -100,7 +102,7 @@ def widths(spec: DirectConvolutionSpec) -> list[int]:
 
 def keeps_phase(spec: DirectConvolutionSpec, axis: int, size: int) -> bool:
     """Tells whether strips of ``size`` rows (or columns) of outputs all begin in the same phase of a dilated input."""
-    return size % spec.input_dilation[axis] == 0 or size >= spec.out[axis]
+    return size % spec.input_dilation[axis] == 0 or below(spec.out[axis] - 1, size)
 
 
 def strips(spec: DirectConvolutionSpec) -> list[int]:
@@ -140,53 +142,69 @@ def slide_vector(spec: DirectConvolutionSpec) -> int:
     return widest_access(spec, (16, 8, 4)) or 1 if spec.x.strides[1] == 1 else 1
 
 
-def slide_registers(spec: DirectConvolutionSpec, s: SlideSchedule) -> int:
-    """Returns the estimated registers of a thread, as fitted to what ptxas takes."""
+class _Thread(NamedTuple):
+    """What a thread of a schedule does: how it walks down, under how many columns, in how many registers."""
+
+    rows: Walk
+    width: int
+    registers: int
+
+
+def _thread(spec: DirectConvolutionSpec, s: SlideSchedule, width: int) -> _Thread:
+    """Returns what a thread does under ``width`` columns; its registers are fitted to what ptxas takes."""
     words, count = spec.word // 4, s.vector * spec.filters
-    weights, width, planes = count * prod(spec.taps), len(columns(spec, s.cols)), spec.taps[0]
+    weights, planes = count * prod(spec.taps), spec.taps[0]
     rows = walk(spec, s.rows, s.cols * count, s.ahead)
     live = min(s.rows, -(-((spec.taps[1] - 1) * spec.dilation[1] + 1) // spec.stride[1])) * s.cols * count
     line = planes * width * -(-s.vector * spec.x.dtype.itemsize // 4) * min(s.ahead, rows.under)
     converted = planes * width * s.vector
     if rows.whole:
-        return round(14 + words * (0.67 * weights + 1.6 * live + 0.5 * converted) + 0.77 * line)
-    return round(36 + words * (weights + 0.8 * live + 0.55 * converted) + 1.2 * line)
+        return _Thread(rows, width, round(14 + words * (0.67 * weights + 1.6 * live + 0.5 * converted) + 0.77 * line))
+    return _Thread(rows, width, round(36 + words * (weights + 0.8 * live + 0.55 * converted) + 1.2 * line))
 
 
-def slide_candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[SlideSchedule]:
-    """Yields the schedules that fit registers."""
-    words = spec.word // 4
+def _candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[tuple[SlideSchedule, _Thread]]:
+    """Yields the schedules that fit registers, and what a thread of each does."""
+    words, heights = spec.word // 4, strips(spec)
     widest = slide_vector(spec) if spec.filters == 1 else 1
     for vector, cols in product([v for v in (8, 4, 2, 1) if v <= widest], widths(spec)):
         count = vector * spec.filters
         if count * prod(spec.taps) * words > (MAX_TOGETHER if vector > 1 else MAX_WEIGHTS):
             continue
-        for rows in strips(spec):
-            for ahead in AHEAD:
-                s = SlideSchedule(rows, cols, vector, ahead, lanes(spec, vector), THREADS, itype)
-                if ahead <= spec.under(1, rows) and slide_registers(spec, s) <= MAX_REGISTERS:
-                    yield s
+        side, width = lanes(spec, vector), len(columns(spec, cols))
+        for rows, ahead in product(heights, AHEAD):
+            s = SlideSchedule(rows, cols, vector, ahead, side, THREADS, itype)
+            if ahead <= spec.under(1, rows) and (thread := _thread(spec, s, width)).registers <= MAX_REGISTERS:
+                yield s, thread
 
 
 def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[SlideSchedule]:
     """Returns schedules, best first."""
-    every = {s: slide_cycles(spec, s, target) for s in slide_candidates(spec, itype)}
+    bytes_moved = traffic(spec)
+    every = {s: _cycles(spec, s, target, thread, bytes_moved) for s, thread in _candidates(spec, itype)}
     return sorted(every, key=lambda s: every[s])
 
 
 def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) -> float:
-    """Returns the estimated cycles of a kernel: of instructions, device memory, cache and latency, which overlap."""
+    """Returns the estimated cycles of a kernel."""
+    return _cycles(spec, s, target, _thread(spec, s, len(columns(spec, s.cols))), traffic(spec))
+
+
+def _cycles(
+    spec: DirectConvolutionSpec, s: SlideSchedule, target: Target, thread: _Thread, bytes_moved: tuple[int, int]
+) -> float:
+    """Returns the estimated cycles: of instructions, device memory, cache and latency, which overlap."""
     size, sms, stride = spec.x.dtype.itemsize, target.sms, spec.stride[2]
     tiles = Edge(spec.out[2], s.cols).tiles
     strips = spec.images * spec.out[0] * Edge(spec.out[1], s.rows).tiles * tiles
     blocks = Edge(strips * Edge(spec.groups, s.vector * s.lanes).tiles * s.lanes, s.threads).tiles
-    rows = walk(spec, s.rows, s.cols * s.vector * spec.filters, s.ahead)
-    resident = target.arch.blocks_per_sm(s.threads, min(255, round(MARGIN * slide_registers(spec, s))), 0)
+    rows = thread.rows
+    resident = target.arch.blocks_per_sm(s.threads, min(255, round(MARGIN * thread.registers)), 0)
     each, warps = -(-blocks // sms), s.threads / 32
     # The mean of a multiprocessor's blocks and of those of the busiest one.
-    issue = (each + blocks / sms) / 2 * warps * _instructions(spec, s, rows)
+    issue = (each + blocks / sms) / 2 * warps * _instructions(spec, s, thread)
     issue /= 4 * (1 - exp(-FILLED * min(resident, each) * warps / 4))
-    read, moved = traffic(spec)
+    read, moved = bytes_moved
     memory = moved / (MEMORY_SHARE * target.bytes_per_cycle)
     # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
     span = min(tiles, max(1, s.threads // s.lanes)) * s.cols * stride
@@ -218,10 +236,11 @@ def products(spec: DirectConvolutionSpec, rows: Walk, height: int, column: int) 
     return taps * column * spec.taps[0] * spec.taps[2] / apart * spec.word / 4
 
 
-def _instructions(spec: DirectConvolutionSpec, s: SlideSchedule, rows: Walk) -> float:
+def _instructions(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread) -> float:
     """Returns how many instructions a thread takes."""
+    rows = thread.rows
     count = s.vector * spec.filters
-    loads = rows.under / spec.input_dilation[1] * len(columns(spec, s.cols)) * spec.taps[0]
+    loads = rows.under / spec.input_dilation[1] * thread.width * spec.taps[0]
     convert = 0 if spec.x.dtype.itemsize >= 4 else s.vector
     moves = 0 if rows.whole else (rows.slots - 1) * s.cols * count * s.rows
     stores = s.rows * s.cols * (3 + count * (0.5 + OPERATION * len(spec.program.instructions)))

@@ -10,9 +10,11 @@ from abc import abstractmethod
 from math import lcm, prod
 
 from codegen.buffers import Edge
+from codegen.declined import Declined
 from codegen.direct_convolution.renderer import Renderer
-from codegen.direct_convolution.slide_schedule import columns, walk
+from codegen.direct_convolution.slide_schedule import columns, keeps_phase, walk
 from codegen.iteration import linear, packed
+from codegen.sizes import least
 
 
 class Sliding(Renderer):
@@ -26,6 +28,8 @@ class Sliding(Renderer):
     def plan_walk(self) -> None:
         """Decides how the thread goes down, and writes where it begins: rows outside of the image add nothing."""
         spec = self.spec
+        if not (keeps_phase(spec, 1, self.patch_rows) and keeps_phase(spec, 2, self.cols)):
+            raise Declined("strips begin in several phases of the input")
         self.walk = walk(spec, self.patch_rows, self.cols * self.count, self.ahead)
         self.trimmed = self.walk.trimmed
         if self.trimmed:
@@ -213,7 +217,7 @@ class Sliding(Renderer):
         spec, col, apart = self.spec, self.at["col0"], self.spec.input_dilation[2]
         before = (spec.before[2] - self._residue(2)) // apart
         last = (Edge(spec.out[2], self.cols).tiles - 1) * self.cols * spec.stride[2] // apart - before
-        low, high = before * apart, (spec.sizes[2] - last) * apart
+        low, high = before * apart, least(spec.sizes[2] - last) * apart
         if low <= 0 and high >= spec.under(2, self.cols):
             return ""
         place = linear([("in_w", 1), (self.along(2, ix), 1)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from codegen.buffers import Edge, every, guard
+from codegen.declined import Declined
 from codegen.epilogue import Epilogue, operand_value
 from codegen.expr import Operand
 from codegen.filter_gradient.schedule import (
@@ -26,6 +27,7 @@ from codegen.filter_gradient.schedule import (
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import Kernel, locate, parameter
+from codegen.sizes import below, least, most
 from codegen.spec import KernelSource
 
 #: Bytes of shared memory in which warps exchange sums.
@@ -39,6 +41,8 @@ def render(spec: FilterGradientSpec, schedule: FilterGradientSchedule) -> Kernel
 
 class _Renderer:
     def __init__(self, spec: FilterGradientSpec, schedule: FilterGradientSchedule) -> None:
+        if spec.band % schedule.rows and not below(spec.out[1] - 1, spec.band):
+            raise Declined("rows of patches do not fill bands")
         self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Kernel(spec.name)
         names = self.w.names
         self.x, self.loss = names.unique(spec.x.name), names.unique(spec.loss.name)
@@ -137,7 +141,7 @@ class _Renderer:
         end = str(every_patch)
         if spec.parts > 1:
             end = f"({self.at['part']} + 1) * {each}"
-            end = f"min({end}, {self.t}({every_patch}))" if spec.parts * each > every_patch else end
+            end = end if below(spec.parts * each - 1, every_patch) else f"min({end}, {self.t}({every_patch}))"
             w.line(f"const {self.t} end = {end};")
             end = "end"
         w.line("#pragma unroll 1")
@@ -154,13 +158,13 @@ class _Renderer:
         sizes = (spec.images, spec.out[0], tall.tiles, self.high, self.broad)
         found = {}
         for d, (name, size) in enumerate(zip(("image", "z", "band", "down", "across"), sizes)):
-            if size > 1:
+            if most(size) > 1:
                 w.line(f"const {self.t} {name} = {coordinate('patch', sizes, d)};")
-            found[name] = name if size > 1 else "0"
+            found[name] = name if most(size) > 1 else "0"
         row = linear([(found["band"], spec.band), (found["down"], s.rows)])
         w.line(f"const {self.t} row = {row}, col = {linear([(found['across'], s.cols)])};")
         self.row0 = (tall.tiles - 1) * spec.band + (self.high - 1) * s.rows
-        if self.row0 >= spec.out[1]:
+        if not below(self.row0, spec.out[1]):
             w.line(f"if (row >= {spec.out[1]}) continue;")
         begins = (("front", found["z"], "tap_z"), ("top", "row", "tap_row"), ("left", "col", "tap_col"))
         for d, (name, at, tap) in enumerate(begins):
@@ -176,8 +180,9 @@ class _Renderer:
     def _missing(self, axis: int, position: str) -> str:
         """Returns the C condition that a row (1) or column (2) of a patch does not exist; empty if all do."""
         size, total = (0, self.s.rows, self.s.cols)[axis], self.spec.out[axis]
-        last = (0, min(self.row0, total - 1), (self.broad - 1) * self.s.cols)[axis]
-        ragged = last + size > total and (axis == 2 or total % size != 0)
+        row0 = self.row0 if below(self.row0, total) else total - 1
+        last = (0, row0, (self.broad - 1) * self.s.cols)[axis]
+        ragged = not below(last + size - 1, total) and (axis == 2 or total % size != 0)
         return f"{position} >= {total}" if ragged else ""
 
     def _losses(self) -> None:
@@ -239,7 +244,7 @@ class _Renderer:
         """Returns the C condition that the image's plane exists; empty if it always does."""
         spec = self.spec
         last = (spec.out[0] - 1) * spec.stride[0] + (spec.taps[0] - 1) * spec.dilation[0] - spec.before[0]
-        inside = spec.before[0] <= 0 and last < spec.sizes[0]
+        inside = spec.before[0] <= 0 and below(last, spec.sizes[0])
         return "" if inside else f"{unsigned(self.t)}(front) < {spec.sizes[0]}"
 
     def _exists(self, axis: int, start: str, place: str, of: Span) -> str:
@@ -251,7 +256,7 @@ class _Renderer:
         tiles, each = (self.tap_rows, self.s.taps[0]) if axis == 1 else (self.tap_cols, self.s.taps[1])
         last = (self.row0 if axis == 1 else (self.broad - 1) * self.s.cols) * spec.stride[axis]
         last += (tiles.tiles - 1) * each * spec.dilation[axis] - before
-        low, high = -(-max(before, 0) // of.step), min(-(-(size - last) // of.step), of.places)
+        low, high = -(-max(before, 0) // of.step), min(-(-least(size - last) // of.step), of.places)
         if low == 0 and high >= of.places:
             return ""
         text = f"{unsigned(self.t)}({linear([(start, 1), (place, of.step)])}) < {size}"

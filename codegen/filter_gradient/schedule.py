@@ -14,6 +14,7 @@ from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
+from codegen.sizes import smaller
 from codegen.target import Target
 
 #: Registers of a thread for sums, for all that it keeps, and products that its code spells out, at most.
@@ -111,7 +112,7 @@ def blocks_of(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
 
 def patches(spec: FilterGradientSpec, s: FilterGradientSchedule) -> tuple[int, int]:
     """Returns the patches of a band along rows and columns."""
-    return -(-min(spec.band, spec.out[1]) // s.rows), -(-spec.out[2] // s.cols)
+    return -(-smaller(spec.band, spec.out[1]) // s.rows), -(-spec.out[2] // s.cols)
 
 
 def registers(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:

@@ -16,6 +16,7 @@ from codegen.kernel import locate
 from codegen.pointwise.body import Body, apart, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS
 from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
+from codegen.sizes import most
 from codegen.spec import KernelSource, PointwiseSpec
 
 
@@ -62,8 +63,8 @@ class TilesRenderer:
         down, across = t.blocks
         axes = [*outer, ("row0", down, s.rows), ("col0", across, s.cols)]
         blocks = locate(w, s.itype, axes)
-        self.outer = [name if size > 1 else "0" for name, size, _ in outer]
-        self.row0, self.col0 = (f"{name} + " if size > 1 else "" for name, size, _ in axes[-2:])
+        self.outer = [name if most(size) > 1 else "0" for name, size, _ in outer]
+        self.row0, self.col0 = (f"{name} + " if most(size) > 1 else "" for name, size, _ in axes[-2:])
         self.body.scalars()
         for n, stage in self.turned_loads.items():
             w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array(self._accesses(stage).tiles)};")

@@ -16,6 +16,7 @@ from codegen.expr import Load, Operand
 from codegen.family import Schedule
 from codegen.iteration import extent
 from codegen.pool.space import Space
+from codegen.sizes import most
 from codegen.windows import Adaptive
 
 
@@ -161,7 +162,7 @@ class Tiles:
 
     def _steps(self, strides: tuple[int, ...]) -> list[int]:
         """Returns by how many elements an operand's tiles are apart along each outer dimension."""
-        return [(edge.size if edge.tiles > 1 else 0) * t for edge, t in zip(self.edges, strides)]
+        return [(edge.size if most(edge.tiles) > 1 else 0) * t for edge, t in zip(self.edges, strides)]
 
     def _load(self, operand: Operand) -> Box | None:
         """Returns the box of a load that is brought in vectors of neighbours, as wide as possible; None for others."""

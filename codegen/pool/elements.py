@@ -12,6 +12,7 @@ from codegen.kernel import Kernel, Pointers
 from codegen.pointwise.body import plus, read, vector_type
 from codegen.pool.schedule import PoolSchedule, is_strip, patch
 from codegen.pool.space import normalize, width
+from codegen.sizes import least, most
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Sliding, Window
 
@@ -87,13 +88,13 @@ class Elements:
             first = (position, window.stride) if slides else (quotient(position, window.stride), 1)
             self.constant(t, place, linear([first, (tap, step)], window.shift))
             highest = (Edge(positions, many).tiles - 1) * window.fresh(many) + window.span(many) - 1 + window.shift
-            return _within(place, t, window.shift < 0, highest >= window.size, window.size)
+            return _within(place, t, window.shift < 0, most(highest - window.size) >= 0, window.size)
         reached = linear([(position, 1)], window.before)
         at = quotient(reached, window.stride)
         self.constant(t, place, at if tap == "0" else f"{at} - {tap}")
         highest = (positions - 1 + window.before) // window.stride
         lowest = window.before // window.stride - (count - 1)
-        found = _within(place, t, lowest < 0, highest >= window.size, window.size)
+        found = _within(place, t, least(lowest) < 0, most(highest - window.size) >= 0, window.size)
         offset = linear([(position, 1), (place, -window.stride)], window.before)
         if window.reach % window.stride:
             found.append(f"{offset} < {window.reach}")
@@ -221,8 +222,8 @@ def quotient(text: str, divisor: int) -> str:
     return f"{text if text.isalnum() else f'({text})'} / {divisor}"
 
 
-def _within(place: str, itype: str, below: bool, above: bool, size: int) -> list[str]:
+def _within(place: str, itype: str, negative: bool, beyond: bool, size: int) -> list[str]:
     """Returns the conditions under which a place that may be negative, or too large, lies in [0, ``size``)."""
-    if below and above:
+    if negative and beyond:
         return [f"{unsigned(itype)}({place}) < {size}"]
-    return [f"{place} >= 0"] if below else [f"{place} < {size}"] if above else []
+    return [f"{place} >= 0"] if negative else [f"{place} < {size}"] if beyond else []

@@ -6,12 +6,14 @@ First they fold the columns, which neighbouring threads read in vectors, into sh
 from __future__ import annotations
 
 from codegen.buffers import VECTORS, Buffer, Edge
+from codegen.declined import Declined
 from codegen.iteration import unsigned
 from codegen.kernel import Kernel, block_number
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule
 from codegen.pool.space import index_type, normalize
-from codegen.pool.steps import THREADS, in_steps
+from codegen.pool.steps import SHARED_BYTES, THREADS, in_steps
+from codegen.sizes import most
 from codegen.spec import KernelSource, PoolSpec
 
 
@@ -25,14 +27,16 @@ def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     many = f"{planes} planes" if planes > 1 else "a plane"
     block = block_number(schedule.itype)
     for operand, pointer in zip(program.operands, (*pointers.loads, *pointers.stores)):
-        if operand.strides[0] and blocks > 1:
+        if operand.strides[0] and most(blocks) > 1:
             w.line(f"{pointer} += {block} * {planes * operand.strides[0]};")
     if every.ragged:
         w.line(f"const uint32 planes = blockIdx.x == {blocks - 1} ? {every.total % planes} : {planes};")
     first, second = in_steps(spec, planes)
     folds = [whole.names.unique(store.operand.name) for store in first.program.stores]
     for store, name in zip(first.program.stores, folds):
-        elements = planes * store.operand.strides[0]
+        elements = most(planes * store.operand.strides[0])
+        if elements * store.operand.dtype.itemsize > SHARED_BYTES:
+            raise Declined("the columns of the largest planes do not fit shared memory")
         w.line(Buffer(name, store.operand.dtype.ctype, (elements,), align=VECTORS).static)
     columns = _Step(first, schedule.vector, w, every.ragged)
     columns.pointers.loads, columns.pointers.stores = pointers.loads, folds

@@ -20,6 +20,7 @@ from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule
 from codegen.pool.space import width
 from codegen.pool.steps import THREADS
+from codegen.sizes import most
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive, Covering
 
@@ -117,7 +118,7 @@ class StagedRenderer(PoolRenderer):
             (self.names.unique(f"first {name}"), edge.tiles, edge.size) for name, edge in zip(names, self.tiles.edges)
         ]
         locate(self.w, self.t, axes, position)
-        self.first = [name if tiles > 1 else "0" for name, tiles, _ in axes]
+        self.first = [name if most(tiles) > 1 else "0" for name, tiles, _ in axes]
         self.under = []
         for k, (d, window) in enumerate(self.windows):
             if self.tiles.size[d] == self.space.outer[d]:
@@ -227,7 +228,9 @@ class StagedRenderer(PoolRenderer):
         w.open(self._loop(prod(sizes)))
         self.at = []
         for d, (name, size, each) in enumerate(zip(self._coordinates(), sizes, chunk)):
-            terms = [(self.first[d], 1)] + ([(f"{self.t}({coordinate('at', sizes, d)})", each)] if size > 1 else [])
+            terms = [(self.first[d], 1)]
+            if most(size) > 1:
+                terms.append((f"{self.t}({coordinate('at', sizes, d)})", each))
             text = linear(terms)
             if text != "0":
                 w.line(f"const {self.t} {name} = {text};")

@@ -34,7 +34,7 @@ class AcrossRenderer(RowsRenderer):
         #: elements of a row that its threads take in one pass
         self.step = schedule.lanes * schedule.cluster
         self.unroll = most(-(-self.length // self.step))
-        self.ragged = self.length % self.step != 0 or self.space.total % max(self.length, 1) != 0
+        self.ragged = self.unroll * self.step != self.length or self.space.total % max(self.length, 1) != 0
         self._waits = schedule.cluster > 1
         self.array, self.u = f"[{self.unroll}]", "[u]"
 

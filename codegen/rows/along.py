@@ -34,8 +34,8 @@ class AlongRenderer(RowsRenderer):
         self.step = schedule.lanes * schedule.cluster * schedule.vector
         self.unroll = most(-(-self.length // self.step))
         self.array, self.u = (f"[{self.unroll}]", "[u]") if self.unroll > 1 else ("", "")
-        total, chunked = self.space.total, self.space.chunk is not None
-        self.ragged = total % self.step != 0 or (chunked and (self.length % self.step or total % self.length) != 0)
+        #: whether a pass of some row is not whole: so where the size varies, as ``unroll`` is that of the largest
+        self.ragged = self.unroll * self.step != self.length or self.space.total % max(self.length, 1) != 0
         #: whether a loop over the row is spelled out: a thread's elements are in registers
         self.unrolled = schedule.form == "registers"
         self._waits = schedule.cluster > 1

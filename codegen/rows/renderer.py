@@ -133,11 +133,15 @@ class RowsRenderer(ABC):
         reductions = [k for k in range(len(self.program.reductions)) if self.stages.made(k) == stage]
         parts = {k: self._part(self.program.reductions[k]) for k in reductions if k not in self.columns}
         self.beside = {k: self.columns[k] for k in reductions if k in self.columns}
-        with self._over_row():
-            self._elements(stage, self.stages.needed[stage], {**parts, **self.beside})
+        self._each(stage, {**parts, **self.beside})
         self.beside = {}
         if parts:
             self._combined(parts)
+
+    def _each(self, stage: int, parts: dict[int, str]) -> None:
+        """Writes what a stage does with all elements of a row."""
+        with self._over_row():
+            self._elements(stage, self.stages.needed[stage], parts)
 
     def _row_values(self) -> None:
         """Writes the operands and indices with one value for each row."""

@@ -78,8 +78,13 @@ class Stages:
     def ends(self, stage: int) -> list[Value]:
         """Returns the values a stage's loop is for: stored for each element, or reduced but for running sums."""
         program = self._space.program
-        made = [k for k in range(len(program.reductions)) if k not in self.running and self.made(k) == stage]
-        return [program.reductions[k].value for k in made] + [program.stores[n].value for n in self.stored(stage)]
+        reduced = [program.reductions[k].value for k in self.reduced(stage)]
+        return reduced + [program.stores[n].value for n in self.stored(stage)]
+
+    def reduced(self, stage: int) -> list[int]:
+        """Returns the reductions that a stage's loop makes, but for running sums."""
+        count = len(self._space.program.reductions)
+        return [k for k in range(count) if k not in self.running and self.made(k) == stage]
 
     def stored(self, stage: int) -> list[int]:
         """Returns the stores of a stage that have a value for each element."""

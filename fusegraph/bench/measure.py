@@ -353,14 +353,18 @@ class Bench:
         return _Built(lambda: kernel(*operands, out), "ElementwiseKernel")
 
 
-def environment(device: int = 0) -> dict[str, Any]:
-    """Returns what a result depends on, and when it was measured: device, driver, versions, commit, date."""
-    properties = driver.properties(device)
+def environment(device: int | None = 0) -> dict[str, Any]:
+    """Returns what a result depends on, and when it was measured: device, driver, versions, commit, date.
+
+    Without a device it is the cpu engine's.
+    """
+    there: dict[str, Any] = {"device": "cpu engine", "arch": None, "driver": None}
+    if device is not None:
+        properties, version = driver.properties(device), ".".join(map(str, driver.driver_version()))
+        there = {"device": properties.name, "arch": properties.arch, "driver": version}
     names = ("fusegraph", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", "torch", "triton", "nvidia-cudnn-frontend")
     return {
-        "device": properties.name,
-        "arch": properties.arch,
-        "driver": ".".join(map(str, driver.driver_version())),
+        **there,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in names},
         "commit": _commit(),

@@ -224,3 +224,11 @@ def updated(
     kept = {key: value for key, value in told.items() if key not in ("earlier", "rows")}
     kept |= {"commit": now[0], "date": now[1]}
     return {**kept, **({"earlier": earlier} if earlier else {}), "rows": [r for name in names for r in by_name[name]]}
+
+
+def columns(lines: Sequence[Sequence[str]], *, notes: bool = False) -> list[str]:
+    """Returns lines of cells in columns: the first is aligned left, the others right; ``notes`` at the end are not."""
+    table = [line[:-1] if notes else line for line in lines]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    shown = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in table]
+    return ["  ".join([*cells, *line[len(cells) :]]).rstrip() for cells, line in zip(shown, lines)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 from fusegraph.bench.time_limit import TooLong, time_limit
@@ -18,8 +20,13 @@ ENGINES: Mapping[str, dict[str, Any] | None] = {
 OURS = "fusegraph"
 
 
-def on_engine(engine: str, function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
-    """Returns a function as an engine runs it; it is compiled at its first call, in a mode of torch.compile."""
+def on_engine(
+    engine: str, function: Callable[..., Any], mode: str | None = None, *, dynamic: bool = False
+) -> Callable[..., Any]:
+    """Returns a function as an engine runs it; it is compiled at its first call, in a mode of torch.compile.
+
+    If ``dynamic``, sizes and numbers may vary from call to call.
+    """
     import torch
 
     import fusegraph.torch  # noqa: F401 - the backend's name
@@ -28,7 +35,7 @@ def on_engine(engine: str, function: Callable[..., Any], mode: str | None = None
     if settings is None:
         return function
     torch._dynamo.reset()
-    made: Callable[..., Any] = torch.compile(function, dynamic=False, mode=mode, **settings)
+    made: Callable[..., Any] = torch.compile(function, dynamic=dynamic, mode=mode, **settings)
     return made
 
 
@@ -44,15 +51,22 @@ def kept(why: dict[str, str], what: str, seconds: float) -> Iterator[None]:
         why[what] = told(error)
 
 
-def kernels_of_call(run: Callable[[], Any]) -> list[tuple[str, float]]:
-    """Returns the kernels that a call runs, in order: names and microseconds."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+def use_caches(folder: str) -> None:
+    """Lets both compilers keep what they make in a folder; before torch is imported."""
+    os.environ["FUSEGRAPH_CACHE_DIR"] = f"{folder}/fusegraph"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+    os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
 
-    run()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as measured:
-        run()
-        torch.cuda.synchronize()
-    events = [e for e in measured.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.device_time]
-    return [(e.name, e.device_time) for e in events]
+
+def difference(expected: Sequence[Any], got: Sequence[Any]) -> float:
+    """Returns the largest difference of tensors, each relative to its largest element; computed where ``got`` is.
+
+    A tensor that is all but zero beside the largest one counts as a thousandth of that, because it consists of rounding
+    errors.  What is not a number is infinitely far off.
+    """
+    largest = [x.double().abs().max().item() if x.numel() else 0.0 for x in expected]
+    least, found = max(largest, default=0.0) / 1000 or 1.0, 0.0
+    for x, y, most in zip(expected, got, largest, strict=True):
+        off = (x.to(y.device).double() - y.double()).abs().max().item() if x.numel() else 0.0
+        found = max(found, off / max(most, least) if off == off else inf)
+    return found

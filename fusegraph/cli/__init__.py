@@ -1,4 +1,5 @@
-"""The command line: ``fusegraph compile | run | explain | compare | bench | doctor``.
+"""The command line: ``fusegraph compile | run | explain | report | compare | debug | reduce | profile | bench |
+cache | doctor``.
 
 Commands import what they need when they run, so that ``--help`` answers at once.
 
@@ -14,58 +15,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fusegraph.cli.console import guarded
+from fusegraph.cli.options import (
+    Against,
+    Autotune,
+    CacheAction,
+    Cases,
+    Dims,
+    Engine,
+    File,
+    Inputs,
+    Json,
+    NoFusion,
+    On,
+    Seed,
+    Strict,
+    Target,
+)
 
 app = typer.Typer(
     name="fusegraph",
     help="A graph-API fusion compiler: operation graphs in Python, readable CUDA C out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Engine(StrEnum):
-    cuda = "cuda"
-    cpu = "cpu"
-    reference = "reference"
-
-
-File = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE[:NAME]",
-        help="Python file: every module-level Graph and every public function that needs no arguments and returns "
-        "one; or the one named. Or an ONNX model, with sizes that it leaves open: model.onnx:batch=8,x=1x3x224x224.",
-    ),
-]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dim",
-        metavar="NAME=SIZE",
-        help="Size of a dimension that varies: batch=8; or its range: batch=1..64, batch=8..64:8 (multiples of 8). May "
-        "be repeated.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Round every intermediate to its tensor's dtype.")]
-Autotune = Annotated[
-    bool | None,
-    typer.Option(
-        "--autotune/--no-autotune",
-        help="Time several schedules of every kernel on the GPU and remember the fastest; or use none remembered.",
-        show_default="those remembered are used",
-    ),
-]
-NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Make every node a kernel of its own.")]
 
 
 def _version(wanted: bool) -> None:
@@ -81,8 +59,18 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, help="Log what is done on stderr; -vv: every compilation of kernels."
+        ),
+    ] = 0,
 ) -> None:
-    pass
+    if verbose:
+        import logging
+
+        logging.basicConfig(format="fusegraph: %(message)s", stream=sys.stderr)
+        logging.getLogger("fusegraph").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 @app.command("compile")
@@ -186,6 +174,50 @@ def explain_command(
     )
 
 
+@app.command("report")
+@guarded
+def report_command(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE[:NAME]", help="A file, as for explain; with --diff two reports, .html or .json."),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Page to write, or its data: .json.", show_default="report.html"
+        ),
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Show how two reports differ; -o also writes a page.")] = False,
+    dim: Dims = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
+    ] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the kernels, to show their registers.")] = False,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Times of kernels to show instead of estimates.")
+    ] = None,
+    as_json: Json = False,
+    strict: Strict = False,
+    no_fusion: NoFusion = False,
+) -> int:
+    """Write a page that shows the graph, its kernels and every decision."""
+    from fusegraph.cli.report import report
+
+    return report(
+        files,
+        diff=diff,
+        out=out,
+        dims=dim or [],
+        target=target,
+        compiled=compiled,
+        profile=profile,
+        as_json=as_json,
+        strict=strict,
+        fusion=not no_fusion,
+    )
+
+
 @app.command("compare")
 @guarded
 def compare_command(
@@ -222,6 +254,108 @@ def compare_command(
     )
 
 
+@app.command("debug")
+@guarded
+def debug_command(
+    file: File,
+    dim: Dims = None,
+    engine: On = None,
+    against: Annotated[
+        Against,
+        typer.Option(
+            help="What results are compared with; unfused: the same engine, a kernel a node; onnx: the model, run by "
+            "onnxruntime or by ONNX's own evaluator, with the graph that it was read as."
+        ),
+    ] = Against.reference,
+    nan: Annotated[bool, typer.Option("--nan", help="Find the first NaN or infinity instead.")] = False,
+    reduce: Annotated[bool, typer.Option("--reduce", help="Make what fails as small as it can be made.")] = False,
+    seed: Seed = 0,
+    inputs: Inputs = None,
+    out: Cases = "fusegraph_debug",
+    as_json: Json = False,
+    strict: Strict = False,
+    no_fusion: NoFusion = False,
+    target: Target = None,
+) -> int:
+    """Find the first wrong node, its kernel and inputs, and write code that reproduces it; exit 1 if there is one."""
+    from fusegraph.cli.debug import debug_file
+
+    return debug_file(
+        file,
+        _setup(engine, strict, no_fusion, target),
+        against=against.value,
+        nan=nan,
+        reduce=reduce,
+        seed=seed,
+        inputs=inputs,
+        out=out,
+        as_json=as_json,
+        dims=dim or [],
+    )
+
+
+@app.command("reduce")
+@guarded
+def reduce_command(
+    file: File,
+    dim: Dims = None,
+    engine: On = None,
+    seed: Seed = 0,
+    inputs: Inputs = None,
+    out: Cases = "fusegraph_debug",
+    as_json: Json = False,
+    strict: Strict = False,
+    no_fusion: NoFusion = False,
+    target: Target = None,
+) -> int:
+    """Shrink a graph that fails to the smallest that still does, and write it as code; exit 1 if one fails."""
+    from fusegraph.cli.debug import reduce_file
+
+    setup = _setup(engine, strict, no_fusion, target)
+    return reduce_file(file, setup, seed=seed, inputs=inputs, out=out, as_json=as_json, dims=dim or [])
+
+
+def _setup(engine: Engine | None, strict: bool, no_fusion: bool, target: str | None) -> Any:
+    from fusegraph.engines import default_engine
+    from fusegraph.report.debug import Setup
+
+    return Setup(engine.value if engine else default_engine(), strict, not no_fusion, target)
+
+
+@app.command("profile")
+@guarded
+def profile_command(
+    file: File,
+    dim: Dims = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Write a trace that ui.perfetto.dev opens.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, of which the median counts.")] = 15,
+    seed: Seed = 0,
+    as_json: Json = False,
+    strict: Strict = False,
+    no_fusion: NoFusion = False,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Estimate for this machine, such as h200, instead of measuring.", show_default=False),
+    ] = None,
+) -> int:
+    """Time every kernel beside its floor; without a GPU, show what cost models estimate."""
+    from fusegraph.cli.profile import profile_file
+
+    return profile_file(
+        file,
+        trace=trace,
+        repeats=repeats,
+        seed=seed,
+        as_json=as_json,
+        strict=strict,
+        fusion=not no_fusion,
+        target=target,
+        dims=dim or [],
+    )
+
+
 @app.command("bench")
 @guarded
 def bench_command(
@@ -234,7 +368,8 @@ def bench_command(
             metavar="NAME",
             help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers, layouts, "
             "calls, refused, attention; sweep: random layers of real networks beside torch and torch.compile; "
-            "zoo: whole models of torchvision and transformers; "
+            "zoo: whole models of torchvision and transformers; training: steps of their training, and parts of them; "
+            "sizes: some of these, and graphs, compiled once and called at random sizes, without a GPU small ones; "
             "schedules: every candidate of the kernels of models and of the sweep's layers.",
         ),
     ] = None,
@@ -259,17 +394,32 @@ def bench_command(
         bool, typer.Option("--update", help="Replace the rows of these workloads in --json's FILE, keep the others.")
     ] = False,
     names_only: Annotated[bool, typer.Option("--list", help="Show the workloads' names; needs no GPU.")] = False,
-    count: Annotated[int, typer.Option(metavar="N", min=0, help="Cases of the sweep.")] = 100,
+    count: Annotated[int, typer.Option(metavar="N", min=0, help="Cases of the sweep; sizes of each case.")] = 100,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="What they are drawn from.")] = 0,
     minutes: Annotated[float, typer.Option(metavar="N", min=0.1, help="Time that the suite may take.")] = 10.0,
     dtypes: Annotated[
-        str, typer.Option(metavar="NAME[,NAME...]", help="Of whole models: bf16, fp32 (torch's settings), tf32.")
-    ] = "bf16",
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Of whole models: bf16 (the default), fp32 (torch's settings), tf32; of training also amp (autocast).",
+        ),
+    ] = None,
     batches: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Of whole models: numbers, or usual for each model's own.")
-    ] = "1,usual",
+        str | None,
+        typer.Option(
+            metavar="N[,N...]",
+            help="Of whole models: numbers, or usual for each model's own. Default: 1,usual; training: usual.",
+        ),
+    ] = None,
+    modes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[,NAME...]", help="training: train (dropout, statistics of the batch), eval (neither)."
+        ),
+    ] = "train,eval",
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="zoo: show our kernels by time beside their memory floor instead.")
+        bool,
+        typer.Option("--kernels", help="zoo, training: show our kernels by time beside their memory floor instead."),
     ] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
@@ -279,18 +429,31 @@ def bench_command(
         return sweep(
             only, peers=peers, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only
         )
-    if suite == "zoo":
+    if suite in ("zoo", "training"):
         from fusegraph.cli.zoo import zoo
 
         return zoo(
             only,
             dtypes=dtypes,
             batches=batches,
+            modes=modes if suite == "training" else None,
             minutes=minutes,
             json_file=json_file,
             commit=commit,
             names_only=names_only,
             kernels=kernels,
+        )
+    if suite == "sizes":
+        from fusegraph.cli.sizes import sizes
+
+        return sizes(
+            only,
+            seed=seed,
+            count=count,
+            minutes=minutes,
+            json_file=json_file,
+            commit=commit,
+            names_only=names_only,
         )
     if suite == "schedules":
         from fusegraph.cli.schedules import schedules
@@ -320,6 +483,20 @@ def bench_command(
         autotune=autotune,
         update=update,
     )
+
+
+@app.command("cache")
+@guarded
+def cache_command(
+    action: Annotated[
+        CacheAction, typer.Argument(help="show: folder, size and limit; size: bytes alone; clear: remove all entries.")
+    ] = CacheAction.show,
+    as_json: Json = False,
+) -> int:
+    """Show or clear the cache of compiled kernels and of plans."""
+    from fusegraph.cli.cache import look
+
+    return look(action.value, as_json=as_json)
 
 
 @app.command("doctor")

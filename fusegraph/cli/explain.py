@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusegraph.cli.console import columns, print_json, say
+from fusegraph.cli.console import columns, print_json, progress, say
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
 from fusegraph.engines.partitions import settling
 from fusegraph.engines.plans import planner
 from fusegraph.errors import FileError
-from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
-from fusegraph.ranges import OpenGraph, SizedPlan, plan_ranges, varies
+from fusegraph.ranges import SizedPlan, varies
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
-from fusegraph.report.explain_sized import describe_sized, sized_text
+from fusegraph.report.explain_sized import describe_sized, ranges_of, sized_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import named, present
@@ -53,10 +52,17 @@ def explain_file(
     if fusion and how.device_name is not None:
         planned = settling(planned, None, default_cache(), how.device_name)
     graphs = load_graphs(file, dims, known=passes or dump is not None)
-    sized = [_ranges(graph, options, fusion) for graph in graphs if varies(graph)]
+    varying, plans, sized = [graph for graph in graphs if varies(graph)], [], []
+    with progress(len(varying or graphs)) as step:
+        for graph in varying or graphs:
+            step(f"{graph.name}: planning")
+            if varying:
+                sized.append(ranges_of(graph, options, fusion))
+            else:
+                plans.append(planned(graph, options))
+            step(graph.name, advance=1)
     if sized:
         return _explain_sized(file, sized, kernel, as_json)
-    plans = [planned(graph, options) for graph in graphs]
     if dump is not None:
         _dump(plans, dump)
     if kernel is not None:
@@ -92,12 +98,6 @@ def explain_file(
     else:
         say("\n".join(explain_text(f, columns()) for f in facts).rstrip("\n"))
     return 0
-
-
-def _ranges(graph: Graph, options: Options, fusion: bool) -> SizedPlan:
-    if isinstance(graph, OpenGraph):
-        raise FileError(f"{graph.name} is compiled for each choice of sizes: {graph.reason}; give sizes: --dim NAME=8")
-    return plan_ranges(graph, options, fusion=fusion)
 
 
 def _explain_sized(file: str, plans: Sequence[SizedPlan], kernel: str | None, as_json: bool) -> int:

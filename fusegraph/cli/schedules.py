@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fusegraph.cli.console import note, say
-from fusegraph.cli.suites import check_gpu, check_torch, dtypes_of, facts, pattern
+from fusegraph.cli.suites import check_gpu, check_torch, facts, names_of, pattern
 from fusegraph.report import artifacts
 from fusegraph.runtime import driver
 from fusegraph.runtime.targets import present
@@ -19,7 +19,7 @@ MOST = 12
 def schedules(
     only: str | None,
     *,
-    dtypes: str,
+    dtypes: str | None,
     seed: int,
     count: int,
     minutes: float,
@@ -30,10 +30,10 @@ def schedules(
     """Times the schedules of kernels until all are measured or the time is over; prints the regret by family.
 
     The kernels are those of the zoo's models whose names the regular expression ``only`` is found in, in ``dtypes``
-    (names separated by commas), and of the first ``count`` cases of the sweep of a seed.  The JSON file keeps the
-    kernels and what was measured; the same command goes on from it.  With ``names_only`` nothing is timed, but the
-    kernels are planned, shown and kept; without a GPU for the default target.  Returns 0.  Raises FusegraphError
-    without torch or for a wrong expression, DeviceError without a GPU.
+    (names separated by commas, bf16 if None), and of the first ``count`` cases of the sweep of a seed.  The JSON file
+    keeps the kernels and what was measured; the same command goes on from it.  With ``names_only`` nothing is timed,
+    but the kernels are planned, shown and kept; without a GPU for the default target.  Returns 0.  Raises
+    FusegraphError without torch or for a wrong expression, DeviceError without a GPU.
     """
     check_torch("schedules")
     from fusegraph.bench.schedules.kernels import Source
@@ -41,7 +41,7 @@ def schedules(
     from fusegraph.bench.schedules.run import Measurements
     from fusegraph.bench.zoo.models import MODELS
 
-    wanted, kinds = pattern(only), dtypes_of(dtypes)
+    wanted, kinds = pattern(only), names_of("--dtypes", dtypes or "bf16")
     sources = [Source(name, dtype) for name in MODELS if wanted(name) for dtype in kinds]
     sources += [Source(seed=seed, number=n) for n in range(count)]
     there = driver.available()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from codegen.target import PORTABLE
@@ -15,6 +17,8 @@ from fusegraph.ranges import OpenGraph, varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
+
+_logger = logging.getLogger(__name__)
 
 ENGINES = ("cuda", "cpu", "cudnn", "reference")
 
@@ -41,6 +45,7 @@ def compile(
     partition: bool = False,
     autotune: bool | None = None,
     prepack_limit: int | None = None,
+    memory_limit: int | None = None,
     wait: bool = True,
 ) -> Executable:
     """Compiles a graph.
@@ -65,6 +70,8 @@ def compile(
                      cuDNN proposes and keeps the fastest.
     prepack_limit    cuda, cpu: the most bytes of packed copies of parameters; those of the largest are left out.  0
                      computes everything in every call.  Default: a quarter of the parameters' bytes, or 256 MB if more.
+    memory_limit     cuda, cpu: the most bytes that are kept for a backward pass (`Graph.gradients`).  If it would keep
+                     more, it computes more again, though that moves more bytes.
     wait             cuda: False returns while kernels are being compiled; the first call waits for them.
 
     Raises GraphError, ArgumentError (an option has a wrong value), WorkspaceError, CompileError (also for an unknown
@@ -82,22 +89,30 @@ def compile(
     workspace_limit = _option("workspace_limit", optional(_at_least(0)), workspace_limit)
     jobs = _option("jobs", optional(_at_least(1)), jobs)
     prepack_limit = _option("prepack_limit", optional(_at_least(0)), prepack_limit)
+    memory_limit = _option("memory_limit", optional(_at_least(0)), memory_limit)
     check_environment()
-    options = Options(strict=strict, target=PORTABLE if target is None else named(target), prepack=prepack_limit)
+    machine = PORTABLE if target is None else named(target)
+    options = Options(strict=strict, target=machine, prepack=prepack_limit, memory=memory_limit)
     engine = default_engine() if engine is None else engine
     if engine not in ENGINES:
         raise FusegraphError(f"unknown engine {shown(engine)}; there are {', '.join(ENGINES)}")
     settings = _Settings(options, fusion, workspace_limit, cache, device, jobs, progress, partition, autotune, wait)
     if not varies(graph):
-        return _known(graph, engine, settings)
+        began = perf_counter()
+        made = _known(graph, engine, settings)
+        kernels = len(made.plan.kernels) if made.plan is not None else 0
+        told = graph.name, engine, graph.node_count, kernels, perf_counter() - began
+        _logger.info("graph %s for %s: %d nodes in %d kernels, %.2f s", *told)
+        return made
     from fusegraph.engines import sized
 
-    kernels: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    shared: dict[str, Any] = {"fusion": fusion, "workspace_limit": workspace_limit, "cache": cache}
+    _logger.info("graph %s for %s: sizes vary", graph.name, engine)
     if engine not in ("cuda", "cpu") or isinstance(graph, OpenGraph):
         return sized.by_size(graph, options, engine, device, lambda known: _known(known, engine, settings))
     if engine == "cuda":
-        return sized.on_cuda(graph, options, **kernels, device=device, jobs=jobs, progress=progress)
-    return sized.on_cpu(graph, options, **kernels)
+        return sized.on_cuda(graph, options, **shared, device=device, jobs=jobs, progress=progress)
+    return sized.on_cpu(graph, options, **shared)
 
 
 class _Settings(NamedTuple):

@@ -67,7 +67,7 @@ class Argument:
                 f"{list(self.strides)}; copy the array to that layout, or give tensor() the array's strides"
             )
         if seen.readonly and self.written:
-            raise ArgumentError(f"{self.what} is read-only{'' if self._is_output else ', and the graph assigns to it'}")
+            raise ArgumentError(f"{self.what} is read-only{'' if self._is_output else ', and calls write to it'}")
         keep.append(seen)
         return seen.pointer
 

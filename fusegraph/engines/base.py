@@ -84,7 +84,8 @@ class Executable:
         #: The device on which the arrays must be.
         self.device = device
         updated = set(graph.updates.values())
-        self._inputs = [Argument(t, "input", self.engine, device, assigned=t in updated) for t in graph.inputs]
+        written = updated | graph.donated
+        self._inputs = [Argument(t, "input", self.engine, device, assigned=t in written) for t in graph.inputs]
         self._outputs = [Argument(t, "output", self.engine, device) for t in graph.made]
         self._calls: dict[type, _Call] = {}
         self._alignments = [a.dtype.itemsize - 1 for a in (*self._inputs, *self._outputs)]
@@ -153,6 +154,28 @@ class Executable:
         if self._in_inputs:
             results = self._with_inputs(results, arrays)
         return results[0] if self._single else results
+
+    def consume(self, arrays: list[Any]) -> Any:
+        """Calls with the inputs in a list, and empties it: the graph may give donated ones back before it has ended."""
+        results = self(*arrays)
+        arrays.clear()
+        return results
+
+    def _read(self, arrays: Sequence[Any]) -> tuple[_Call, int, tuple[int, ...] | None]:
+        """Returns what to do with inputs, the stream, and their addresses; no addresses if `__call__` has to look."""
+        kind = type(arrays[0])
+        call = self._calls.get(kind) or self._prepare(kind)
+        stream = call.current_stream(self._ordinal)
+        plain = not (self._packed or self._prepacks or self._assigned)
+        addresses = call.read_inputs(tuple(arrays), stream) if plain else None
+        if addresses is None or not self._may_queue(addresses, reduce(or_, addresses, 0)):
+            return call, stream, None
+        self._overlaps.check_inputs(addresses)
+        return call, stream, addresses
+
+    def _may_queue(self, addresses: tuple[int, ...], bits: int) -> bool:
+        """Tells whether no address, or-ed ``bits``, is null or misaligned."""
+        return 0 not in addresses and not (bits & self._elements and any(map(and_, addresses, self._alignments)))
 
     def _call_packed(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
         """Calls a graph with elements of fewer than 8 bits, which are given as bytes or as NumPy arrays."""
@@ -223,8 +246,8 @@ class Executable:
         alone, so addresses that passed once need no check in later calls.  Raises ArgumentError for an overlap.
         """
         bits = reduce(or_, addresses, 0)
-        if 0 in addresses or (bits & self._elements and any(map(and_, addresses, self._alignments))):
-            return False  # no memory, or misaligned
+        if not self._may_queue(addresses, bits):
+            return False
         self._overlaps.check_inputs(addresses)
         pairs = self._found_in_place(addresses, bits) if given else NOTHING
         queue = self._select(addresses, bits, pairs)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from threading import Lock, local
 from typing import Any
 
 from codegen.target import PORTABLE
 from fusegraph.engines.arguments import bind, with_own_memory
 from fusegraph.engines.autotune import Choosers, choosers
+from fusegraph.engines.base import NOTHING
 from fusegraph.engines.kernels import KernelExecutable
 from fusegraph.engines.packing import Packing, Run
 from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
 from fusegraph.engines.plans import Planner
 from fusegraph.engines.plans import planner as cached_planner
 from fusegraph.engines.slots import Slots
+from fusegraph.engines.stages import Stage, stages
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.phases import current, phase
 from fusegraph.plan import Plan
 from fusegraph.runtime import driver, nvrtc
-from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device
+from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device, torch_allocates, torch_memory
 from fusegraph.runtime.cache import DiskCache, default_cache
-from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module
+from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module, one_after_another
 from fusegraph.runtime.replay import Replay, record
 
 
@@ -40,6 +44,7 @@ class _Loaded:
 
     plan: Plan
     queue: Run
+    stages: Sequence[tuple[Stage, LaunchSequence]]
     constants: tuple[DeviceArray, ...]
     packing: Packing | None
 
@@ -61,14 +66,14 @@ class _Steps:
         """Returns what launches some of the kernels."""
         steps = [step for k in kernels if (step := self.steps[k]) is not None]
         slots, fixed = self.slots, self.slots.fixed([c.pointer for c in constants])
-        return LaunchSequence(steps, slots.arrays, fixed, slots.offsets, slots.views, device=self.device)
+        return LaunchSequence(steps, slots.arrays, fixed, slots.in_parts, slots.views, device=self.device)
 
 
 class _Packer:
     """Makes packed tensors with the kernels of a packing."""
 
     def __init__(self, plan: Plan, steps: _Steps) -> None:
-        self._size, self._steps, self._device = plan.memory.size, steps, steps.device
+        self._size, self._parts, self._steps, self._device = plan.memory.size, plan.memory.parts, steps, steps.device
 
     def allocate(self, nbytes: int) -> tuple[object, int]:
         buffer = driver.allocate(nbytes, self._device)
@@ -76,7 +81,8 @@ class _Packer:
 
     def run(self, kernels: Sequence[int], addresses: Sequence[int], stream: int) -> object:
         workspace, constants = driver.allocate(self._size, self._device), self._steps.constants()
-        self._steps.sequence(kernels, constants)(tuple(addresses), stream, workspace.pointer)
+        parts = tuple([workspace.pointer + start for start in self._parts])
+        self._steps.sequence(kernels, constants)(tuple(addresses), stream, parts)
         return workspace, constants
 
     def is_capturing(self, stream: int) -> bool:
@@ -92,8 +98,9 @@ class CudaExecutable(KernelExecutable[_Loaded]):
     Compiles for the options' target, by default the device's.  A given target needs no driver: without a driver (or on
     another device) `kernels` has the cubins, and calling the Executable raises DeviceError.  Without ``wait`` this
     returns while kernels are being compiled; the first call waits for them, and raises CompileError.  Calls queue their
-    kernels on the stream and do not wait.  Each stream has its own workspace; each capture of a CUDA graph has one that
-    lives as long as the Executable.  Several threads may call it at once, also on the same stream.
+    kernels on the stream and do not wait.  On torch's current stream the workspace is memory of torch's allocator that
+    a call gives back.  Else each stream has its own; each capture of a CUDA graph has one that lives as long as the
+    Executable.  Several threads may call it at once, also on the same stream.
     """
 
     engine = "cuda"
@@ -193,19 +200,46 @@ class CudaExecutable(KernelExecutable[_Loaded]):
         count = len(plan.kernels)
         loaded = self._steps(plan, compiled[:count])
         constants = loaded.constants()
-        sequence = loaded.sequence(range(count), constants)
-        size, workspaces = plan.memory.size, self._workspaces
+        staged = [(stage, loaded.sequence(stage.kernels, constants)) for stage in stages(plan)]
+        size, starts, workspaces = plan.memory.size, plan.memory.parts, self._workspaces
+        sequences = [sequence for _, sequence in staged]
 
         def queue(addresses: tuple[int, ...], stream: int) -> None:
-            # Kernels that another thread's call queued in between would overwrite the intermediates.
-            with workspaces.lock:
-                sequence(addresses, stream, workspaces.address(size, stream))
+            with workspaces.room(size, stream) as workspace:
+                places = tuple([workspace + start for start in starts])
+                for sequence in sequences:
+                    sequence(addresses, stream, places)
 
         packing = None
         if plan.packing is not None:
             packer = _Packer(plan.packing, self._steps(plan.packing, compiled[count:]))
             packing = Packing(plan, packer, str(self.device), self._without_packing)
-        return _Loaded(plan, queue if size else sequence, constants, packing)
+        return _Loaded(plan, queue if size or len(staged) > 1 else sequences[0], staged, constants, packing)
+
+    def consume(self, arrays: list[Any]) -> Any:
+        call, stream, addresses = self._read(arrays)
+        if addresses is None or not torch_allocates(stream, self._ordinal):
+            return super().consume(arrays)
+        loaded = self._variant_for(reduce(or_, addresses, 0), NOTHING)
+        makers = call.makers or self._allocators(call.framework, stream)
+        results: list[Any] = [None] * len(makers)
+        sizes = loaded.plan.memory.part_sizes
+        parts: list[Any] = [None] * len(sizes)
+        places, starts = [*addresses, *[0] * len(makers)], [0] * len(sizes)
+        for stage, sequence in loaded.stages:
+            for n in stage.makes:
+                results[n] = makers[n]()
+                places[self._number + n] = call.address_of(results[n])
+            for n in stage.opens:
+                parts[n] = torch_memory(sizes[n], self._ordinal)
+                starts[n] = parts[n].data_ptr()
+            sequence(tuple(places), stream, tuple(starts))
+            for n in stage.drops:
+                arrays[n], places[n] = None, 0
+            for n in stage.closes:
+                parts[n], starts[n] = None, 0
+        arrays.clear()
+        return results[0] if self._single else tuple(results)
 
     def _steps(self, plan: Plan, compiled: Sequence[nvrtc.CompiledKernel]) -> _Steps:
         """Loads kernels on the device."""
@@ -235,6 +269,18 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             steps.append((launch, positions))
         return _Steps(slots, steps, index)
 
+    def launches(self) -> list[Launch | None]:
+        """Returns what launches each kernel of a call alone, and behind them those that make packed tensors.
+
+        None stands for a kernel that has nothing to do.
+        """
+        assert self.plan is not None
+        plans = [(self.plan, self.kernels)]
+        plans += [(self.plan.packing, self.packing_kernels)] if self.plan.packing is not None else []
+        with one_after_another():
+            steps = [step for plan, compiled in plans for step in self._steps(plan, compiled).steps]
+        return [step[0] if step is not None else None for step in steps]
+
     def record(self, *args: Any, out: Any = None, **named: Any) -> tuple[Any, Replay]:
         """Records the call as a CUDA graph on these very arrays; returns (outputs, replay).
 
@@ -257,19 +303,30 @@ PER_THREAD = 2
 
 
 class _Workspaces:
-    """Memory for intermediates: one buffer for each stream, and one for each capture of a CUDA graph.
+    """Memory for intermediates beside torch's: a buffer for each stream, and one for each capture of a CUDA graph.
 
-    ``lock`` is held while a call asks for its buffer and queues its kernels.
+    The lock is held while a call asks for its buffer and queues its kernels.
     """
 
     def __init__(self, device: int) -> None:
-        self.lock = Lock()
+        self._lock = Lock()
         self._device = device
         self._of_stream: dict[int, driver.DeviceBuffer] = {}
         self._own = local()  # holds the buffer of a thread's own default stream
         self._captured: list[driver.DeviceBuffer] = []
 
-    def address(self, size: int, stream: int) -> int:
+    @contextmanager
+    def room(self, size: int, stream: int) -> Iterator[int]:
+        """Holds ``size`` bytes for the intermediates of a call on ``stream`` while it queues its kernels."""
+        if torch_allocates(stream, self._device):
+            taken = torch_memory(size, self._device)
+            yield taken.data_ptr()
+            return
+        # Kernels that another thread's call queued in between would overwrite the intermediates.
+        with self._lock:
+            yield self._address(size, stream)
+
+    def _address(self, size: int, stream: int) -> int:
         """Returns the address of ``size`` bytes for the intermediates of a call on ``stream``."""
         if stream and driver.is_capturing(stream, self._device):
             # A captured graph may be replayed while other calls run, so its intermediates are its own.

@@ -26,6 +26,8 @@ def refusal(plan: Plan, pairs: Pairs) -> str | None:
         source, target = plan.simplified.inputs[number], plan.simplified.made[result]
         if source in plan.simplified.parameters:
             return f"{source.name!r} is a parameter, which calls do not change"
+        if source in plan.simplified.donated:
+            return f"{source.name!r} is donated: intermediates may lie in its memory"
         written = ""
         for kernel in plan.kernels:
             if 0 in kernel.source.grid:

@@ -27,6 +27,8 @@ from fusegraph.runtime.cache import digest
 
 #: Parameters that change so many times, with at most so many calls between two changes, had better not be packed.
 MOST_CHANGES, CALLS_BETWEEN = 5, 2
+#: Of parameters at so many different places it is known what they were in the last call.
+KNOWN = 256
 
 #: Queues a plan's kernels for addresses: those of the call's inputs, of packed tensors, of the call's outputs.
 Run = Callable[[tuple[int, ...], int], None]
@@ -163,12 +165,35 @@ class Packing:
         self._sets: dict[tuple[int, ...], _Set] = {}
         self._pinned: list[_Set] = []
         self._recorded: list[object] = []
+        self._last: dict[tuple[int, ...], _Last] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all copies that the plan holds."""
         with _SHARED.lock:
             return sum({c: c.nbytes for s in [*self._sets.values(), *self._pinned] for c in s.copies}.values())
+
+    def last(self, addresses: Sequence[int]) -> _Last:
+        """Returns what is known of the parameters of calls with arrays at addresses, wherever the others are."""
+        if len(self._last) >= KNOWN:
+            self._last.clear()
+        return self._last.setdefault(self.parameters(addresses), _Last())
+
+    def renew(self, last: _Last, arrays: Sequence[Any], addresses: Sequence[int], stream: int) -> bool:
+        """Brings the packed tensors up to date; returns false if that is futile, or memory does not suffice."""
+        if self.is_futile:
+            return False
+        with _SHARED.lock:
+            watch = Watch(arrays)
+            seen = watch.seen(arrays)
+            try:
+                last.pointers = self.current(watch, arrays, self.parameters(addresses), stream).pointers
+            except (DeviceError, OutOfMemoryError):
+                return False
+            recorded = self.packer.is_capturing(stream)  # copies made in a recording are not made yet
+            last.watch = watch
+            last.seen, last.epoch = None if recorded else seen, _SHARED.epoch
+        return True
 
     def current(self, watch: Watch, arrays: Sequence[Any], addresses: Sequence[int], stream: int) -> _Set:
         """Returns the copies for parameters, after making those that are not up to date; the caller holds the lock.
@@ -270,49 +295,51 @@ class Packing:
         _SHARED.epoch = object()
 
 
+class _Last:
+    """What parameters at some addresses were in the last call, and the addresses of their packed tensors."""
+
+    __slots__ = ("epoch", "pointers", "seen", "watch")
+
+    def __init__(self) -> None:
+        self.pointers: tuple[int, ...] = ()
+        self.watch: Watch | None = None
+        self.seen: Any = None
+        self.epoch: object = None
+
+    def holds(self, arrays: Sequence[Any]) -> bool:
+        """Returns true if the packed tensors are up to date."""
+        return self.epoch is _SHARED.epoch and self.watch is not None and self.watch.seen(arrays) == self.seen
+
+
 class Bound:
     """A loaded plan and the addresses of a call: queues its kernels once the packed tensors are up to date."""
 
-    __slots__ = ("_addresses", "_epoch", "_form", "_packing", "_run", "_seen", "_watch", "_whole")
+    __slots__ = ("_addresses", "_form", "_last", "_packing", "_read", "_run", "_whole")
 
     def __init__(self, packing: Packing, addresses: tuple[int, ...], run: Run, form: Any) -> None:
         self._packing, self._addresses, self._run, self._form = packing, addresses, run, form
-        self._seen: Any = None
-        self._watch: Watch | None = None
+        self._last = packing.last(addresses)
         self._whole: tuple[int, ...] = ()
-        self._epoch: object = None
+        self._read: tuple[int, ...] | None = None  # the packed tensors among these
 
     def __call__(self, arrays: Sequence[Any], stream: int) -> None:
         """Queues the kernels for the call's inputs, which are at the addresses that this was made with."""
-        packing = self._packing
+        packing, last = self._packing, self._last
         given = packing.parameters(arrays)
         packing.calls += 1
-        if self._epoch is not _SHARED.epoch or self._watch is None or self._watch.seen(given) != self._seen:
-            if not self._renew(given, stream):
+        if not last.holds(given):
+            if not packing.renew(last, given, self._addresses, stream):
                 without = packing.give_up()
                 assert without is not None  # the executable, which is being called
                 without(self._form)(self._addresses, stream)
                 return
         elif packing.packer.is_capturing(stream):
             packing.pin(given)
+        pointers, addresses = last.pointers, self._addresses
+        if self._read is not pointers:
+            self._whole = (*addresses[: packing.inputs], *pointers, *addresses[packing.inputs :])
+            self._read = pointers
         self._run(self._whole, stream)
-
-    def _renew(self, given: Sequence[Any], stream: int) -> bool:
-        """Brings the packed tensors up to date; returns false if that is futile, or memory does not suffice."""
-        packing, addresses = self._packing, self._addresses
-        if packing.is_futile:
-            return False
-        with _SHARED.lock:
-            self._watch = Watch(given)
-            seen = self._watch.seen(given)
-            try:
-                found = packing.current(self._watch, given, packing.parameters(addresses), stream)
-            except (DeviceError, OutOfMemoryError):
-                return False
-            self._whole = (*addresses[: packing.inputs], *found.pointers, *addresses[packing.inputs :])
-            recorded = packing.packer.is_capturing(stream)  # copies made in a recording are not made yet
-            self._seen, self._epoch = None if recorded else seen, _SHARED.epoch
-        return True
 
 
 def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

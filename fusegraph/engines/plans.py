@@ -30,7 +30,7 @@ from fusegraph.runtime.cache import DiskCache, digest
 
 #: The largest entry, in bytes; a plan with larger constants of its own is made anew.
 MOST_BYTES = 16 * 10**6
-FORMAT = "2"
+FORMAT = "3"
 #: What an entry may raise that another release of numpy wrote, say.
 _UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError, EOFError)
 
@@ -122,26 +122,32 @@ def graph_key(graph: Graph, options: Options, *more: object) -> str | None:
 
     None is for a graph that holds what cannot be written down.
     """
+    settings = (options, *more, sys.version_info[:2])
+    written = _pickled((described(graph), settings), None)
+    return None if written is None else digest("plan", FORMAT, _sources(), written)
+
+
+def described(graph: Graph) -> tuple[Any, ...]:
+    """Returns all that a graph is, for comparisons with others."""
     tensors = [
         (
             t.name,
             t.shape,
             t.own_strides or t.strides,
             t.dtype.name,
-            t.value,
+            None if t.value is None else t.value.tobytes(),
             t in graph._automatic,
             t in graph.parameters,
+            t in graph.donated,
         )
         for t in graph.tensors.values()
     ]
     nodes = [
         (n.op, [t.name for t in n.inputs], dict(n.attributes), [t.name for t in n.outputs], n.name) for n in graph.nodes
     ]
-    ends = [[t.name for t in ends] for ends in (graph.inputs, graph.outputs, graph.updates, graph.updates.values())]
-    settings = (options, *more, sys.version_info[:2])
-    kinds = (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
-    written = _pickled((tensors, nodes, ends, kinds, settings), None)
-    return None if written is None else digest("plan", FORMAT, _sources(), written)
+    several = (graph.inputs, graph.outputs, graph.updates, graph.updates.values(), graph.losses)
+    ends = [[t.name for t in ends] for ends in several]
+    return tensors, nodes, ends, (graph.name, graph.io_dtype.name, graph.compute_dtype.name)
 
 
 class _Pickler(pickle.Pickler):
@@ -238,8 +244,12 @@ def _final(made: Plan) -> Plan:
 
 
 def _ended(made: Steps) -> Steps:
-    steps = tuple(replace(step, rewritten=replace(step.rewritten, declined=None)) for step in made)
-    return Steps(steps, made.options)
+    """Returns steps without functions, and without the counterparts of tensors in graphs that stayed as they were."""
+    steps = []
+    for step in made:
+        kept = step.rewritten.counterparts if step.changed else {}
+        steps.append(replace(step, rewritten=replace(step.rewritten, counterparts=kept, declined=None)))
+    return Steps(tuple(steps), made.options)
 
 
 def _loaded(entry: bytes | None, graph: Graph) -> Plan | None:

@@ -9,7 +9,6 @@ from threading import Lock
 from typing import Any
 
 from codegen.sizes import Bounds, Size, dimension, value
-from fusegraph.dims import bounds_of
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs
@@ -18,7 +17,7 @@ from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
-from fusegraph.ranges import OpenGraph, SizedPlan, graph_at
+from fusegraph.ranges import OpenGraph, SizedPlan, bounds_in, check_shapes, graph_at
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
 
@@ -54,10 +53,12 @@ class SizedExecutable(Executable):
             check_outputs(graph)
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
-        self._bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
+        self._bounds = bounds_in(graph)
         self._sources = _sources(graph, self._bounds)
-        self._values = {name: graph.inputs[n].shape[axis] // unit for name, (n, axis, unit) in self._sources.items()}
-        self._values = {name: int(size) for name, size in self._values.items()}
+        self._values = {
+            name: (int(graph.inputs[n].shape[axis]) - start) // unit
+            for name, (n, axis, unit, start) in self._sources.items()
+        }
         self._plans: dict[Options, SizedPlan] = {}
         self._made: OrderedDict[tuple[int, ...], Executable] = OrderedDict()
         self._lock = Lock()
@@ -100,11 +101,15 @@ class SizedExecutable(Executable):
         return found
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
-        """Returns the Executable for sizes by symbol; others than its own may be there."""
+        """Returns the Executable for sizes by symbol; others than its own may be there.
+
+        Raises GraphError or ShapeError for sizes at which a node's operands do not go together.
+        """
         key = tuple(sizes[name] for name in self._bounds)
         with self._lock:
             found = self._made.get(key)
             if found is None:
+                check_shapes(self.graph, sizes)
                 graph, _ = graph_at(self.graph, sizes)
                 found = self._made[key] = self._make(graph, self._planner(sizes) if self._plan else None)
                 if len(self._made) > MOST_KEPT:
@@ -133,7 +138,7 @@ class SizedExecutable(Executable):
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
         """Returns the sizes by symbol of arrays.  Raises ArgumentError."""
         sizes = {}
-        for name, (number, axis, unit) in self._sources.items():
+        for name, (number, axis, unit, start) in self._sources.items():
             tensor, array = self.graph.inputs[number], arrays[number]
             shape = getattr(array, "shape", None)
             shape = tuple(view(array, name=tensor.name, stream=0).shape if shape is None else shape)
@@ -141,20 +146,22 @@ class SizedExecutable(Executable):
             if len(shape) != tensor.rank:
                 raise ArgumentError(f"{what} has shape {list(shape)}, the graph was built for {tensor.rank} dimensions")
             size, (low, high) = shape[axis], self._bounds[name]
-            if size % unit or not low <= size // unit <= high:
+            number, rest = divmod(size - start, unit)
+            if rest or not low <= number <= high:
                 multiple = f"a multiple of {unit} " if unit > 1 else ""
+                multiple = f"{start} less than the size, " * (start != 0) + multiple
                 raise ArgumentError(
                     f"{what} has size {size} in dimension {axis}; Dim {name!r} is {multiple}from {low * unit} to "
                     f"{high * unit}"
                 )
-            sizes[name] = size // unit
+            sizes[name] = number
         return sizes
 
 
 def sources_of(graph: Graph) -> dict[str, tuple[int, Bounds, Size]]:
     """Returns for each Dim of a graph, by name: what sizes are multiples of, the bounds of the quotient, and that."""
-    bounds = bounds_of(s for t in graph.tensors.values() for s in (*t.shape, *t.strides))
-    units = {name: unit for name, (_, _, unit) in _sources(graph, bounds).items()}
+    bounds = bounds_in(graph)
+    units = {name: unit for name, (_, _, unit, _) in _sources(graph, bounds).items()}
     return {n: (units[n], b, dimension(n, b.min, b)) for n, b in bounds.items()}
 
 
@@ -163,19 +170,24 @@ def sizes_given(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: sizes[name] * unit for name, (unit, _, _) in sources_of(graph).items()}
 
 
-def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int]]:
-    """Returns for each symbol an input's number, its dimension that is the symbol times a number, and that number."""
-    found: dict[str, tuple[int, int, int]] = {}
+def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int, int]]:
+    """Returns for each symbol an input's number, its dimension, and by what that is the symbol's multiple and more.
+
+    Where there is such, nothing is added to the multiple.
+    """
+    found: dict[str, tuple[int, int, int, int]] = {}
     for number, tensor in enumerate(graph.inputs):
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Size) and len(size.dims) == 1:
                 (name,) = size.dims
-                unit = value(size.expression, {name: 1})
-                if all(value(size.expression, {name: n}) == n * unit for n in (2, 3, 5)):
-                    found.setdefault(name, (number, axis, unit))
+                first, second = (value(size.expression, {name: n}) for n in (0, 1))
+                unit, start = second - first, first
+                fits = unit > 0 and all(value(size.expression, {name: n}) == n * unit + start for n in bounds[name])
+                if fits and (name not in found or (start == 0 and found[name][3])):
+                    found[name] = number, axis, unit, start
     missing = [name for name in bounds if name not in found]
     if missing:
-        raise GraphError(f"graph {graph.name!r}: Dim {missing[0]!r} is the size of no input's dimension")
+        raise GraphError(f"graph {graph.name!r}: no input's dimension tells the size of Dim {missing[0]!r}")
     return found
 
 

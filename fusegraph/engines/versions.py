@@ -2,7 +2,7 @@
 
 A version counter counts changes in place.  Memory that torch has exchanged (``parameter.data = other``) shows by its
 address, unless what was freed is handed out again: for that, storages are told apart, which are kept from being
-confused by a weak reference, or if they are small by an alias that keeps them.
+confused by a weak reference, or, if they are small, by keeping them.
 
 What ``parameter.data`` returns shares the parameter's memory, but has a counter of its own.  So ``torch.Tensor.data``
 is replaced, as soon as a tensor is watched, by a property that remembers what watched tensors gave away or were given.
@@ -20,7 +20,7 @@ from weakref import finalize, ref
 
 from fusegraph.engines.frameworks import framework_of
 
-#: Bytes up to which an alias may keep memory that torch would free.
+#: Bytes up to which memory is kept that torch would free.
 SMALL = 1 << 16
 
 _version = attrgetter("_version")
@@ -73,7 +73,7 @@ class Watch:
     """Watches arrays of given types."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
-        self._torch = bool(arrays) and all(framework_of(type(x)) == "torch" for x in arrays)
+        self._torch = bool(arrays) and {framework_of(kind) for kind in set(map(type, arrays))} == {"torch"}
         self._large: tuple[int, ...] = ()
         self._storage: Callable[[Any], int] = id
         self._uncounted: set[int] = set()
@@ -81,16 +81,14 @@ class Watch:
             torch: Any = sys.modules["torch"]
             _note_data(torch)
             self._storage = torch._C._storage_id
-            self._large = tuple(n for n, x in enumerate(arrays) if x.untyped_storage().nbytes() > SMALL)
-            self._uncounted = {n for n, x in enumerate(arrays) if self._is_part(x)}
+            sizes = [x.untyped_storage().nbytes() for x in arrays]
+            self._large = tuple(n for n, size in enumerate(sizes) if size > SMALL)
+            # Parts of a storage that may be changed without a count of their own versions.
+            self._uncounted = {n for n, x in enumerate(arrays) if sizes[n] > x.nbytes and not x._is_view()}
             for x in arrays:
                 if id(x) not in _DATA:
                     _DATA[id(x)] = _Data()
                     finalize(x, _DATA.pop, id(x), None).atexit = False
-
-    def _is_part(self, x: Any) -> bool:
-        """Returns true for a part of a storage that may be changed without a count of its own versions."""
-        return x.untyped_storage().nbytes() > x.nbytes and not x._is_view()
 
     def seen(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what differs once the arrays are others, or have other values or memory.
@@ -126,7 +124,8 @@ class Watch:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         large = {*self._large}
-        return [StorageWeakRef(x.untyped_storage()) if n in large else x.detach() for n, x in enumerate(arrays)]
+        storages = [x.untyped_storage() for x in arrays]
+        return [StorageWeakRef(s) if n in large else s for n, s in enumerate(storages)]
 
 
 def _versions(references: Sequence[Callable[[], Any]]) -> list[object]:

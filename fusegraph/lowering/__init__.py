@@ -47,7 +47,7 @@ def kernel_name(view: GroupView) -> str:
 
     The ending keeps it apart from the C library's functions, which share the name space of ``extern "C"`` kernels.
     """
-    alone = len(view.nodes) == len(view.graph.network)
+    alone = len(view.nodes) == view.graph.node_count
     return identifier(view.graph.name if alone else f"{view.graph.name} {view.writes[-1].name}").rstrip("_") + "_kernel"
 
 

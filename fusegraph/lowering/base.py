@@ -17,7 +17,7 @@ from fusegraph.ops.base import Kind
 MAX_OPERANDS = 28
 MAX_NODES = 160
 #: Bytes that intermediates and constants are aligned to.
-INNER_ALIGNMENT = 256
+INNER_ALIGNMENT = 16
 #: Bytes that tensors at a position are known to be aligned to, at most: less than TMA needs, which stores where the
 #: host says.
 POSITION_ALIGNMENT = 8
@@ -40,6 +40,7 @@ class Options:
     workspace  the most bytes that a convolution's algorithm may put between kernels of its own.
     target     the architecture and the machine that it is planned for.
     prepack    the most bytes of packed copies of parameters; None: a quarter of the parameters', or 256 MB if more.
+    memory     the most bytes that are kept for a backward pass, as far as they can be computed again; None: any.
     left_out   what passes are not to rewrite, as no kernel takes it (`passes.speculation`).
     settled    choices that were measured (`choices`); estimates decide on others.
     """
@@ -49,6 +50,7 @@ class Options:
     workspace: int = 1 << 32
     target: Target = PORTABLE
     prepack: int | None = None
+    memory: int | None = None
     left_out: LeftOut = field(default_factory=dict, hash=False)
     settled: Settling = field(default_factory=dict, hash=False)
 

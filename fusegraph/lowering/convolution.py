@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from codegen.expr import Operand
+from codegen.sizes import below
 from codegen.spec import Gather, Image, Limit
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
@@ -210,7 +211,7 @@ def _needed(
 ) -> tuple[Limit, ...]:
     """Returns the limits that some coordinates in a space of these sizes break: the others need no check."""
     ends = ((x, *x.ends(batch, outer, inner)) for x in limits)
-    return tuple(x for x, low, high in ends if low < 0 or high >= x.size)
+    return tuple(x for x, low, high in ends if not (below(-1, low) and below(high, x.size)))
 
 
 def turned_behind(node: Node, written: Tensor, target: Target) -> bool:

@@ -29,6 +29,7 @@ from codegen.expr import (
     compute_type,
     literal,
 )
+from codegen.sizes import below
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent, packed_strides
 from fusegraph.lowering.affine import Affine, total
@@ -137,7 +138,7 @@ class CoordinateProgram(ProgramBuilder, ABC):
         plain = self._sum([(c, stride) for c, stride in every if isinstance(c, Affine)])
         computed = [(c, stride) for c, stride in every if not isinstance(c, Affine)]
         steps = tuple(step if size > 1 else 0 for step, size in zip(plain.steps, self.space))
-        if guard is None and not computed and min(steps, default=0) >= 0 and plain.start >= 0:
+        if guard is None and not computed and min(steps, default=0) >= 0 and below(-1, plain.start):
             return self._load_along(source, plain.start, steps)
         return self._load_at(source, plain, computed, guard)
 
@@ -274,19 +275,20 @@ class CoordinateProgram(ProgramBuilder, ABC):
         thresholds: list[int] = []
         for c, size in every:
             low, high = self._range(c)
-            if high < 0 or low >= size:
+            if below(high, 0) or below(size - 1, low):
                 return False
-            if low >= 0 and high < size:
+            above, under = below(-1, low), below(high, size)
+            if above and under:
                 continue
             if isinstance(c, Affine) and max(c.steps) > 0:
                 shift, args = c.start, [*args, self._number(Affine(c.steps))]
             else:
                 shift, args = 0, [*args, self._number(c)]
             term = f"{{{len(args) - 1}}}"
-            if low < 0:
+            if not above:
                 texts.append(f"{term} >= {-shift}")
                 thresholds.append(-shift)
-            if high >= size:
+            if not under:
                 texts.append(f"{term} < {size - shift}")
                 thresholds.append(size - shift)
         if not texts:

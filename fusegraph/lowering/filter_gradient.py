@@ -7,6 +7,7 @@ from functools import partial
 
 from codegen.expr import Operand, Program, compute_type
 from codegen.filter_gradient.spec import FilterGradientSpec
+from codegen.sizes import most
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
@@ -33,7 +34,7 @@ def unsuitable(node: Node) -> str | None:
 def band_of(node: Node) -> int:
     """Returns how many rows of positions a band has: whole planes that have few, or of which there are many."""
     high = _three(node.inputs[1].shape[2:], 1)[1]
-    return high if high <= WHOLE else BAND
+    return high if most(high) <= WHOLE else BAND
 
 
 def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.sizes import below
 from fusegraph.graph import Tensor
 from fusegraph.lowering.affine import Affine, total
 
@@ -56,7 +57,7 @@ def joined(at: Sequence[Affine], axis: int, parts: Sequence[tuple[int, Tensor]],
     # The position in common tells where an element is along the axis, if all else in it is less than a step of that.
     # A kernel then sees fewer dimensions.
     rest = Affine(tuple(s - step * along for s, along in zip(shared, at[axis].steps)))
-    whole = min(rest.steps, default=0) >= 0 and rest.ends(space)[1] < step
+    whole = min(rest.steps, default=0) >= 0 and below(rest.ends(space)[1], step)
     counted, unit = (shared, step) if whole else (at[axis].steps, 1)
     edges = tuple((start - at[axis].start) * unit for start, _ in parts[1:])
     return Joined(shared, own, Affine(counted), edges)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from codegen.expr import Literal, Result, TableRead, Value, compute_type, literal
+from codegen.sizes import below
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.affine import Affine, Split
@@ -80,7 +81,7 @@ class CoordinateBuilder(CoordinateProgram):
             quotient = Affine(tuple(0 if s % size else s // size for s in c.steps), c.start // size)
             rest = Affine(tuple(s if s % size else 0 for s in c.steps), c.start % size)
             low, high = self._range(rest)
-            if low >= 0 and high < size:
+            if below(-1, low) and below(high, size):
                 return quotient, rest
             for d, (step, count) in enumerate(zip(rest.steps, self.space)):
                 if step and size % step == 0:
@@ -117,11 +118,12 @@ class CoordinateBuilder(CoordinateProgram):
     def _turned(self, c: Coordinate, size: int, mode: str) -> Coordinate:
         """Moves a coordinate beyond the ends to the outermost element, or to the one that a mirror there shows."""
         low, high = self._range(c)
-        if low >= 0 and high < size:
+        above, inside = below(-1, low), below(high, size)
+        if above and inside:
             return c
         over, under = (str(size - 1), "0") if mode == "replicate" else (f"{2 * (size - 1)} - {{0}}", "-{0}")
-        text = f"{{0}} > {size - 1} ? {over} : {{0}}" if high >= size else "{0}"
-        text = f"{{0}} < 0 ? {under} : {text}" if low < 0 else text
+        text = f"{{0}} > {size - 1} ? {over} : {{0}}" if not inside else "{0}"
+        text = f"{{0}} < 0 ? {under} : {text}" if not above else text
         value = self._integer("place", text, [self._number(c)], self._itype)
         self._ends[value] = 0, size - 1
         return value
@@ -132,9 +134,10 @@ class CoordinateBuilder(CoordinateProgram):
         low, high = self._range(c)
         parts: list[tuple[int, Tensor]] = []  # those in which an element may be, and their first places
         for tensor in node.inputs:
-            if tensor.shape[axis] and low < start + tensor.shape[axis] and high >= start:
+            end = start + tensor.shape[axis]
+            if tensor.shape[axis] and not below(end - 1, low) and not below(high, start):
                 parts.append((start, tensor))
-            start += tensor.shape[axis]
+            start = end
         if not parts:
             return Literal(0, compute_type(node.output.dtype, self.real))
         for how in (self._chosen, self._shifted):

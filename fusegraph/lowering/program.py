@@ -169,6 +169,8 @@ class ProgramBuilder:
         if node.op.role is Role.INDEX:
             source, axis = node.inputs[0], node.attributes["axis"]
             return self._numbered(source, tuple(int(d == axis) for d in range(source.rank)))
+        if node.op.role is Role.SIZE:
+            return Literal(node.attributes["number"], compute_type(node.output.dtype, self.real))
         dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
         common = node.op.promoted(tuple(t.type for t in node.inputs))
         if node.op.role is Role.CAST:

@@ -146,12 +146,13 @@ def confirmed(
     operand = anchor.inputs[0 if choice.what.endswith("A") else -1]
     nodes, target = before(view, operand), options.target.planned
     try:
-        spec, apart = spec_of(view), spec_of(_Part(view, [n for n in view.nodes if n not in nodes]))
-        part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
+        spec = spec_of(view)
         schedule = best_schedule(spec, target)
+        if isinstance(schedule, WgmmaSchedule) and schedule.computes:
+            return choice
+        apart = spec_of(_Part(view, [n for n in view.nodes if n not in nodes]))
+        part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
     except Declined:
-        return choice
-    if isinstance(schedule, WgmmaSchedule) and schedule.computes:
         return choice
     moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
     preferred = OWN if part > CLEARLY * (product + moved) else PART

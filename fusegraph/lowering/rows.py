@@ -178,7 +178,7 @@ class _Space:
                     f"{node.name!r} {list(node.output.shape)} does not broadcast to "
                     f"{'the results' if after else 'the space'} {list(shape)} of the reduction"
                 )
-            if after and node.op.shapes:
+            if after and node.op.shapes and node.op.role is not Role.SIZE:
                 raise Declined(f"{node.name!r} asks for positions in the result of the reduction")
             for tensor in node.inputs:
                 if tensor.is_constant and tensor.size == 1:
@@ -462,7 +462,10 @@ class RowsBuilder(ProgramBuilder):
         self._indices.append(tuple(int(d == 0) for d in range(rank)))
         part = Index(len(self._indices) - 1)
         count = self._emit(
-            f"{node.name} count", f"{ctype}(min({chunk}ll, {length}ll - {{0}} * {chunk}ll))", [part], ctype
+            f"{node.name} count",
+            f"{ctype}(min({chunk}ll, {literal(length, 'int64')} - {{0}} * {chunk}ll))",
+            [part],
+            ctype,
         )
         return self._emit(f"{node.name} mean", "{0} / {1}", [total, count], ctype)
 

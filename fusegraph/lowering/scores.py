@@ -13,7 +13,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from codegen.attention.spec import Bound
+from codegen.attention.spec import WIDEST, Bound
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops import TABLE
@@ -190,10 +190,18 @@ def _comparisons(graph: Graph, node: Node, value: bool, rank: int) -> list[Condi
         for sign, side in zip(signs, sides):
             for term, coefficient in (side or {}).items():
                 total[term] = total.get(term, 0) + sign * coefficient
-        if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1:
+        if total.get(KEY, 0) not in (-1, 0, 1) or abs(total.get(ROW, 0)) > 1 or not _fits(total):
             return None
         found.append(Condition(tuple((term, c) for term, c in total.items() if c)))
     return found
+
+
+def _fits(total: Affine) -> bool:
+    """Tells whether kernels, which hold integers of 64 bits between -`WIDEST` and `WIDEST`, find the same sign."""
+    tensors = [t for t in total if isinstance(t, Tensor)]
+    if all(t.dtype.itemsize <= 4 for t in tensors):
+        return True
+    return len(tensors) == 1 and abs(total[tensors[0]]) == 1 and abs(total.get(ONE, 0)) < WIDEST >> 1
 
 
 def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
@@ -205,8 +213,9 @@ def _affine(graph: Graph, tensor: Tensor, rank: int) -> Affine | None:
         return {ONE: int(value)}
     node = graph.producer(tensor)
     if node is None:
-        own = (1, 1, *tensor.shape)[-2:]
-        return {tensor: 1} if 1 in own and tensor.dtype.itemsize <= 4 else None
+        rows, keys = (1, 1, *tensor.shape)[-2:]
+        wide = tensor.dtype == int64 and keys == 1  # numbers of 64 bits of keys take too long to look at
+        return {tensor: 1} if 1 in (rows, keys) and (tensor.dtype.itemsize <= 4 or wide) else None
     if op.gen_index().fits(graph, node):
         shape, axis = node.inputs[0].shape, node.attributes["axis"]
         place = rank - len(shape) + axis

@@ -7,6 +7,7 @@ from fusegraph.ops import (  # noqa: F401
     composite,
     contraction,
     convolution,
+    linear_cross_entropy,
     movement,
     norm,
     norm_backward,

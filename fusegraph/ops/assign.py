@@ -7,13 +7,17 @@ kernels, and to nothing else.  It is not in the op table: users write `Graph.ass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from fusegraph.dtypes import int32
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types
+from fusegraph.ops.movement import spread_out
+from fusegraph.ops.reverse import Reverse
 
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
@@ -53,6 +57,25 @@ def _reference(x: Array, values: Array, *index: Array, starts: Any, steps: Any, 
     return y
 
 
+def _gradient(
+    at: Reverse, x: Any, values: Any, *index: Any, starts: Sequence[int], steps: Sequence[int], **_: Any
+) -> Any:
+    """That by the values is the loss where they are; that by x the loss everywhere else."""
+    if index:
+        return NotImplemented
+    g = at.graph
+
+    def by_x() -> Any:
+        ones = g.broadcast(g.constant(1, dtype=int32), values.shape)
+        return g.binary_select(0.0, at.loss, spread_out(at, ones, x.shape, starts, steps))
+
+    def by_values() -> Any:
+        stops = [start + n * step for start, n, step in zip(starts, values.shape, steps)]
+        return g.slice(at.loss, starts, stops, steps)
+
+    return by_x, by_values
+
+
 ASSIGN = Op(
     name="assign",
     kind=Kind.ASSIGN,
@@ -62,6 +85,7 @@ ASSIGN = Op(
     attributes={"starts": REQUIRED, "steps": REQUIRED, "axes": None, "placed": False},
     infer=_infer,
     reference=_reference,
+    gradient=_gradient,
     ulps=0,
     doc="""x, in its memory, with the elements of a region replaced: those from ``starts`` on, every ``steps``-th, as
     many as there are values; along axes those at the positions of an index, if there is one: these are numbered in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log2, sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops import attention_packed as packed
 from fusegraph.ops import attention_paged as paged
 from fusegraph.ops import attention_softmax as softmaxes
-from fusegraph.ops.attention_band import multiplications
+from fusegraph.ops.attention_band import alibi_slopes, multiplications
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.pointwise import number
-from fusegraph.ops.random import kept_scale, threshold, uniform
+from fusegraph.ops.random import drop, kept, kept_scale, threshold, uniform
+from fusegraph.ops.reverse import Reverse
 
 WORDS = {"diagonal_alignment": ("TOP_LEFT", "BOTTOM_RIGHT")}
 LENGTHS = ("seq_len_q", "seq_len_kv")
@@ -133,18 +134,6 @@ def infer(types: Types, values: Attributes) -> TensorType | Types:
     result = TensorType((*q[:3], v[3]), types[0].dtype)
     wide = float64 if types[0].dtype == float64 else float32
     return (result, TensorType((*q[:3], 1), wide)) if values["generate_stats"] else result
-
-
-def alibi_slopes(heads: int) -> Array:
-    """Returns the slopes of Press, Smith and Lewis ("Train Short, Test Long", 2022), one a head."""
-    whole = 2 ** int(log2(heads))
-    slopes = [2.0 ** (-8 * (h + 1) / whole) for h in range(whole)]
-    return np.array([*slopes, *(2.0 ** (-4 * (2 * h + 1) / whole) for h in range(heads - whole))], np.float32)
-
-
-def _is(tensor: Any, value: float) -> bool:
-    """Returns true if an operand is a constant of one element that is this number."""
-    return tensor.value is not None and tensor.size == 1 and float(tensor.value.reshape(-1)[0]) == value
 
 
 @dataclass(frozen=True)
@@ -283,7 +272,11 @@ def scored(
 
 def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """Returns the optional operands that add something, by name."""
-    return {key: t for key, t in zip(names, operands) if not _is(t, NEUTRAL[key])}
+    return {
+        key: t
+        for key, t in zip(names, operands)
+        if t.value is None or t.size != 1 or float(t.value.reshape(-1)[0]) != NEUTRAL[key]
+    }
 
 
 @dataclass(frozen=True)
@@ -363,17 +356,6 @@ def _expand(
     return (found.out, found.stats(write)) if generate_stats else found.out
 
 
-def kept(write: Writing, p: Any, seed: Any, offset: Any, probability: float) -> Any:
-    """Writes which of the probabilities, or of anything counted as they are, dropout keeps."""
-    random = write("rng_uniform", "random", p, seed, offset)
-    return write("cmp_ge", "keep", random, threshold(probability))
-
-
-def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dropped") -> Any:
-    """Writes what dropout makes of probabilities, or of their gradients."""
-    return write("binary_select", part, write("mul", f"{part} kept", x, kept_scale(probability)), 0.0, keep)
-
-
 def scores_reference(
     q: Array, k: Array, given: Mapping[str, Array], attributes: Attributes
 ) -> tuple[Array, Array | float, Array]:
@@ -437,6 +419,19 @@ def _reference(*arrays: Array, **attributes: Any) -> Any:
         return (out, stats) if attributes["generate_stats"] else out
 
 
+def _gradient(
+    at: Reverse, *operands: Any, generate_stats: bool, paged_attention_max_seq_len_kv: Any, **how: Any
+) -> Any:
+    """The gradients by sdpa_backward, which needs the statistics; those of pages go through what sdpa is written as."""
+    given = present(operands[3:], OPERANDS[3:])
+    if any(key in given for key in paged.TABLES):
+        return NotImplemented
+    out = at.results if generate_stats else at.graph.sdpa(*operands, generate_stats=True, **how)
+    found = at.graph.sdpa_backward(*operands[:3], out[0], at.loss, out[1], **given, **how)
+    others = {"bias": 3, "sink_token": 4}
+    return *found[:3], *(found[others[key]] if key in given and key in others else None for key in OPERANDS[3:])
+
+
 register(
     Op(
         name="sdpa",
@@ -454,6 +449,7 @@ register(
         normalize=_normalize,
         multiplications=lambda types, at: multiplications(types, 1, 1, at),
         expand=_expand,
+        gradient=_gradient,
         results=("", "stats"),
         optional=len(OPERANDS) - 3,
         neutral=NEUTRAL,

@@ -19,7 +19,7 @@ from fusegraph.ops import attention_paged as paged
 from fusegraph.ops.attention_band import multiplications
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
-from fusegraph.ops.random import kept_scale
+from fusegraph.ops.random import drop, kept, kept_scale
 
 OPTIONAL = ("bias", "mask", *forward.LENGTHS, *forward.NUMBERS, *packed.OFFSETS, "sink_token")
 OPERANDS = ("q", "k", "v", "o", "dO", "stats", *OPTIONAL)
@@ -115,10 +115,9 @@ def _expand(
         dropped, by_dropped = p, by_p
         if dropout_probability:
             seed, offset = (others[OPTIONAL.index(key)] for key in forward.NUMBERS)
-            keep = forward.kept(write, p, seed, offset, dropout_probability)
+            keep = kept(write, p, seed, offset, dropout_probability)
             dropped, by_dropped = (
-                forward.drop(write, x, keep, dropout_probability, part)
-                for x, part in ((p, "dropped"), (by_p, "by dropped"))
+                drop(write, x, keep, dropout_probability, part) for x, part in ((p, "dropped"), (by_p, "by dropped"))
             )
         by_score = write("mul", "by scores", p, write("sub", "by probabilities less row_dot", by_dropped, row_dot))
         by_product = by_score

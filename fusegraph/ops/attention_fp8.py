@@ -105,6 +105,7 @@ register(
         words=wide.WORDS,
         normalize=_normalize,
         expand=_expand,
+        gradient="attention of 8-bit floats is for inference",
         results=("", "stats"),
         optional=len(OPTIONAL),
         neutral=NEUTRAL,

@@ -28,7 +28,7 @@ from fusegraph.values import (
 _INTEGERS = one_or_several(integer)
 
 KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("axis", "rope_dim"), integer),
+    **dict.fromkeys(("axis", "ignore_index", "rope_dim"), integer),
     **dict.fromkeys(("groups", "paged_attention_max_seq_len_kv"), optional(integer)),
     **dict.fromkeys(("diagonal_band_left_bound", "diagonal_band_right_bound"), optional(integer)),
     **dict.fromkeys(("dilation", "window"), _INTEGERS),
@@ -38,7 +38,7 @@ KINDS: dict[str, Kind] = {
     "perm": optional(several(integer)),
     "shape": several(integer),
     **dict.fromkeys(("alpha", "beta", "correction", "dropout_probability", "epsilon", "k", "lower_clip"), number),
-    **dict.fromkeys(("momentum", "negative_slope", "output_scale", "probability"), number),
+    **dict.fromkeys(("momentum", "label_smoothing", "negative_slope", "output_scale", "probability"), number),
     **dict.fromkeys(("attn_scale", "max", "min", "soft_cap", "upper_clip"), optional(number)),
     "value": any_number,
     **dict.fromkeys(("ceil_mode", "count_include_pad", "descending", "generate_stats", "include_self", "placed"), flag),

@@ -44,6 +44,7 @@ class Role(Enum):
     CAST = "converts the elements to a dtype, or leaves them as they are"
     NARROW = "is its operand, rounded where it is stored"
     INDEX = "numbers the elements along an axis"
+    SIZE = "is a size that varies"
     SELECT = "chooses between two elements by a condition"
     BITS = "combines bits: the result says nothing of those for the next numbers"
     BITCAST = "reads the bits as another dtype"
@@ -54,6 +55,7 @@ class Role(Enum):
     TRANSPOSE, RESHAPE, BROADCAST, GATHER = "transpose", "reshape", "broadcast", "gather"
     SLICE, PAD, CONCATENATE = "slice", "pad", "concatenate"
     PUT = "puts updates at the positions of an index, or combines them with what is there"
+    LOG_SOFTMAX = "the logarithm of a softmax"
     # Reductions and sorting: of whole axes or of parts; the two steps in which long rows are sorted.
     REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
     # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.
@@ -145,6 +147,8 @@ class Op:
                 NHWC out).
     weighs      composites: whether results are sums of weighted elements: NaN or infinity of an element whose weight is
                 0 may be in a result or not.
+    gradient    (`ops.reverse.Reverse`, operands, attributes as keywords) -> the gradient by each operand; or the reason
+                why there is none.  None: results are no floats, or the composite's nodes have gradients.
     as_stored   composites: whether ``expand`` gets operands in their own dtype, else in the one they are computed in.
     cudnn       name of the mode or method in cuDNN's graph API, None where it has none.
     """
@@ -171,6 +175,7 @@ class Op:
     multiplications: Callable[[Types, Attributes], int] | None = None
     composite: Callable[[Attributes], bool] | None = None
     expand: Callable[..., Any] | None = None
+    gradient: Callable[..., Any] | str | None = None
     cudnn: str | None = None
     results: tuple[str, ...] = ("",)
     optional: int = 0

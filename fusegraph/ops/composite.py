@@ -15,10 +15,11 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import broadcast
-from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
+from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.modes import reduced_shape
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.reverse import Reverse, by_backward_of_y, kept
 
 
 class Writing(Protocol):
@@ -176,6 +177,7 @@ composite(
     _softmax,
     """exp(x - max) / sum(exp(x - max)) along an axis.  NaN where a row holds NaN or plus infinity or nothing but minus
     infinity, as this formula gives in NumPy.""",
+    gradient=by_backward_of_y,
 )
 
 
@@ -199,6 +201,8 @@ composite(
     _log_softmax_reference,
     _log_softmax,
     """The logarithm of softmax along an axis, without overflow or underflow; not finite where softmax is NaN.""",
+    role=Role.LOG_SOFTMAX,
+    gradient=by_backward_of_y,
 )
 
 
@@ -224,6 +228,13 @@ def _logsumexp(write: Writing, x: Any, axes: tuple[int, ...], keepdims: bool) ->
     return write("add", "", write("log", "log", total), before if keepdims else shift(False, " dropped"))
 
 
+def _by_logsumexp(at: Reverse, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """The softmax; zero where all is minus infinity."""
+    g, y = at.graph, kept(at, at.y, x.shape, axes)
+    shift = g.binary_select(0.0, y, g.cmp_eq(y, -inf))
+    return kept(at, at.loss, x.shape, axes) * g.exp(x - shift)
+
+
 composite(
     "logsumexp",
     ("x",),
@@ -234,6 +245,7 @@ composite(
     of no elements.  keepdims as in a reduction.""",
     infer=lambda types, at: reduced(types[0], at["axes"], at["keepdims"]),
     keeps_layout=False,
+    gradient=_by_logsumexp,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import broadcast
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.reduction import summed
+from fusegraph.ops.reverse import Reverse, factor
 
 #: Values of compute_dtype, of a graph or of a contraction, that are float32 with less precise products or sums: float32
 #: operands rounded to tf32; sums of fp8 products as the tensor cores make them (cuDNN's name).
@@ -82,6 +84,27 @@ def _matmul_reference(a: Array, b: Array, dtype: Any = None, compute_dtype: str 
         return wrapped(np.asarray(np.matmul(widen(a), widen(b))), a, b, dtype)
 
 
+def _by_matrices(at: Reverse, a: Any, b: Any, dtype: Any, compute_dtype: str | None) -> Any:
+    g, loss = at.graph, factor(at, a, b)
+
+    def product(x: Any, y: Any, like: Any) -> Any:
+        return g.matmul(x, y, dtype=summed(like.dtype), compute_dtype=compute_dtype)
+
+    def turned(x: Any) -> Any:
+        return g.transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+    def by_second() -> Any:
+        left, right = a, loss
+        if b.size == b.shape[-2] * b.shape[-1] and left.rank > 2:  # one matrix for the whole batch: its rows are joined
+            left = (
+                g.broadcast(left, (*right.shape[:-1], left.shape[-1])) if left.shape[:-2] != right.shape[:-2] else left
+            )
+            left, right = (g.reshape(x, [prod(x.shape[:-1]), x.shape[-1]]) for x in (left, right))
+        return product(turned(left), right, b)
+
+    return lambda: product(loss, turned(b), a), by_second
+
+
 register(
     Op(
         name="matmul",
@@ -93,6 +116,7 @@ register(
         normalize=_matmul_normalize,
         infer=_matmul_infer,
         reference=_matmul_reference,
+        gradient=_by_matrices,
         products=lambda types, _: types[0].shape[-1],
         cudnn="matmul",
         doc="""Matrix product of a (..., M, K) and b (..., K, N): (..., M, N).  Batch dimensions broadcast as in NumPy.

@@ -15,6 +15,8 @@ import numpy as np
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.contraction import PRECISIONS, accumulator_result, operand_precision, widen, wrapped
+from fusegraph.ops.reduction import summed
+from fusegraph.ops.reverse import Reverse, factor
 from fusegraph.ops.winograd import TILES, unsuitable
 
 Sizes = tuple[int, ...]
@@ -168,6 +170,36 @@ def _window(tap: Sequence[int], out: Sequence[int], stride: Sequence[int], dilat
     return (..., *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in zip(tap, dilation, out, stride)))
 
 
+# ---- gradients: each convolution has the other two as its own
+
+#: Attributes that a convolution and its gradients share.
+_SHARED = ("stride", "padding", "dilation", "groups", "mode", "compute_dtype")
+
+
+def _by_image_and_filter(at: Reverse, x: Any, w: Any, **attributes: Any) -> Any:
+    g, loss, how = at.graph, factor(at, x, w), {key: attributes[key] for key in _SHARED}
+    return (
+        lambda: g.conv_dgrad(loss, w, size=x.shape[2:], dtype=summed(x.dtype), **how),
+        lambda: g.conv_wgrad(x, loss, taps=w.shape[2:], dtype=summed(w.dtype), **how),
+    )
+
+
+def _by_loss_and_filter(at: Reverse, loss: Any, w: Any, **attributes: Any) -> Any:
+    g, image, how = at.graph, factor(at, loss, w), {key: attributes[key] for key in _SHARED}
+    return (
+        lambda: g.conv_fprop(image, w, dtype=summed(loss.dtype), **how),
+        lambda: g.conv_wgrad(image, loss, taps=w.shape[2:], dtype=summed(w.dtype), **how),
+    )
+
+
+def _by_image_and_loss(at: Reverse, image: Any, loss: Any, **attributes: Any) -> Any:
+    g, w, how = at.graph, factor(at, image, loss), {key: attributes[key] for key in _SHARED}
+    return (
+        lambda: g.conv_dgrad(loss, w, size=image.shape[2:], dtype=summed(image.dtype), **how),
+        lambda: g.conv_fprop(image, w, dtype=summed(loss.dtype), **how),
+    )
+
+
 register(
     Op(
         name="conv_fprop",
@@ -179,6 +211,7 @@ register(
         normalize=_fprop_normalize,
         infer=_fprop_infer,
         reference=_fprop_reference,
+        gradient=_by_image_and_filter,
         products=lambda types, _: prod(types[1].shape[1:]),
         cudnn="conv_fprop",
         keeps_layout=True,
@@ -320,6 +353,7 @@ register(
         normalize=_dgrad_normalize,
         infer=_dgrad_infer,
         reference=_dgrad_reference,
+        gradient=_by_loss_and_filter,
         products=_dgrad_products,
         multiplications=lambda types, _: prod(types[0].shape) * prod(types[1].shape[1:]),
         cudnn="conv_dgrad",
@@ -426,6 +460,7 @@ register(
         normalize=_wgrad_normalize,
         infer=_wgrad_infer,
         reference=_wgrad_reference,
+        gradient=_by_image_and_loss,
         products=lambda types, _: types[1].shape[0] * prod(types[1].shape[2:]),
         cudnn="conv_wgrad",
         keeps_layout=True,

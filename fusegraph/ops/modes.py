@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
+from codegen.combiners import ADD, LOGADDEXP, MAX, MIN, MUL, Combiner
 from codegen.expr import literal
+from codegen.sizes import Size
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype
 from fusegraph.ops.base import Array
 
+#: (`ops.reverse.Reverse`, x, the gradient by the result, the result, axes) -> the gradient by x; the two have all of
+#: x's dimensions.
+Slope = Callable[[Any, Any, Any, Any, tuple[int, ...]], Any]
 Axes = tuple[int, ...]
 
 
@@ -102,8 +106,9 @@ class Combined:
     combiner: Combiner
     before: Before | None = None
     after: After | None = None
+    cudnn: bool = True
+    slope: Slope | None = None
     position = truth = corrects = False
-    cudnn = True
 
     @property
     def floats(self) -> bool:
@@ -152,6 +157,7 @@ class Composed:
     floats     whether it takes floats alone.
     position   whether the result says where an element is; truth: whether it is True or False.
     corrects   whether it takes a correction.
+    slope      its gradient; None where that goes through the nodes that it is written out as.
     cudnn      whether cuDNN's reduction has it.
     """
 
@@ -163,22 +169,67 @@ class Composed:
     truth: bool = False
     corrects: bool = False
     cudnn: bool = False
+    slope: Slope | None = None
     selects = False
 
 
 Mode = Combined | Composed
-SUM, AVERAGE = Combined("add", ADD), Combined("avg", ADD, after=MEAN)
+
+
+def _by_product(at: Any, x: Any, loss: Any, y: Any, axes: Axes) -> Any:
+    """The product of all other elements: 0 where another one is 0."""
+    g = at.graph
+    none = g.cmp_eq(x, 0)
+    zeros = g.reduction(g.cast(none, int32), "add", axes)
+    return loss * product_slope(at, x, g.reduction(x, "mul_no_zeros", axes, dtype=loss.dtype), zeros)
+
+
+def product_slope(at: Any, x: Any, others: Any, zeros: Any) -> Any:
+    """Returns the derivative by each factor of a product: the product of all other factors.
+
+    others is the product of all factors that are not 0, zeros is the number of the rest.
+    """
+    g = at.graph
+    only = g.binary_select(others, 0.0, g.cmp_eq(zeros, 1))
+    return g.binary_select(only, g.binary_select(0.0, others / x, g.cmp_gt(zeros, 0)), g.cmp_eq(x, 0))
+
+
+def _by_extreme(at: Any, x: Any, loss: Any, y: Any, axes: Axes) -> Any:
+    """Elements that equal the extreme share its gradient evenly."""
+    g = at.graph
+    found = g.cmp_eq(x, y)
+    return g.binary_select(loss / g.cast(g.reduction(g.cast(found, int32), "add", axes), loss.dtype), 0.0, found)
+
+
+def _by_magnitude(at: Any, x: Any, loss: Any, y: Any, axes: Axes) -> Any:
+    return _by_extreme(at, at.graph.abs(x), loss, y, axes) * at.graph.sign(x)
+
+
+def _by_length(at: Any, x: Any, loss: Any, y: Any, axes: Axes) -> Any:
+    """Where the norm is 0, so is the gradient."""
+    return at.graph.binary_select(0.0, loss * (x / y), at.graph.cmp_eq(y, 0))
+
+
+def _by_elements(at: Any, x: Any, loss: Any, y: Any, axes: Axes) -> Any:
+    return loss
+
+
+SUM = Combined("add", ADD, slope=_by_elements)
+AVERAGE = Combined(
+    "avg", ADD, after=MEAN, slope=lambda at, x, loss, y, axes: loss / as_number(prod(x.shape[d] for d in axes))
+)
 COMBINED = {
     mode.name: mode
     for mode in (
         SUM,
-        Combined("mul", MUL),
-        Combined("min", MIN),
-        Combined("max", MAX),
-        Combined("amax", MAX, ABS),
+        Combined("mul", MUL, slope=_by_product),
+        Combined("min", MIN, slope=_by_extreme),
+        Combined("max", MAX, slope=_by_extreme),
+        Combined("amax", MAX, ABS, slope=_by_magnitude),
         AVERAGE,
-        Combined("norm1", ADD, ABS),
-        Combined("norm2", ADD, SQUARE, ROOT),
+        Combined("norm1", ADD, ABS, slope=lambda at, x, loss, y, axes: loss * at.graph.sign(x)),
+        Combined("norm2", ADD, SQUARE, ROOT, slope=_by_length),
+        Combined("logaddexp", LOGADDEXP, cudnn=False, slope=lambda at, x, loss, y, axes: loss * at.graph.exp(x - y)),
     )
 }
 #: Modes of parts, which are those that do nothing to the result: those of `passes.split_reductions` among them.
@@ -255,7 +306,17 @@ def _variance(x: Array, axes: Axes, keepdims: bool, _: DType | None, correction:
 def _expand_variance(write: Any, reduce: Any, x: Any, axes: Axes, keepdims: bool, _: Any, correction: float) -> Any:
     centred = write("sub", "centred", x, reduce("mean", x, "avg"))
     total = reduce("total", write("mul", "square", centred, centred), "add", keepdims)
-    return write("div", "", total, float(max(prod(x.shape[d] for d in axes) - correction, 0.0)))
+    return write("div", "", total, as_number(max(prod(x.shape[d] for d in axes) - _whole(correction), 0)))
+
+
+def as_number(count: float) -> float:
+    """Returns a number of elements as a float, but a Size as it is, whose value is known when the graph runs."""
+    return count if isinstance(count, Size) else float(count)
+
+
+def _whole(number: float) -> float:
+    """Returns a float as an integer if it is one: less an integer, a Size is still a Size."""
+    return int(number) if number.is_integer() else number
 
 
 COMPOSED = {

@@ -7,18 +7,24 @@ at the coordinates that `lowering.coordinates` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType
+from codegen.sizes import Size
+from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import broadcast, check_shape
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.convert import from_reference
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.reverse import Reverse
 
+#: Where positions are known, and no element is taken more often, its gradient is a sum of what is read.
+MOST_TAKEN = 8
 #: mode of a pad -> the mode of `numpy.pad`.
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
@@ -76,6 +82,7 @@ _movement(
     """The dimensions in another order: dimension d of the result is dimension perm[d] of the operand (None: in
     reverse).""",
     cudnn="transpose",
+    gradient=lambda at, x, perm: at.graph.transpose(at.loss, sorted(range(x.rank), key=perm.__getitem__)),
 )
 
 
@@ -104,6 +111,7 @@ _movement(
     """The same elements, in row-major order of the logical dimensions, in another shape; one size may be -1: as many
     as are left.""",
     cudnn="reshape",
+    gradient=lambda at, x, shape: at.graph.reshape(at.loss, x.shape),
 )
 
 
@@ -121,6 +129,7 @@ _movement(
     lambda _, at: at["shape"],
     lambda x, shape: np.broadcast_to(x, shape),
     """The tensor repeated to a shape: dimensions of size 1, and new ones in front.""",
+    gradient=lambda at, x, shape: at.loss,  # which is summed up
 )
 
 
@@ -141,7 +150,7 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
     for size, start, stop, step in zip(shape, *given):
         if step == 0:
             raise AttributeValueError(f"steps are not 0, got {values['steps']!r}")
-        first, count, step = _part(size, start, stop, step)
+        first, count, step = part(size, start, stop, step)
         starts.append(first if count else 0)
         steps.append(step)
         end = starts[-1] + count * step
@@ -151,10 +160,10 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
 
 def _sliced(types: Types, values: Attributes) -> list[int]:
     every = zip(types[0].shape, values["starts"], values["stops"], values["steps"])
-    return [_part(*each)[1] for each in every]
+    return [part(*each)[1] for each in every]
 
 
-def _part(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
+def part(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
     """Returns the first position of a Python slice of so many elements, the number of positions, and the step.
 
     It is `slice.indices` for sizes that vary, too.
@@ -170,6 +179,25 @@ def _part(size: int, start: int | None, stop: int | None, step: int | None) -> t
     return first, max(-((first - last) // step), 0), step
 
 
+def spread_out(at: Reverse, loss: Any, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Any:
+    """Returns zeros of a shape with the elements of loss at every steps[d]-th position from starts[d] on."""
+    g = at.graph
+    if not loss.size:
+        return g.broadcast(g.constant(0, dtype=loss.dtype), shape)
+    if backwards := [d for d, step in enumerate(steps) if step < 0]:
+        loss = g.flip(loss, backwards)
+    counts = loss.shape
+    first = [start + min(step, 0) * (n - 1) for start, step, n in zip(starts, steps, counts)]
+    apart = [abs(step) if n > 1 else 1 for step, n in zip(steps, counts)]
+    for d, step in enumerate(apart):
+        if step > 1:  # each element with the zeros behind it, but the last
+            loss = g.pad(g.unsqueeze(loss, d + 1), [(0, (step - 1) * (axis == d + 1)) for axis in range(loss.rank + 1)])
+            loss = g.reshape(loss, [*loss.shape[:d], loss.shape[d] * step, *loss.shape[d + 2 :]])
+            loss = g.slice(loss, stops=[n - (step - 1) * (axis == d) for axis, n in enumerate(loss.shape)])
+    padding = [(start, n - start - m) for start, n, m in zip(first, shape, loss.shape)]
+    return g.pad(loss, padding) if any(map(any, padding)) else loss
+
+
 _movement(
     "slice",
     {"starts": None, "stops": None, "steps": None},
@@ -180,6 +208,7 @@ _movement(
     is, negative numbers count from the end, a negative step goes backwards.""",
     cudnn="slice",
     keeps_layout=True,
+    gradient=lambda at, x, starts, stops, steps: spread_out(at, at.loss, x.shape, starts, steps),
 )
 
 
@@ -224,6 +253,32 @@ def _pad_reference(x: Array, padding: Any, mode: str, value: Any) -> Array:
     return np.asarray(np.pad(x, padding, PAD_MODES[mode], **keys))  # type: ignore[call-overload]
 
 
+def _by_padded(at: Reverse, x: Any, padding: Any, mode: str, value: Any) -> Any:
+    """What is padded with other elements of x gives its gradient back to these, one dimension after the other."""
+    g, total = at.graph, at.loss
+    for axis, ((before, after), size) in enumerate(zip(padding, x.shape)):
+        if not before and not after:
+            continue
+
+        def cut(start: int, stop: int, of: Any = total, axis: int = axis) -> Any:
+            limits = [(start, stop) if d == axis else (0, n) for d, n in enumerate(of.shape)]
+            return g.slice(of, *zip(*limits))
+
+        def put(edge: Any, start: int, axis: int = axis, size: int = size) -> Any:
+            around = (start, size - start - edge.shape[axis])
+            return g.pad(edge, [around if d == axis else (0, 0) for d in range(edge.rank)])
+
+        total, edges = cut(before, before + size), (cut(0, before), cut(before + size, before + size + after))
+        if mode == "constant":
+            continue
+        for edge, count, first in zip(edges, (before, after), (1, size - 1 - after)):
+            if count and mode == "reflect":
+                total = g.add(total, put(g.flip(edge, axis), first))
+            elif count:
+                total = g.add(total, put(g.reduction(edge, "add", axis), 0 if edge is edges[0] else size - 1))
+    return total
+
+
 _movement(
     "pad",
     {"padding": REQUIRED, "mode": "constant", "value": 0},
@@ -236,6 +291,7 @@ _movement(
     are not repeated; the padding is smaller than the dimension) or replicate (the outermost elements again).""",
     words={"mode": tuple(PAD_MODES)},
     keeps_layout=True,
+    gradient=_by_padded,
 )
 
 
@@ -261,6 +317,16 @@ def _joined(types: Types, values: Attributes) -> list[int]:
     return shape
 
 
+def _by_joined(at: Reverse, *xs: Any, axis: int) -> Any:
+    ends = list(accumulate(x.shape[axis] for x in xs))
+
+    def part_of(x: Any, end: int) -> Any:
+        limits = [(end - n, end) if d == axis else (0, n) for d, n in enumerate(x.shape)]
+        return at.graph.slice(at.loss, *zip(*limits))
+
+    return tuple(partial(part_of, x, end) for x, end in zip(xs, ends))
+
+
 _movement(
     "concatenate",
     {"axis": 0},
@@ -271,6 +337,7 @@ _movement(
     cudnn="concatenate",
     variadic=True,
     keeps_layout=True,
+    gradient=_by_joined,
 )
 
 
@@ -300,6 +367,37 @@ def _take(x: Array, index: Array, axis: int) -> Array:
     return np.asarray(np.take(x, index.astype(np.int64), axis, mode="clip"))
 
 
+def _by_taken(at: Reverse, x: Any, index: Any, axis: int) -> Any:
+    """Elements that were taken several times sum up what comes back."""
+    g, (before, behind) = at.graph, (x.shape[:axis], x.shape[axis + 1 :])
+    if index.dtype.itemsize < 4:
+        index = g.cast(index, int32)
+    loss = g.reshape(at.loss, [*before, index.size, *behind])
+    if index.value is not None and not isinstance(x.shape[axis], Size):
+        taken = np.clip(index.value.reshape(-1).astype(np.int64), 0, x.shape[axis] - 1)
+        counts = np.bincount(taken, minlength=x.shape[axis])
+        if 0 < counts.max(initial=0) <= MOST_TAKEN:
+            return _gathered_back(at, loss, taken, counts, axis)
+    # one line along the axis, as a scatter has it, of which nothing is outside
+    line = g.clamp(g.reshape(index, [*(1 for _ in before), index.size, *(1 for _ in behind)]), 0, x.shape[axis] - 1)
+    zeros = g.broadcast(g.constant(0, dtype=loss.dtype), x.shape)
+    return g.scatter(zeros, line, loss, axis, "add")
+
+
+def _gathered_back(at: Reverse, loss: Any, taken: Array, counts: Array, axis: int) -> Any:
+    """Returns, for each element, the sum of the losses at the places to which it was taken, which are known."""
+    g, order, total = at.graph, np.argsort(taken, kind="stable"), None
+    first = np.cumsum(counts) - counts
+    along = [counts.size if d == axis else 1 for d in range(loss.rank)]
+    for k in range(counts.max()):
+        place = order[np.minimum(first + k, order.size - 1)].astype(np.int32)
+        part = g.gather(loss, place, axis)
+        if not (counts > k).all():
+            part = g.binary_select(part, 0.0, (counts > k).reshape(along))
+        total = part if total is None else g.add(total, part)
+    return total
+
+
 _movement(
     "gather",
     {"axis": 0},
@@ -310,4 +408,5 @@ _movement(
     as in `numpy.take`.  Positions outside of the axis are clamped to its ends (negative ones to 0).""",
     operands=("x", "index"),
     integers=("index",),
+    gradient=_by_taken,
 )

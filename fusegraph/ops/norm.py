@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from codegen.sizes import Size, smaller
 from fusegraph.dtypes import float32, float64
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, TensorType, Types
 from fusegraph.ops.composite import Writing, averaged, composite, reduced
+from fusegraph.ops.reverse import Reverse
 
 #: Which axes a norm is along: from the rank of its operand and its attributes.
 Along = Callable[[int, Attributes], tuple[int, ...]]
@@ -50,6 +52,21 @@ def instance_axes(rank: int, _: Attributes | None = None) -> tuple[int, ...]:
 
 
 # ---- what they share
+
+
+def _by_norm(at: Reverse, x: Any, scale: Any, *others: Any, **attributes: Any) -> Any:
+    """The gradient by the op ``<name>_backward``; the statistics are computed here if the norm did not keep them."""
+    phase, epsilon = attributes.pop("norm_forward_phase", "training"), attributes.pop("epsilon")
+    attributes.pop("momentum", None)
+    kept = at.results
+    if not scale.dtype.is_float:
+        return NotImplemented
+    if phase == "inference":
+        forward = getattr(at.graph, at.name)
+        kept = forward(x, scale, *others, epsilon=epsilon, norm_forward_phase="training", **attributes)
+    found = getattr(at.graph, f"{at.name}_backward")(at.loss, x, scale, *kept[1:3], **attributes)
+    # The gradient by a bias is summed up in the shape of the scale.
+    return *found[:2], *(found[2] if bias.shape == scale.shape else at.loss for bias in others[:1])
 
 
 def _centred_reference(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array, Array]:
@@ -105,6 +122,7 @@ def _layernorm(name: str, along: Along, attributes: Attributes, doc: str) -> Non
         infer=_with_statistics(along, 2),
         results=("", "mean", "inv_variance"),
         cudnn=name,
+        gradient=_by_norm,
     )
 
 
@@ -157,6 +175,7 @@ composite(
     infer=_with_statistics(given_axes, 1),
     results=("", "inv_variance"),
     cudnn="rmsnorm",
+    gradient=_by_norm,
 )
 
 
@@ -237,6 +256,7 @@ composite(
     {_STATISTICS.format(more="mean and inv_variance, [N, groups, 1, ...]")}""",
     infer=_groupnorm_types,
     results=("", "mean", "inv_variance"),
+    gradient=_by_norm,
 )
 
 
@@ -270,7 +290,12 @@ def _batchnorm(
         kept = write("mul", f"{part} kept", old, 1 - momentum)
         return write("add", part, kept, write("mul", f"{part} added", new, momentum))
 
-    fresh = write("mul", "unbiased", variance, _unbiased(x.shape))
+    count = prod(x.shape[d] for d in batch_axes(x.rank))
+    if isinstance(count, Size):
+        whole = write("mul", "summed variance", variance, count)
+        fresh = write("div", "unbiased", whole, count - smaller(count - 1, 1))
+    else:
+        fresh = write("mul", "unbiased", variance, _unbiased(x.shape))
     return *results, moved("next mean", running[0], mean), moved("next var", running[1], fresh)
 
 
@@ -301,6 +326,7 @@ composite(
     results=("", "mean", "inv_variance", "next_running_mean", "next_running_var"),
     optional=2,
     cudnn="batchnorm",
+    gradient=_by_norm,
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from fusegraph.errors import ShapeError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Types
 from fusegraph.ops.composite import Writing, averaged, composite
+from fusegraph.ops.modes import as_number
 from fusegraph.ops.norm import (
     Along,
     batch_axes,
@@ -75,7 +76,7 @@ def _gradients(
         factor = write("mul", "factor", scale, inverse)
         products = write("reduction", "products", product, mode="add", axes=axes)
         losses = write("reduction", "losses", loss, mode="add", axes=axes)
-        count = float(max(prod(loss.shape[d] for d in axes), 1))
+        count = as_number(max(prod(loss.shape[d] for d in axes), 1))
         along, mean = (write("div", f"{n} mean", t, count) for n, t in (("product", products), ("loss", losses)))
         g, by_scale, by_bias = loss, products, losses
     else:

@@ -24,6 +24,7 @@ from fusegraph.ops.pointwise import (
     positive,
     unary,
 )
+from fusegraph.ops.reverse import Reverse, by_backward, linear
 
 # ---- references
 
@@ -146,6 +147,7 @@ unary(
     int=_relu_cuda,
     ulps=3,
     scale=lambda x, negative_slope, lower_clip, upper_clip: np.abs(x) + abs(lower_clip),
+    gradient=by_backward,
 )
 backward(
     "relu_backward",
@@ -158,6 +160,7 @@ backward(
     validate=_check_relu,
     float=_relu_backward_cuda,
     ulps=1,
+    gradient=linear(),
 )
 unary(
     "leaky_relu",
@@ -166,6 +169,7 @@ unary(
     SIMPLE,
     attributes={"negative_slope": (REQUIRED, number)},
     ulps=2,
+    gradient=by_backward,
 )
 backward(
     "leaky_relu_backward",
@@ -174,6 +178,7 @@ backward(
     SIMPLE,
     attributes={"negative_slope": (REQUIRED, number)},
     ulps=1,
+    gradient=linear(),
 )
 
 # ---- exponential
@@ -186,6 +191,7 @@ unary(
     FUNCTION,
     attributes={"alpha": (1.0, number)},
     ulps=3,
+    gradient=by_backward,
 )
 backward(
     "elu_backward",
@@ -194,18 +200,38 @@ backward(
     FUNCTION,
     attributes={"alpha": (1.0, number)},
     ulps=4,
+    gradient=linear(
+        lambda at, loss, x, alpha: at.graph.binary_select(
+            0.0, at.loss * at.graph.elu_backward(loss, x, alpha), at.graph.cmp_gt(x, 0)
+        )
+    ),
 )
-unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", FUNCTION, ulps=8)
+
+
+def _by_sigmoid_slope(at: Reverse, loss: Any, x: Any, scale: float = 1.0) -> Any:
+    """The slope s (1 - s) has the slope s (1 - s) (1 - 2 s), and 1 - 2 s is -tanh(x / 2); x is multiplied by scale."""
+    g = at.graph
+    slope = g.sigmoid_backward(loss, x if scale == 1 else x * scale)
+    return at.loss * (slope * (g.tanh(x * (scale / 2)) * -scale))
+
+
+unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", FUNCTION, ulps=8, gradient=by_backward)
 backward(
-    "sigmoid_backward", lambda loss, input: loss * _sigmoid_slope(input), "Gradient of sigmoid.", FUNCTION, ulps=11
+    "sigmoid_backward",
+    lambda loss, input: loss * _sigmoid_slope(input),
+    "Gradient of sigmoid.",
+    FUNCTION,
+    ulps=11,
+    gradient=linear(_by_sigmoid_slope),
 )
-unary("tanh", np.tanh, "Hyperbolic tangent.", FUNCTION, ulps=4, finite=True)
+unary("tanh", np.tanh, "Hyperbolic tangent.", FUNCTION, ulps=4, finite=True, gradient=by_backward)
 backward(
     "tanh_backward",
     lambda loss, input: loss * (4 * _sigmoid_slope(2 * input)),
     "Gradient of tanh, (1 - tanh(x)^2) * loss.",
     FUNCTION,
     ulps=11,
+    gradient=linear(lambda at, loss, x: at.loss * (at.graph.tanh_backward(loss, x) * (at.graph.tanh(x) * -2.0))),
 )
 # beta * x is rounded before exp, which magnifies the error by |beta * x|, at most 104 where exp does not underflow.
 unary(
@@ -216,6 +242,7 @@ unary(
     attributes={"beta": (1.0, positive)},
     float=lambda values: "math::softplus({x})" if values["beta"] == 1 else "math::softplus({x}, {beta})",
     ulps=110,
+    gradient=by_backward,
 )
 backward(
     "softplus_backward",
@@ -225,6 +252,7 @@ backward(
     attributes={"beta": (1.0, positive)},
     float=lambda values: "math::softplus_backward({loss}, {input}" + (")" if values["beta"] == 1 else ", {beta})"),
     ulps=110,
+    gradient=linear(lambda at, loss, x, beta: at.loss * (at.graph.sigmoid_backward(loss, x * beta) * beta)),
 )
 unary(
     "swish",
@@ -234,6 +262,7 @@ unary(
     attributes={"beta": (1.0, number)},
     float=lambda values: "math::swish({x})" if values["beta"] == 1 else "math::swish({x}, {beta})",
     ulps=110,
+    gradient=by_backward,
 )
 backward(
     "swish_backward",
@@ -244,13 +273,53 @@ backward(
     float=lambda values: "math::swish_backward({loss}, {input}" + (")" if values["beta"] == 1 else ", {beta})"),
     ulps=8,
     scale=_loss_scale,
+    gradient=linear(
+        # with s = sigmoid(beta x): 2 beta s' + beta x (beta s''), s'' being s' tanh(beta x / 2) (-1)
+        lambda at, loss, x, beta: (
+            at.loss
+            * (at.graph.sigmoid_backward(loss, x * beta) * ((2.0 - (x * beta) * at.graph.tanh(x * (beta / 2))) * beta))
+        )
+    ),
 )
-unary("mish", _mish, "x * tanh(log(1 + exp(x)))", FUNCTION, ulps=10, cudnn=False)
+
+
+def _by_mish(at: Reverse, x: Any) -> Any:
+    """With t = tanh(softplus(x)): t + x (1 - t^2) sigmoid(x)."""
+    g = at.graph
+    plus = g.softplus(x)
+    return at.loss * (g.tanh(plus) + x * (g.tanh_backward(g.sigmoid(x), plus)))
+
+
+unary("mish", _mish, "x * tanh(log(1 + exp(x)))", FUNCTION, ulps=10, cudnn=False, gradient=_by_mish)
 
 # ---- GELU.  References are off far out in the tail, from the rounded arguments of erfc and exp.
 
-unary("gelu", lambda x: x * _normal_cdf(x), "x / 2 * (1 + erf(x / sqrt(2)))", FUNCTION, ulps=11, reference_ulps=3000)
-backward("gelu_backward", _gelu_backward, "Gradient of gelu.", FUNCTION, ulps=8, scale=_loss_scale)
+unary(
+    "gelu",
+    lambda x: x * _normal_cdf(x),
+    "x / 2 * (1 + erf(x / sqrt(2)))",
+    FUNCTION,
+    ulps=11,
+    reference_ulps=3000,
+    gradient=by_backward,
+)
+
+
+def _by_gelu_slope(at: Reverse, loss: Any, x: Any) -> Any:
+    """The slope of cdf(x) + x density(x) is (2 - x^2) density(x)."""
+    density = at.graph.exp((x * x) * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return at.loss * (loss * ((2.0 - x * x) * density))
+
+
+backward(
+    "gelu_backward",
+    _gelu_backward,
+    "Gradient of gelu.",
+    FUNCTION,
+    ulps=8,
+    scale=_loss_scale,
+    gradient=linear(_by_gelu_slope),
+)
 unary(
     "gelu_approx_tanh",
     _gelu_approx_tanh,
@@ -258,7 +327,19 @@ unary(
     FUNCTION,
     ulps=300,
     reference_ulps=3000,
+    gradient=by_backward,
 )
+
+
+def _by_gelu_approx_tanh_slope(at: Reverse, loss: Any, x: Any) -> Any:
+    """With u as in the gradient: s'(u) (2 u' + x u'' - x u'^2 tanh(u / 2)), s being sigmoid."""
+    g, square = at.graph, x * x
+    u = x * (square * 0.044715 + 1.0) * _TANH_SCALE
+    first, second = (square * (3 * 0.044715) + 1.0) * _TANH_SCALE, x * (6 * 0.044715 * _TANH_SCALE)
+    rest = first * 2.0 + x * (second - first * first * g.tanh(u * 0.5))
+    return at.loss * (g.sigmoid_backward(loss, u) * rest)
+
+
 backward(
     "gelu_approx_tanh_backward",
     _gelu_approx_tanh_backward,
@@ -266,11 +347,33 @@ backward(
     FUNCTION,
     ulps=16,
     scale=_loss_scale,
+    gradient=linear(_by_gelu_approx_tanh_slope),
 )
 
 # ---- piecewise linear relatives
 
-unary("hardsigmoid", lambda x: np.clip(x + 3, 0, 6) / 6, "min(max(x + 3, 0), 6) / 6", SIMPLE, ulps=3, cudnn=False)
+
+def _inside(at: Reverse, x: Any) -> Any:
+    return at.graph.logical_and(at.graph.cmp_gt(x, -3), at.graph.cmp_lt(x, 3))
+
+
 unary(
-    "hardswish", lambda x: x * (np.clip(x + 3, 0, 6) / 6), "x * min(max(x + 3, 0), 6) / 6", SIMPLE, ulps=4, cudnn=False
+    "hardsigmoid",
+    lambda x: np.clip(x + 3, 0, 6) / 6,
+    "min(max(x + 3, 0), 6) / 6",
+    SIMPLE,
+    ulps=3,
+    cudnn=False,
+    gradient=lambda at, x: at.graph.binary_select(at.loss * (1 / 6), 0.0, _inside(at, x)),
+)
+unary(
+    "hardswish",
+    lambda x: x * (np.clip(x + 3, 0, 6) / 6),
+    "x * min(max(x + 3, 0), 6) / 6",
+    SIMPLE,
+    ulps=4,
+    cudnn=False,
+    gradient=lambda at, x: at.graph.binary_select(
+        at.loss * (x * (1 / 3) + 0.5), at.graph.binary_select(at.loss, 0.0, at.graph.cmp_ge(x, 3)), _inside(at, x)
+    ),
 )

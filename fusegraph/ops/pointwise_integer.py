@@ -102,6 +102,7 @@ _integers(
     Role.BITCAST,
     operands=("x",),
     attributes={"dtype": (None, _of_these_bits), "source": (None, lambda name, value, dtype, shape: dtype)},
+    gradient="the number that some bits mean is no function with a slope",
     float=_reinterpreted,
     int=_reinterpreted,
     bool=_reinterpreted,

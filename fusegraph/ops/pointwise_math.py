@@ -22,6 +22,7 @@ from fusegraph.ops.pointwise import (
     unary,
     unchecked,
 )
+from fusegraph.ops.reverse import Reverse, Rule, flat
 
 # NumPy's integer arithmetic wraps around, as math::wrapping_* do.
 
@@ -30,19 +31,42 @@ _ufunc: Any
 # ---- arithmetic
 
 
-def _arithmetic(name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, wraps: str = "") -> None:
+def _arithmetic(
+    name: str, operands: tuple[str, str], ufunc: np.ufunc, sign: str, role: Role, gradient: Rule, wraps: str = ""
+) -> None:
     a, b = operands
     integers = f"math::wrapping_{wraps or name}({{{a}}}, {{{b}}})"
     floats = f"{{{a}}} {sign} {{{b}}}"
-    pointwise(name, ufunc, f"{a} {sign} {b}", PAIR, role, operands=operands, float=floats, int=integers, finite=True)
+    pointwise(
+        name, ufunc, f"{a} {sign} {b}", PAIR, role,
+        operands=operands, float=floats, int=integers, finite=True, gradient=gradient,
+    )  # fmt: skip
 
 
-_arithmetic("add", ("a", "b"), np.add, "+", Role.SUM)
-_arithmetic("sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE)
-_arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT)
-pointwise("div", np.divide, "a / b, for floats.", FUNCTION, Role.QUOTIENT, float="math::divide({a}, {b})")
-_arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, "add")
-_arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, "mul")
+def _by_terms(at: Reverse, a: Any, b: Any) -> Any:
+    return at.loss, at.loss
+
+
+def _by_factors(at: Reverse, a: Any, b: Any) -> Any:
+    return lambda: at.loss * b, lambda: at.loss * a
+
+
+_arithmetic("add", ("a", "b"), np.add, "+", Role.SUM, _by_terms)
+_arithmetic(
+    "sub", ("a", "b"), np.subtract, "-", Role.DIFFERENCE, lambda at, a, b: (at.loss, lambda: at.graph.neg(at.loss))
+)
+_arithmetic("mul", ("a", "b"), np.multiply, "*", Role.PRODUCT, _by_factors)
+pointwise(
+    "div",
+    np.divide,
+    "a / b, for floats.",
+    FUNCTION,
+    Role.QUOTIENT,
+    float="math::divide({a}, {b})",
+    gradient=lambda at, a, b: (lambda: at.loss / b, lambda: at.graph.neg(at.loss * (at.y / b))),
+)
+_arithmetic("bias", ("x", "b"), np.add, "+", Role.SUM, _by_terms, "add")
+_arithmetic("scale", ("x", "s"), np.multiply, "*", Role.PRODUCT, _by_factors, "mul")
 
 
 def _add_square(a: Array, b: Array) -> Array:
@@ -67,6 +91,7 @@ pointwise(
     SIMPLE,
     float="math::fma({b}, {b}, {a})",
     int="math::wrapping_add({a}, math::wrapping_mul({b}, {b}))",
+    gradient=lambda at, a, b: (at.loss, lambda: at.loss * (b * 2.0)),
 )
 
 
@@ -85,18 +110,63 @@ pointwise(
     float="math::fmod({a}, {b})",
     int="math::remainder({a}, {b})",
     ulps=0,
+    gradient=lambda at, a, b: (at.loss, lambda: at.graph.neg(at.loss * at.graph.trunc(at.graph.div(a, b)))),
 )
+
+
+def _by_power(at: Reverse, a: Any, b: Any) -> Any:
+    """Where an exponent is 0, and where 0 has an exponent that is not negative, the slope is 0 in that direction."""
+    g = at.graph
+
+    def by_base() -> Any:
+        return g.binary_select(0.0, at.loss * (b * g.pow(a, g.sub(b, 1))), g.cmp_eq(b, 0))
+
+    def by_exponent() -> Any:
+        still = g.logical_and(g.cmp_eq(a, 0), g.cmp_ge(b, 0))
+        return g.binary_select(0.0, at.loss * (at.y * g.log(g.cast(a, at.y.dtype))), still)
+
+    return by_base, by_exponent
+
+
 # np.power takes a square root for an exponent of 0.5, which gives NaN for -inf
-pointwise("pow", np.float_power, "a to the power b, for floats; special cases as C's pow.", FUNCTION, ulps=9)
+pointwise(
+    "pow",
+    np.float_power,
+    "a to the power b, for floats; special cases as C's pow.",
+    FUNCTION,
+    ulps=9,
+    gradient=_by_power,
+)
+
+
+def _by_extremes(at: Reverse, a: Any, b: Any) -> Any:
+    """Of equal operands each gets half."""
+    g = at.graph
+    shared = g.binary_select(at.loss * 0.5, at.loss, g.cmp_eq(a, b))
+    loses = g.cmp_lt if at.name == "max" else g.cmp_gt
+    return lambda: g.binary_select(0.0, shared, loses(a, b)), lambda: g.binary_select(0.0, shared, loses(b, a))
+
+
 for _name, _what, _function, _sign in (("max", "larger", "maximum", "||"), ("min", "smaller", "minimum", "&&")):
     _role = Role[_name.upper()]
     _text, _doc = f"math::{_function}({{a}}, {{b}})", f"The {_what}, NaN where either is NaN."
     _either = f"{{a}} {_sign} {{b}}"
     pointwise(
-        _name, getattr(np, _function), _doc, PAIR, _role, float=_text, int=_text, bool=_either, ulps=0, finite=True
-    )
+        _name, getattr(np, _function), _doc, PAIR, _role,
+        float=_text, int=_text, bool=_either, ulps=0, finite=True, gradient=_by_extremes,
+    )  # fmt: skip
 
-unary("neg", np.negative, "-x", PAIR, float="-{x}", int="math::wrapping_neg({x})", ulps=0, finite=True)
+unary(
+    "neg",
+    np.negative,
+    "-x",
+    PAIR,
+    float="-{x}",
+    int="math::wrapping_neg({x})",
+    ulps=0,
+    finite=True,
+    gradient=lambda at, x: at.graph.neg(at.loss),
+)
 unary(
     "abs",
     np.abs,
@@ -105,6 +175,7 @@ unary(
     float="math::abs({x})",
     int="math::wrapping_abs({x})",
     ulps=0,
+    gradient=lambda at, x: at.loss * at.graph.sign(x),
 )
 unary(
     "sign",
@@ -114,10 +185,25 @@ unary(
     kinds=("float", "int"),
     ulps=0,
     cudnn=False,
+    gradient=flat,
 )
-unary("reciprocal", lambda x: 1 / x, "1 / x", FUNCTION, ulps=1)
-unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1)
-unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", FUNCTION, ulps=2)
+unary(
+    "reciprocal",
+    lambda x: 1 / x,
+    "1 / x",
+    FUNCTION,
+    ulps=1,
+    gradient=lambda at, x: at.graph.neg(at.loss * (at.y * at.y)),
+)
+unary("sqrt", np.sqrt, "Square root.", FUNCTION, ulps=1, gradient=lambda at, x: at.loss / (at.y * 2.0))
+unary(
+    "rsqrt",
+    lambda x: 1 / np.sqrt(x),
+    "1 / sqrt(x)",
+    FUNCTION,
+    ulps=2,
+    gradient=lambda at, x: at.loss * -0.5 * (at.y / x),
+)
 
 
 def _check_clamp(values: dict[str, Any], _: DType) -> None:
@@ -134,6 +220,13 @@ def _clamp(values: Attributes) -> str:
     return "math::minimum({x}, {max})" if values["min"] is None else "math::clamp({x}, {min}, {max})"
 
 
+def _by_clamped(at: Reverse, x: Any, min: Any, max: Any) -> Any:
+    g = at.graph
+    limits = ((g.cmp_ge, min), (g.cmp_le, max))
+    inside = [compare(x, limit) for compare, limit in limits if limit is not None]
+    return g.binary_select(at.loss, 0.0, inside[0] if len(inside) == 1 else g.logical_and(*inside))
+
+
 unary(
     "clamp",
     lambda x, min, max: np.clip(x, min, max),
@@ -146,6 +239,7 @@ unary(
     ulps=0.5,  # that of rounding min and max
     cudnn=False,
     finite=True,
+    gradient=_by_clamped,
 )
 
 # ---- rounding
@@ -162,7 +256,10 @@ for _name, _ufunc, _doc, _cudnn in (
     ("trunc", np.trunc, "The integer towards zero.", False),
     ("round", np.rint, "Nearest integer, halfway cases to even.", False),
 ):
-    unary(_name, _floats_only(_ufunc), _doc, FUNCTION, float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_cudnn)
+    unary(
+        _name, _floats_only(_ufunc), _doc, FUNCTION,
+        float=f"math::{_name}({{x}})", int="{x}", ulps=0, cudnn=_cudnn, gradient=flat,
+    )  # fmt: skip
 
 
 def _only_where_it_matters(values: dict[str, Any], _: DType) -> None:
@@ -192,6 +289,7 @@ unary(
     bool="{x}",
     ulps=0,
     finite=True,
+    gradient=lambda at, x, dtype, saturate: at.loss,
 )
 
 
@@ -221,24 +319,40 @@ unary(
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-unary("exp", np.exp, "e to the power x.", FUNCTION, ulps=2)
-unary("exp2", np.exp2, "2 to the power x.", FUNCTION, ulps=2, cudnn=False)
-unary("expm1", np.expm1, "exp(x) - 1, accurate for small x.", FUNCTION, ulps=2, cudnn=False)
-unary("log", np.log, "Natural logarithm.", FUNCTION, ulps=2)
-unary("log2", np.log2, "Logarithm to base 2.", FUNCTION, ulps=2, cudnn=False)
-unary("log1p", np.log1p, "log(1 + x), accurate for small x.", FUNCTION, ulps=2, cudnn=False)
-unary("sin", np.sin, "Sine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
-unary("cos", np.cos, "Cosine of x in radians.", FUNCTION, turns=lambda x: x / np.pi, ulps=2)
-unary("tan", np.tan, "Tangent of x in radians.", FUNCTION, turns=lambda x: np.floor(x / np.pi + 0.5), ulps=4)
-unary("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
-unary("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", FUNCTION, ulps=3, cudnn=False)
-unary("atan", np.arctan, "Arc tangent in radians.", FUNCTION, ulps=3, cudnn=False)
-unary("sinh", np.sinh, "Hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
-unary("cosh", np.cosh, "Hyperbolic cosine.", FUNCTION, ulps=3, cudnn=False)
-unary("asinh", np.arcsinh, "Inverse hyperbolic sine.", FUNCTION, ulps=4, cudnn=False)
-unary("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", FUNCTION, ulps=5, cudnn=False)
-unary("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", FUNCTION, ulps=4, cudnn=False)
-unary("erf", _erf, "Error function.", FUNCTION, ulps=3)
+_LN_2 = math.log(2)
+
+for _name, _ufunc, _doc, _ulps, _cudnn, _slope in (
+    ("exp", np.exp, "e to the power x.", 2, True, lambda at, x: at.loss * at.y),
+    ("exp2", np.exp2, "2 to the power x.", 2, False, lambda at, x: at.loss * (at.y * _LN_2)),
+    ("expm1", np.expm1, "exp(x) - 1, accurate for small x.", 2, False, lambda at, x: at.loss * (at.y + 1.0)),
+    ("log", np.log, "Natural logarithm.", 2, True, lambda at, x: at.loss / x),
+    ("log2", np.log2, "Logarithm to base 2.", 2, False, lambda at, x: at.loss / (x * _LN_2)),
+    ("log1p", np.log1p, "log(1 + x), accurate for small x.", 2, False, lambda at, x: at.loss / (x + 1.0)),
+    ("asin", np.arcsin, "Arc sine in radians; NaN beyond [-1, 1].", 3, False,
+     lambda at, x: at.loss * at.graph.rsqrt(1.0 - x * x)),
+    ("acos", np.arccos, "Arc cosine in radians; NaN beyond [-1, 1].", 3, False,
+     lambda at, x: at.graph.neg(at.loss * at.graph.rsqrt(1.0 - x * x))),
+    ("atan", np.arctan, "Arc tangent in radians.", 3, False, lambda at, x: at.loss / (x * x + 1.0)),
+    ("sinh", np.sinh, "Hyperbolic sine.", 4, False, lambda at, x: at.loss * at.graph.cosh(x)),
+    ("cosh", np.cosh, "Hyperbolic cosine.", 3, False, lambda at, x: at.loss * at.graph.sinh(x)),
+    ("asinh", np.arcsinh, "Inverse hyperbolic sine.", 4, False, lambda at, x: at.loss * at.graph.rsqrt(x * x + 1.0)),
+    ("acosh", np.arccosh, "Inverse hyperbolic cosine; NaN below 1.", 5, False,
+     lambda at, x: at.loss * at.graph.rsqrt(x * x - 1.0)),
+    ("atanh", np.arctanh, "Inverse hyperbolic tangent; NaN beyond [-1, 1].", 4, False,
+     lambda at, x: at.loss / (1.0 - x * x)),
+    ("erf", _erf, "Error function.", 3, True,
+     lambda at, x: at.loss * (at.graph.exp(at.graph.neg(x * x)) * (2 / math.sqrt(math.pi)))),
+):  # fmt: skip
+    unary(_name, _ufunc, _doc, FUNCTION, ulps=_ulps, cudnn=_cudnn, gradient=_slope)
+
+for _name, _ufunc, _doc, _turns, _ulps, _slope in (
+    ("sin", np.sin, "Sine of x in radians.", lambda x: x / np.pi, 2, lambda at, x: at.loss * at.graph.cos(x)),
+    ("cos", np.cos, "Cosine of x in radians.", lambda x: x / np.pi, 2,
+     lambda at, x: at.graph.neg(at.loss * at.graph.sin(x))),
+    ("tan", np.tan, "Tangent of x in radians.", lambda x: np.floor(x / np.pi + 0.5), 4,
+     lambda at, x: at.loss * (at.y * at.y + 1.0)),
+):  # fmt: skip
+    unary(_name, _ufunc, _doc, FUNCTION, turns=_turns, ulps=_ulps, gradient=_slope)
 
 # ---- comparisons and logic
 
@@ -289,4 +403,8 @@ pointwise(
     bool="{mask} ? {input0} : {input1}",
     ulps=0,
     finite=True,
+    gradient=lambda at, input0, input1, mask: (
+        lambda: at.graph.binary_select(at.loss, 0.0, mask),
+        lambda: at.graph.binary_select(0.0, at.loss, mask),
+    ),
 )

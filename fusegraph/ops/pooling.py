@@ -20,6 +20,7 @@ from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.convolution import spread, spread_padding
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.reverse import Reverse, Rule
 
 #: The window along each axis that has one.
 Windows = dict[int, Window]
@@ -278,6 +279,27 @@ def _chosen_reference(loss: Array, index: Array, **values: Any) -> Array:
     return np.transpose(total.reshape(*outer, *sizes), np.argsort(last))
 
 
+# ---- gradients
+
+
+def _by_chosen(at: Reverse, x: Any, **attributes: Any) -> Any:
+    """The gradient of maxima by ``<name>_backward(loss, x)``; how many windows there are, the loss's shape says."""
+    attributes.pop("size", None)
+    return getattr(at.graph, f"{at.name}_backward")(at.loss, x, **attributes)
+
+
+def _by_shares(at: Reverse, x: Any, **attributes: Any) -> Any:
+    attributes["size"] = tuple(x.shape[a] for a in attributes["axes"])
+    return getattr(at.graph, f"{at.name}_backward")(at.loss, **attributes)
+
+
+def _by_means(at: Reverse, loss: Any, size: Any, **attributes: Any) -> Any:
+    """Shares of means are linear: the means of what comes back."""
+    if "window" not in attributes:
+        attributes["size"] = tuple(loss.shape[a] for a in attributes["axes"])
+    return getattr(at.graph, at.name.removesuffix("_backward"))(at.loss, **attributes)
+
+
 # ---- the table
 
 
@@ -288,6 +310,7 @@ def _register(
     attributes: Attributes,
     reference: Callable[..., Array],
     doc: str,
+    gradient: Rule | str | None = None,
     *,
     backward: bool = False,
 ) -> None:
@@ -330,6 +353,7 @@ def _register(
             fold=fold,
             combiner=MAX if most else ADD,
             reference=reference,
+            gradient=gradient,
             keeps_layout=True,
             doc=doc,
         )
@@ -359,6 +383,7 @@ _register(
     f"""The largest element of every window.
 
         {_MAX_DOC}{WINDOW_DOC}""",
+    _by_chosen,
 )  # fmt: skip
 _register(
     "max_pool_index", "index", ("x",), {**SLIDING, "dtype": int32}, _index_reference,
@@ -372,10 +397,12 @@ _register(
 
         With count_include_pad the padding counts as zeros (what hangs over it in ceil mode does not); else the mean is
         of the window's elements alone, NaN if it has none.  Floats only.{_PLAIN_DOC}""",
+    _by_shares,
 )  # fmt: skip
 _register(
     "adaptive_max_pool", "max", ("x",), {"size": REQUIRED}, _max_reference,
     f"""The largest element of windows that share out the image to a result of a given size.{ADAPTIVE_DOC}""",
+    _by_chosen,
 )  # fmt: skip
 _register(
     "adaptive_max_pool_index", "index", ("x",), {"size": REQUIRED, "dtype": int32}, _index_reference,
@@ -386,7 +413,9 @@ _register(
 _register(
     "adaptive_avg_pool", "mean", ("x",), {"size": REQUIRED}, _mean_reference,
     f"""The mean of windows that share out the image to a result of a given size.{ADAPTIVE_DOC}""",
+    _by_shares,
 )  # fmt: skip
+_INDEX_REASON = "the op that finds the maxima itself has one, as its positions are in their windows"
 _GRADIENT_DOC = "size is that of the image along the axes; the other attributes are those of the forward op."
 _register(
     "max_pool_backward_index", "chosen", ("loss", "index"), {"size": REQUIRED, **SLIDING}, _chosen_reference,
@@ -394,6 +423,7 @@ _register(
         windows that chose it, in a fixed order.  An index outside of its window counts nowhere.
 
         {_GRADIENT_DOC}""",
+    _INDEX_REASON,
     backward=True,
 )  # fmt: skip
 _register(
@@ -401,6 +431,7 @@ _register(
     f"""Gradient of avg_pool: every element of the image sums its share of the losses of the windows that hold it.
 
         {_GRADIENT_DOC}""",
+    _by_means,
     backward=True,
 )  # fmt: skip
 _register(
@@ -408,10 +439,12 @@ _register(
     f"""Gradient of adaptive_max_pool, given the result of adaptive_max_pool_index, as max_pool_backward_index.
 
         {_GRADIENT_DOC}""",
+    _INDEX_REASON,
     backward=True,
 )  # fmt: skip
 _register(
     "adaptive_avg_pool_backward", "shares", ("loss",), {"size": REQUIRED}, _mean_backward_reference,
     f"""Gradient of adaptive_avg_pool.  {_GRADIENT_DOC}""",
+    _by_means,
     backward=True,
 )  # fmt: skip

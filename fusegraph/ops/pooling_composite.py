@@ -14,6 +14,7 @@ from fusegraph.ops.composite import Expand, Writing, not_negative, reduced, sing
 from fusegraph.ops.convolution import spread
 from fusegraph.ops.pointwise import accepted_kinds, number
 from fusegraph.ops.pooling import ADAPTIVE_DOC, SLIDING, WINDOW_DOC, check_window, forward_windows, normal
+from fusegraph.ops.reverse import Reverse, Rule, by_backward
 
 
 def _register(
@@ -25,6 +26,7 @@ def _register(
     reference: Callable[..., Array],
     expand: Expand,
     doc: str,
+    gradient: Rule | None = None,
 ) -> None:
     register(
         Op(
@@ -36,6 +38,7 @@ def _register(
             infer=infer,
             reference=np.errstate(all="ignore")(reference),
             expand=expand,
+            gradient=gradient,
             keeps_layout=True,
             doc=doc,
         )
@@ -80,7 +83,23 @@ def _gradient(name: str, attributes: Attributes, doc: str) -> None:
         found = write(index.name, "index", x, **of_image(loss, values))
         return write(backward.name, "", loss, found, **{**values, "size": _sizes(x, values["axes"])})
 
-    _register(f"{name}_backward", ("loss", "x"), {**attributes, "axes": None}, normalize, infer, reference, expand, doc)
+    def gradient(at: Reverse, loss: Any, x: Any, **values: Any) -> Any:
+        """The gradient of each window comes from where its maximum is."""
+        g, axes = at.graph, values["axes"]
+        found = getattr(g, index.name)(x, **of_image(loss, values))
+        rows = [d for d in range(x.rank) if d not in axes]
+        order, back = [*rows, *axes], sorted(range(x.rank), key=[*rows, *axes].__getitem__)
+
+        def lines(tensor: Any) -> Any:
+            return g.reshape(g.transpose(tensor, order), [*(tensor.shape[d] for d in rows), -1])
+
+        taken = g.reshape(g.take_along_axis(lines(at.loss), lines(found)), [loss.shape[d] for d in order])
+        return g.binary_select(g.transpose(taken, back), 0.0, g.cmp_ge(found, 0))
+
+    operands = ("loss", "x")
+    _register(
+        f"{name}_backward", operands, {**attributes, "axes": None}, normalize, infer, reference, expand, doc, gradient
+    )
 
 
 _gradient(
@@ -179,7 +198,8 @@ def _local(
     def written(write: Writing, *tensors: Any, **values: Any) -> Any:
         return expand(write, *tensors, **values) if tensors[0].size else write("identity", "", tensors[0])
 
-    _register(name, operands, attributes, normalize, lambda types, _: types[0], some, written, doc)
+    gradient = None if name.endswith("_backward") else by_backward
+    _register(name, operands, attributes, normalize, lambda types, _: types[0], some, written, doc, gradient)
 
 
 def _around(window: tuple[int, ...], axes: tuple[int, ...], include: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fusegraph.errors import ShapeError
 from fusegraph.ops.base import Array, Attributes, Cost, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing, check_integers, composite
 from fusegraph.ops.pointwise import accepted_kinds
+from fusegraph.ops.reverse import Reverse, flat
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -73,7 +74,7 @@ def _pair(x: Array, seed: Array, offset: Array) -> tuple[Array, Array, Array]:
     return place & np.uint64(1), np.sqrt(-2 * np.log(first)), angle
 
 
-def _normal(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
+def normal(x: Array, seed: Array, offset: Array, **_: Any) -> Array:
     odd, radius, angle = _pair(x, seed, offset)
     return np.asarray(radius * np.where(odd == 1, np.sin(angle), np.cos(angle)))
 
@@ -111,6 +112,7 @@ def _random(name: str, reference: Callable[..., Array], doc: str, **rest: Any) -
             infer=infer,
             reference=reference,
             random=True,
+            gradient=flat,
             doc=doc,
             **rest,
         )
@@ -129,7 +131,7 @@ _random(
 )
 _random(
     "rng_normal",
-    _normal,
+    normal,
     """Random numbers with the normal distribution of mean 0 and variance 1, by Box and Muller's method from the words
     of rng_uniform.  The same seed and offset give the same numbers, but for the last digits of sine and logarithm.""",
     cuda={"float": "philox::normal<{compute}>({element}, {above}, {seed}, {offset})"},
@@ -151,6 +153,17 @@ def kept_scale(probability: float) -> float:
     return 1 / (1 - probability) if probability < 1 else 0.0
 
 
+def kept(write: Writing, p: Any, seed: Any, offset: Any, probability: float) -> Any:
+    """Writes which of the probabilities, or of anything counted as they are, dropout keeps."""
+    random = write("rng_uniform", "random", p, seed, offset)
+    return write("cmp_ge", "keep", random, threshold(probability))
+
+
+def drop(write: Writing, x: Any, keep: Any, probability: float, part: str = "dropped") -> Any:
+    """Writes what dropout makes of probabilities, or of their gradients."""
+    return write("binary_select", part, write("mul", f"{part} kept", x, kept_scale(probability)), 0.0, keep)
+
+
 def _dropout_reference(x: Array, seed: Array, offset: Array, probability: float) -> Array:
     keep = uniform(x, seed, offset) >= threshold(probability)
     return np.where(keep, x * kept_scale(probability), 0.0)
@@ -161,9 +174,13 @@ def _dropout(write: Writing, x: Any, seed: Any, offset: Any, probability: float)
     return write("binary_select", "", write("mul", "scaled", x, kept_scale(probability)), 0.0, keep)
 
 
+def _by_dropout(at: Reverse, x: Any, seed: Any, offset: Any, probability: float) -> Any:
+    return at.graph.dropout_backward(at.loss, seed, offset, probability)
+
+
 def _register_dropout(name: str, operand: str, doc: str) -> None:
     operands, attributes, integers = (operand, "seed", "offset"), {"probability": 0.5}, ("seed", "offset")
-    composite(name, operands, attributes, _dropout_reference, _dropout, doc, integers=integers)
+    composite(name, operands, attributes, _dropout_reference, _dropout, doc, integers=integers, gradient=_by_dropout)
 
 
 _register_dropout(

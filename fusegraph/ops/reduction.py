@@ -11,6 +11,7 @@ from fusegraph.dtypes import DType, bool_, float32, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.modes import COMPOSED, MODES, Mode, reduced_shape
+from fusegraph.ops.reverse import Reverse, kept
 
 
 def normal_axes(axes: Any, rank: int) -> tuple[int, ...]:
@@ -106,6 +107,12 @@ def _expand(
     return COMPOSED[mode].expand(write, reduce, x, axes, keepdims, dtype, correction)
 
 
+def _gradient(at: Reverse, x: Any, mode: str, axes: tuple[int, ...], **_: Any) -> Any:
+    if (slope := MODES[mode].slope) is None:
+        return NotImplemented
+    return slope(at, x, kept(at, at.loss, x.shape, axes), kept(at, at.y, x.shape, axes), axes)
+
+
 register(
     Op(
         name="reduction",
@@ -119,22 +126,23 @@ register(
         normalize=_normalize,
         infer=_infer,
         reference=_reference,
+        gradient=_gradient,
         cudnn="reduction",
         doc="""Combines all elements along axes (None: along all of them), which stay as dimensions of size 1 or, with
         keepdims=False, go.
 
         mode is add, mul, mul_no_zeros (of those that are not 0), min, max, amax (the largest absolute value), avg,
-        norm1 (sum of absolute values), norm2 (square root of the sum of squares), var (mean of squared differences
-        from the mean; their sum is divided by the number of elements less correction), argmin or argmax (where the
-        first smallest or largest is, NaN being both: along several axes counted in row-major order), any or all
-        (whether one is, or all are, not 0).  Of no elements: add, norm1 and norm2 are 0, mul and mul_no_zeros are 1,
-        any is False, all is True, avg and var are NaN; the others raise ShapeError, as NumPy does.  NaN where an
-        element is NaN.
+        norm1 (sum of absolute values), norm2 (square root of the sum of squares), logaddexp (logarithm of the sum of
+        exponentials), var (mean of squared differences from the mean; their sum is divided by the number of elements
+        less correction), argmin or argmax (where the first smallest or largest is, NaN being both: along several axes
+        counted in row-major order), any or all (whether one is, or all are, not 0).  Of no elements: add, norm1 and
+        norm2 are 0, mul and mul_no_zeros are 1, any is False, all is True, logaddexp is minus infinity, avg and var are
+        NaN; the others raise ShapeError, as NumPy does.  NaN where an element is NaN.
 
         Floats are summed in float32, or float64 for float64 and graphs that compute in it.  Integers are exact: min,
         max and amax (where -128 of int8 stays -128) in their own dtype; sums and products in 32 bits, or 64 if the
-        operand or dtype has as many, wrapping around; avg, norm2 and var take floats only.  dtype is that of the
-        result: by default the operand's, but int32 for sums of integers of 8 and 16 bits and float32 for those of fp8;
-        int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool.""",
+        operand or dtype has as many, wrapping around; avg, norm2, logaddexp and var take floats only.  dtype is that of
+        the result: by default the operand's, but int32 for sums of integers of 8 and 16 bits and float32 for those of
+        fp8; int64 for argmin and argmax, which may be int32; bool for any and all, which alone take bool.""",
     )
 )

@@ -15,6 +15,7 @@ from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Types, register
 from fusegraph.ops.composite import Writing, like_first
 from fusegraph.ops.pointwise import accepted_kinds, number
+from fusegraph.ops.reverse import Reverse
 
 
 def _normalize(name: str, types: Types, values: Attributes) -> dict[str, Any]:
@@ -68,6 +69,13 @@ def _expand(sign: int, write: Writing, x: Any, freqs: Any, rope_dim: int, output
     return write("mul", "scaled", result, output_scale) if output_scale != 1 else result
 
 
+def _by_turned(other: str, at: Reverse, x: Any, freqs: Any, **attributes: Any) -> Any:
+    """Turns back; by the angles, gradients go through what the op is written as."""
+    if at.wants(1):
+        return NotImplemented
+    return getattr(at.graph, other)(at.loss, freqs, **attributes)
+
+
 def _rope(name: str, operand: str, sign: int, doc: str) -> None:
     register(
         Op(
@@ -79,6 +87,7 @@ def _rope(name: str, operand: str, sign: int, doc: str) -> None:
             attributes={"rope_dim": 0, "output_scale": 1.0},
             normalize=partial(_normalize, name),
             expand=partial(_expand, sign),
+            gradient=partial(_by_turned, "rope_backward" if sign > 0 else "rope"),
             keeps_layout=True,
             doc=doc,
         )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from codegen.combiners import LOGADDEXP, Combiner
+from codegen.combiners import Combiner
 from fusegraph.dtypes import BY_NUMPY, DType, int32, int64, sum_dtype, uint32
 from fusegraph.errors import DTypeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.composite import Writing
 from fusegraph.ops.modes import COMBINED, Combined
 from fusegraph.ops.reduction import normal_axes, result_dtype
+from fusegraph.ops.reverse import Reverse, Rule
 from fusegraph.ops.scatter_parts import ORDER
 
 
@@ -28,7 +30,47 @@ def _normalize(types: Types, attributes: Attributes) -> dict[str, Any]:
     return {**attributes, "axis": normal_axes(attributes["axis"], len(types[0].shape))[0]}
 
 
-def _register(name: str, mode: Combined, makes: str, doc: str) -> None:
+def _by_sums(at: Reverse, x: Any, axis: int, reverse: bool, dtype: DType | None) -> Any:
+    return at.graph.cumsum(at.loss, axis, not reverse)
+
+
+def _by_products(at: Reverse, x: Any, axis: int, reverse: bool, dtype: DType | None) -> Any:
+    """Up to the first 0 it is the sum of loss * y from there on, over x; at the first 0 that without this factor."""
+    g = at.graph
+    none = g.cmp_eq(x, 0)
+    count = g.cumsum(g.cast(none, int32), axis, reverse)
+    first = g.logical_and(none, g.cmp_eq(count, 1))
+    without = g.cumprod(g.binary_select(1.0, x, first), axis, reverse, dtype=at.y.dtype)
+
+    def summed(y: Any) -> Any:
+        return g.cumsum(at.loss * y, axis, not reverse)
+
+    behind = g.binary_select(summed(without), 0.0, first)
+    return g.binary_select(summed(at.y) / x, behind, g.cmp_eq(count, 0))
+
+
+def _by_extremes(at: Reverse, x: Any, axis: int, reverse: bool) -> Any:
+    g = at.graph
+    turned, loss = (g.flip(t, axis) if reverse else t for t in (x, at.loss))
+    index = getattr(g, f"{at.name}_index")(turned, axis, int32)
+    zeros = g.broadcast(g.constant(0, dtype=loss.dtype), x.shape)
+    total = g.scatter(zeros, index, loss, axis, "add")
+    return g.flip(total, axis) if reverse else total
+
+
+def _by_exponentials(at: Reverse, x: Any, axis: int, reverse: bool) -> Any:
+    """exp(x) times the sum of loss / exp(y) from there on, in logarithms, those of losses of either sign apart."""
+    g = at.graph
+
+    def part(loss: Any) -> Any:
+        exists = g.logical_and(g.cmp_gt(loss, 0), g.cmp_gt(at.y, -inf))
+        share = g.binary_select(g.log(loss) - at.y, -inf, exists)
+        return g.exp(g.logcumsumexp(share, axis, not reverse) + x)
+
+    return part(at.loss) - part(g.neg(at.loss))
+
+
+def _register(name: str, mode: Combined, makes: str, doc: str, gradient: Rule) -> None:
     combiner, typed = mode.combiner, mode.combiner.widens
 
     def infer(types: Types, attributes: Attributes) -> TensorType:
@@ -52,6 +94,7 @@ def _register(name: str, mode: Combined, makes: str, doc: str) -> None:
             normalize=_normalize,
             infer=infer,
             reference=reference,
+            gradient=gradient,
             combiner=combiner,
             keeps_layout=True,
             doc=f"The {makes} of each element and all before it along an axis; of all after it with reverse=True{doc}",
@@ -64,15 +107,16 @@ _TYPED = """
         What follows a NaN or infinity is as combining one by one makes it; what precedes it stays.  dtype is that of
         the result, as in a `reduction`: by default the operand's, int32 for 8-bit integers (which wrap around) and
         float32 for fp8."""
-_register("cumsum", COMBINED["add"], "sums", ", which is the gradient of the other." + _TYPED)
-_register("cumprod", COMBINED["mul"], "products", "." + _TYPED)
-_register("cummax", COMBINED["max"], "largest", ".  From a NaN on it is NaN.")
-_register("cummin", COMBINED["min"], "smallest", ".  From a NaN on it is NaN.")
+_register("cumsum", COMBINED["add"], "sums", ", which is the gradient of the other." + _TYPED, _by_sums)
+_register("cumprod", COMBINED["mul"], "products", "." + _TYPED, _by_products)
+_register("cummax", COMBINED["max"], "largest", ".  From a NaN on it is NaN.", _by_extremes)
+_register("cummin", COMBINED["min"], "smallest", ".  From a NaN on it is NaN.", _by_extremes)
 _register(
     "logcumsumexp",
-    Combined("logaddexp", LOGADDEXP),
+    COMBINED["logaddexp"],
     "logarithms of the sums of exponentials",
     ", without overflow.  x holds floats.",
+    _by_exponentials,
 )
 
 

@@ -21,6 +21,8 @@ from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import packed_strides
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.composite import Writing, single_axis
+from fusegraph.ops.modes import product_slope
+from fusegraph.ops.reverse import Reverse
 from fusegraph.ops.scatter_parts import ACCUMULATE, EXPONENT, FIXED, FLOATING, ORDER, ORDERED
 
 Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min", "mean"]
@@ -274,6 +276,61 @@ class _Put:
         return write("div", "", self._add(), write("identity", "number of all", all_, dtype=self.x.dtype))
 
 
+# ---- gradients
+
+
+def _gradient(
+    at: Reverse, x: Any, index: Any, updates: Any, axis: int, reduction: str, include_self: bool
+) -> tuple[Any, ...]:
+    """The gradients by x and by the updates: losses at their places, times the slope of what is combined there."""
+    if not x.size or not updates.size:
+        return (at.loss,)
+    g, size = at.graph, x.shape[axis]
+    index = g.cast(index, int32) if index.dtype.itemsize < 4 else index
+    index = index if index.shape == updates.shape else g.broadcast(index, updates.shape)
+    inside = g.logical_and(g.cmp_ge(index, 0), g.cmp_lt(index, size))
+
+    def there(places: Any) -> Any:
+        """Returns what is at the places of the updates; anything for those that are outside."""
+        return g.take_along_axis(places, index, axis)
+
+    def put(start: float, values: Any, how: str) -> Any:
+        """Combines values, of which there is one for each update, with a number at every place."""
+        begin = g.broadcast(g.constant(start, dtype=values.dtype), x.shape)
+        return g.scatter(begin, index, values, axis, how)
+
+    def count(of: Any) -> Any:
+        return put(0, g.cast(of, int32), "add")
+
+    if reduction == "none":
+        number = g.gen_index(updates, axis)
+        last = put(-1, number, "max")
+        include_self = False  # only where nothing is put
+        slopes = 1.0, g.cast(g.cmp_eq(number, there(last)), at.loss.dtype)
+    elif reduction == "add":
+        slopes = 1.0, 1.0
+    elif reduction == "mean":
+        share = g.cast(g.max(g.add(count(inside), int(include_self)), 1), at.loss.dtype)
+        slopes = g.reciprocal(share), g.reciprocal(there(share))
+    elif reduction == "mul":
+        own, each = (g.cmp_eq(t, 0) for t in (x, updates))
+        others, zeros = put(1.0, g.binary_select(1.0, updates, each), "mul"), count(each)
+        if include_self:
+            others, zeros = others * g.binary_select(1.0, x, own), g.add(zeros, g.cast(own, int32))
+        slopes = product_slope(at, x, others, zeros), product_slope(at, updates, there(others), there(zeros))
+    else:  # those that equal the extreme share
+        own, each = g.cmp_eq(x, at.y), g.cmp_eq(updates, there(at.y))
+        equals = count(each)
+        equals = g.add(equals, g.cast(own, int32)) if include_self else equals
+        share = g.reciprocal(g.cast(g.max(equals, 1), at.loss.dtype))
+        slopes = g.binary_select(share, 0.0, own), g.binary_select(there(share), 0.0, each)
+
+    def by_x() -> Any:
+        return at.loss * slopes[0] if include_self else g.binary_select(at.loss, 0.0, g.cmp_eq(count(inside), 0))
+
+    return by_x, None, lambda: g.binary_select(there(at.loss) * slopes[1], 0.0, inside)
+
+
 register(
     Op(
         name="scatter",
@@ -287,6 +344,7 @@ register(
         infer=_infer,
         reference=_reference,
         expand=_expand,
+        gradient=_gradient,
         doc="""x with updates put at the positions in index along an axis: element [i, index[i, j, k], k] of the result
         is updates[i, j, k] for axis 1, as in ONNX's ScatterElements and torch's scatter.
 

@@ -14,6 +14,7 @@ from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types, register
 from fusegraph.ops.reduction import normal_axes
+from fusegraph.ops.reverse import Reverse
 
 
 class Order(NamedTuple):
@@ -74,6 +75,14 @@ def _index(x: Array, dtype: DType | None, **attributes: Any) -> Array:
     return np.take(positions(x, axis, descending), np.arange(keep), axis)
 
 
+def _by_sorted(at: Reverse, x: Any, **attributes: Any) -> Any:
+    """Each element's gradient goes where the element came from; those that are not kept have none."""
+    g, axis = at.graph, attributes["axis"]
+    index = getattr(g, f"{at.name}_index")(x, **attributes)
+    zeros = g.broadcast(g.constant(0, dtype=at.loss.dtype), x.shape)
+    return g.scatter(zeros, index, at.loss, axis)
+
+
 def _op(name: str, reference: Any, attributes: dict[str, Any], doc: str) -> None:
     register(
         Op(
@@ -84,6 +93,7 @@ def _op(name: str, reference: Any, attributes: dict[str, Any], doc: str) -> None
             normalize=_normalize,
             infer=_infer,
             reference=reference,
+            gradient=None if "dtype" in attributes else _by_sorted,
             keeps_layout=True,
             ulps=0,
             doc=doc,

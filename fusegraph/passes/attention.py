@@ -124,7 +124,7 @@ def _live(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> dict[Nod
 
 
 def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisions: Sequence[Decision]) -> Rewritten:
-    rewrite = Rewrite(graph, {t: s for node in matches if (s := _beside(graph, t := node.output)) is not None})
+    rewrite = Rewrite(graph, {t: s for node in matches if (s := beside(graph, t := node.output)) is not None})
     live = _live(graph, matches)
     for node in graph.nodes:
         if node in matches:
@@ -139,12 +139,16 @@ def _rewritten(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]], decisi
     return rewrite.done(decisions)
 
 
-def _beside(graph: Graph, out: Tensor) -> tuple[int, ...] | None:
-    """Returns the strides of a result whose heads are put beside each other: so they lie from the beginning."""
-    turn = only_consumer(graph, out)
-    if turn is None or turn.op.role is not Role.TRANSPOSE or turn.attributes["perm"][-1] != out.rank - 1:
+def beside(graph: Graph, out: Tensor) -> tuple[int, ...] | None:
+    """Returns the strides of a result whose heads are put beside each other: so they lie from the beginning.
+
+    What else is made of it, element by element, takes it however it lies.
+    """
+    turns = [n for n in graph.consumers(out) if n.kind not in (Kind.POINTWISE, Kind.REDUCTION)]
+    if out in graph.outputs or len(turns) != 1 or turns[0].op.role is not Role.TRANSPOSE:
         return None
-    return turned_back(turn, packed_strides(turn.output.shape))
+    (turn,) = turns
+    return turned_back(turn, packed_strides(turn.output.shape)) if turn.attributes["perm"][-1] == out.rank - 1 else None
 
 
 def guarded(name: str, compared: float, instead: float) -> Pattern:

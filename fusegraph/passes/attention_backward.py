@@ -23,7 +23,7 @@ from fusegraph.lowering.program import describe
 from fusegraph.lowering.scores import readers
 from fusegraph.ops.attention_nodes import ATTENTION_BACKWARD, Score
 from fusegraph.ops.base import Kind
-from fusegraph.passes.attention import Matcher, guarded
+from fusegraph.passes.attention import Matcher, beside, guarded
 from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, linear_step, turned, weight_of
 from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
@@ -113,8 +113,8 @@ def _check_order(graph: Graph, made: Node) -> None:
 
 
 def _rewritten(graph: Graph, matches: Sequence[_Match], decisions: Sequence[Decision]) -> Rewritten:
-    rewrite = Rewrite(graph)
     makers = {t: made for match in matches for made in match.made for t in made.outputs}
+    rewrite = Rewrite(graph, {t: strides for t in makers if (strides := beside(graph, t)) is not None})
     done: set[Node] = set()
     for node in graph.nodes:
         stack = [makers.get(node.outputs[0], node)]

@@ -39,23 +39,32 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     target = options.target.planned
     x, loss = node.inputs
     groups = node.attributes["groups"]
+    band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle
+    total = filter_gradient.spec_of(node, graph, 1, band).bands.total
+    powers = [1 << k for k in range(MOST_PARTS.bit_length())]
+    found = options.settled.get((NAME, node.name))
+    # Estimates may not think of what is settled.
+    settled = next((n for n in powers if found and found.taken == _in(n)), None)
     narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
     limit = inf if narrow else (merged(node, graph, target).cycles - START * target.launch_cycles) / MARGIN
-    if loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit:
+    slow = loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit
+    if slow and settled is None:
         return None
-    band, rate = filter_gradient.band_of(node), STREAMED * target.bytes_per_cycle
-    whole = filter_gradient.spec_of(node, graph, 1, band)
     estimates: dict[int, float] = {}
-    for count in sorted({min(whole.bands.total, 1 << k) for k in range(MOST_PARTS.bit_length())}):
+    for count in sorted({min(total, n) for n in powers}) if settled is None else [settled]:
         spec = filter_gradient.spec_of(node, graph, count, band)
         more = target.launch_cycles + 2 * 4 * spec.words * prod(spec.space) / rate if count > 1 else 0.0
         estimates[count] = cycles(spec, target) + more
     best = min(estimates, key=estimates.__getitem__)
-    alternatives = {BY_BANDS: estimates[best], PRODUCT: None if narrow else limit * MARGIN}
-    preferred = BY_BANDS if estimates[best] < limit else PRODUCT
+    alternatives = {_in(best): estimates[best], PRODUCT: None if narrow else limit * MARGIN}
+    preferred = _in(best) if estimates[best] < limit else PRODUCT
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
     choice = weigh(NAME, node.name, alternatives, preferred, options.settled, alike)
-    return choice, best if choice.taken == BY_BANDS else 0
+    return choice, 0 if choice.taken == PRODUCT else best
+
+
+def _in(parts: int) -> str:
+    return f"{BY_BANDS}, {parts} parts"
 
 
 def _write(rewrite: Rewrite, node: Node, parts: int) -> None:

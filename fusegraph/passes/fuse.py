@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import networkx as nx
 
@@ -50,6 +51,26 @@ def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
     return {t for n in nodes for t in n.inputs if t.size > 1}
 
 
+def _additions(graph: Graph, order: Mapping[Node, int]) -> dict[Node, Node]:
+    """Returns the nodes that add up three or more products one by one, and the last product that each takes.
+
+    Its kernel is to make the node: that of an earlier one would wait while all later ones lie in memory.
+    """
+    last: dict[Node, Node] = {}
+    first: dict[Node, Node] = {}  # of the additions one after the other that a node is among
+    products: Counter[Node] = Counter()
+    for node in graph.nodes:
+        if node.op.role is not Role.SUM:
+            continue
+        made = [p for t in node.inputs if (p := graph.producer(t)) is not None and graph.consumers(t) == [node]]
+        own = [p for p in made if p.kind is Kind.CONTRACTION and p.output.shape == node.output.shape]
+        if own:
+            last[node] = max(own, key=order.__getitem__)
+            first[node] = next((first[p] for p in made if p in first), node)
+            products[first[node]] += len(own)
+    return {node: product for node, product in last.items() if products[first[node]] > 2}
+
+
 class _Quotient:
     """The graph of groups: the nodes and neighbours of each, and a bitset of the groups that it reaches.
 
@@ -64,13 +85,16 @@ class _Quotient:
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
         self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
+        self.apart: tuple[Set[Node], Set[Node]] = (frozenset(), frozenset())
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
         self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
         self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        network = nx.DiGraph(graph.network)
+        network = nx.DiGraph()
+        network.add_nodes_from(self.order)
+        network.add_edges_from((producer, consumer) for producer, consumer, _ in edges(graph))
         network.add_edges_from(orders(graph))
         for producer, consumer in network.edges():
             self.successors[self.order[producer]].add(self.order[consumer])
@@ -90,6 +114,7 @@ class _Quotient:
         for node, k in self.order.items():
             for tensor in _worth_sharing([node]):
                 self._readers.setdefault(tensor, []).append(k)
+        self.adds = _additions(graph, self.order)
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
@@ -100,6 +125,12 @@ class _Quotient:
                 if s != last and self.reach[s] >> self.bit[last] & 1:
                     return self.members[s][0]
         return None
+
+    def keeps_apart(self, a: int, b: int) -> bool:
+        """Returns true if two groups have nodes that do not come into one kernel."""
+        first, second = self.apart
+        pairs = ((a, b), (b, a)) if first else ()
+        return any(not first.isdisjoint(self.members[x]) and not second.isdisjoint(self.members[y]) for x, y in pairs)
 
     def is_prologue(self, a: int, b: int) -> bool:
         """Returns true if group a makes what a contraction in group b multiplies."""
@@ -210,13 +241,23 @@ class _Quotient:
                 pending += self.predecessors[k]
         return changed
 
+    def gather(self, nodes: Set[Node]) -> None:
+        """Merges the groups of some nodes."""
+        first, *others = sorted({self.group_of[node] for node in nodes})
+        for other in others:
+            self.merge(first, other)
+
     def topological(self) -> list[int]:
         """Returns the groups in an order in which they can run, ties in the order their first nodes were built."""
+        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
+        return list(nx.lexicographical_topological_sort(self.network(), key=first.__getitem__))
+
+    def network(self) -> nx.DiGraph:
+        """Returns the groups, with an edge from each to those that come after it."""
         network = nx.DiGraph()
         network.add_nodes_from(self.members)
         network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
-        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
-        return list(nx.lexicographical_topological_sort(network, key=first.__getitem__))
+        return network
 
 
 class _Refused:
@@ -252,18 +293,28 @@ def fuse(
     *,
     enabled: bool = True,
     backend: Lowering = lowering.KERNELS,
+    together: Sequence[Set[Node]] = (),
+    apart: tuple[Set[Node], Set[Node]] = (frozenset(), frozenset()),
 ) -> Partition:
     """Returns the partition of a graph into groups that a backend takes (default: the kernel families).
 
-    With ``enabled=False`` every node is a kernel of its own (to compare against), as are those left out.
+    With ``enabled=False`` every node is a kernel of its own (to compare against), as are those left out.  The nodes of
+    each set of ``together`` are one kernel whatever that saves; these sets are convex.  Nodes of the first set of
+    ``apart`` do not come into a kernel with nodes of the second.
 
-    Raises NoKernel if the backend does not even take a single node.
+    Raises NoKernel if the backend does not even take a single node, or one of the sets that are to be together;
+    Declined if these would wait for each other.
     """
     options = options or Options()
     joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
     lowered: dict[GroupView, Lowered] = {}
     while True:
         quotient = _Quotient(graph, options.left_out, joins, placed(graph))
+        quotient.apart = apart
+        for nodes in together:
+            quotient.gather(nodes)
+        if together and not nx.is_directed_acyclic_graph(quotient.network()):
+            raise Declined("what is to be together would wait for itself")
         refused = _Refused(quotient)
         siblings = _merge_all(quotient, options, backend, refused) if enabled else []
         views = [quotient.view(g) for g in quotient.topological()]
@@ -376,11 +427,18 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowe
     alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
     if alone is not None:
         return Declined(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
+    if quotient.keeps_apart(a, b):
+        return Declined("the backward pass computes again what the forward pass does not keep for it")
     through = quotient.path_outside(a, b)
     if through is not None:
         return Declined(f"would form a cycle: a path between them leaves through {through.name!r}")
+    both = quotient.joined(a, b)
+    for node in both.nodes if quotient.adds and both.anchors else ():
+        last = quotient.adds.get(node)
+        if last is not None and quotient.group_of[last] not in (a, b):
+            return Declined(f"the kernel of {last.name!r} makes {node.name!r}, which adds up products one by one")
     try:
-        backend.accept(quotient.joined(a, b), options)
+        backend.accept(both, options)
     except Declined as reason:
         return reason.with_traceback(None)
     return None

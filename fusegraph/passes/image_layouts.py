@@ -33,17 +33,18 @@ def lay_out_images(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     Those are the operands and results of convolutions, and whatever is connected with them through nodes whose operands
     and results lie alike.
     """
-    images = _images(graph)
-    placed = {
-        t: layout_strides(t.shape, "channels_last")
-        for t in images
-        if t not in graph.output_numbers and _may_move(graph, t, images)
-    }
+    placed = {t: strides for t, strides in channels_last(graph).items() if t not in graph.output_numbers}
     if all(t.strides == strides for t, strides in placed.items()):
         return same(graph)
     choice = whether(NAME, next(n.name for n in graph.nodes if n.op.role in _CONVOLUTIONS), options.settled)
     made = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
     return replace(made, choices=(choice,))
+
+
+def channels_last(graph: Graph) -> dict[Tensor, tuple[int, ...]]:
+    """Returns the images that had better have their channels last, results among them, with these strides."""
+    images = _images(graph)
+    return {t: layout_strides(t.shape, "channels_last") for t in images if _may_move(graph, t, images)}
 
 
 def _images(graph: Graph) -> set[Tensor]:

@@ -217,9 +217,11 @@ def _contiguous_dims(node: Node, number: int) -> tuple[int, ...]:
     if node.op.role is Role.MATMUL:
         along, other = (rank - 1, rank - 2) if number == 0 else (rank - 2, rank - 1)
         return (along, other) if across else (along,)
-    # Windows want the channels of images and filters contiguous.
-    if node.op.role is Role.DGRAD and number == 1 and not across:
-        return (0,)
+    # Windows want the channels of images and filters contiguous.  Tiles that lie across the reduction have a line of it
+    # for each tap: fewer filters leave a part of it empty.
+    if node.op.role is Role.DGRAD and number == 1:
+        filters = node.inputs[1].shape[0] // node.attributes["groups"]
+        return (1,) if across and filters * dtype.itemsize % LINE_BYTES == 0 else (0,)
     return (1,)
 
 

@@ -16,7 +16,7 @@ from fusegraph.passes.partition import Group, Partition
 #: than the second leaves in the cache what it finds there.
 LARGE, FEW = 2 / 5, 2 / 15
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
-FAMILIES = frozenset({"pointwise", "rows"})
+FAMILIES = frozenset({"pointwise", "members", "rows"})
 
 
 def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:

@@ -61,12 +61,12 @@ def writers_of(graph: Graph, node: Node, placed: bool | None = None) -> list[Nod
     return [n for n in made if n is not None]
 
 
-def _readers(graph: Graph, tensor: Tensor) -> Iterator[Node]:
+def readers(graph: Graph, tensor: Tensor) -> Iterator[Node]:
     """Yields the nodes that may read a tensor's memory: those that take it, or views of it."""
     for node in graph.consumers(tensor):
         yield node
         if node.op.role in _SEEN_THROUGH and node.kind is Kind.MOVEMENT:
-            yield from _readers(graph, node.output)
+            yield from readers(graph, node.output)
 
 
 def overwritten_after(graph: Graph, node: Node, written: bool | None = None) -> list[Node]:
@@ -75,12 +75,12 @@ def overwritten_after(graph: Graph, node: Node, written: bool | None = None) -> 
     ``written`` says whether the values of the assignment before it lie in the input, as ``placed`` does.
     """
     old = node.inputs[0]
-    found = [n for n in _readers(graph, old) if n is not node]
+    found = [n for n in readers(graph, old) if n is not node]
     last = graph.producer(old)
     if last is not None:
         found.append(last)
     if last is not None and (last.attributes["placed"] if written is None else written):
-        found += [n for t in laid(graph, last.inputs[1]) for n in _readers(graph, t) if n is not last]
+        found += [n for t in laid(graph, last.inputs[1]) for n in readers(graph, t) if n is not last]
     if by_position(node) and (index := graph.producer(node.inputs[2])) is not None:
         found.append(index)
     return list(dict.fromkeys(found))

@@ -7,15 +7,15 @@ tensors; the graph that runs in every call takes these as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.parameters import fixed, memory
-from fusegraph.passes.partition import Decision
+from fusegraph.passes.parameters import fixed, memory, most_bytes
+from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 
 #: A packed copy may be so much larger than what it is made of, or have so few bytes.
@@ -27,11 +27,18 @@ PACKING = "packing"
 def split_packing(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Takes what depends on parameters and constants alone out of a graph, where reading it is better.
 
-    The note "packing" has the graph that computes it, whose results are inputs of the other one.
+    The note "packing" has the graph that computes it, whose results are inputs of the other one.  What turns out to be
+    a kernel of its own is taken out as well.
     """
-    kept, packed = _parts(graph, fixed(graph, options))
+    alone = {name for pass_name, name in options.left_out if pass_name == PACKING}
+    kept, packed = _parts(graph, fixed(graph, options), alone)
+
+    def declined(partition: Partition) -> Mapping[str, str]:
+        found = _alone(partition, options)
+        return {name: "its kernel would run in every call" for name in found - alone if name in graph.tensors}
+
     if not packed:
-        return same(graph)
+        return replace(same(graph), declined=declined)
     rewrite = Rewrite(graph)
     inputs = {t: rewrite.result(t) for t in packed}
     for node in graph.nodes:
@@ -44,12 +51,24 @@ def split_packing(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     reason = "it depends on parameters alone: computed when they change, not in every call"
     takers = [(t, n) for t in packed for n in graph.consumers(t) if n in kept]
     decisions = [Decision(t.name, n.name, False, reason) for t, n in takers]
-    return replace(made, notes={PACKING: {PACKING: packing}}, decisions=tuple(decisions))
+    return replace(made, notes={PACKING: {PACKING: packing}}, decisions=tuple(decisions), declined=declined)
 
 
-def _parts(graph: Graph, known: set[Tensor]) -> tuple[set[Node], list[Tensor]]:
-    """Returns the nodes that every call computes, and the packed tensors, of the known ones, that these take."""
-    kept = {node for node in graph.nodes if not known.issuperset(node.inputs)}
+def _alone(partition: Partition, options: Options) -> set[str]:
+    """Returns the names of tensors that kernels make of fixed ones alone, for other kernels."""
+    graph, limit = partition.graph, most_bytes(partition.graph, options)
+    known = fixed(graph, options)
+    inner = {t for t in known if t.base is t and t not in graph.outputs and memory(t) <= limit}
+    groups = (group for group in partition.groups if known.issuperset(group.reads) and inner.issuperset(group.writes))
+    return {t.name for group in groups for t in group.writes}
+
+
+def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set[Node], list[Tensor]]:
+    """Returns the nodes that every call computes, and the packed tensors, of the known ones, that these take.
+
+    Those whose names are in ``alone`` are packed whatever they cost; views, which cost nothing, are not.
+    """
+    kept = {node for node in graph.nodes if not known.issuperset(node.outputs)}
     kept |= _behind(graph, [t for t in graph.outputs if t in known])  # what leaves the graph is written by every call
     packed: dict[Tensor, None] = {}
     stack = [t for node in kept for t in node.inputs if t in known]
@@ -58,7 +77,7 @@ def _parts(graph: Graph, known: set[Tensor]) -> tuple[set[Node], list[Tensor]]:
         node = graph.producer(tensor)
         if node is None or node in kept:
             continue
-        if _is_worthwhile(graph, node):
+        if not _is_view(node) and (tensor.name in alone or _is_worthwhile(graph, node)):
             packed[tensor] = None
         else:
             kept.add(node)
@@ -74,11 +93,8 @@ def _is_view(node: Node) -> bool:
 def _is_worthwhile(graph: Graph, node: Node) -> bool:
     """Returns true if a node's results had better be read than computed again in every call.
 
-    That is not so for views, which cost nothing, nor for pointwise work that makes more bytes of fewer: a kernel does
-    that as it reads them.
+    That is not so for pointwise work that makes more bytes of fewer: a kernel does that as it reads them.
     """
-    if _is_view(node):
-        return False
     behind = _behind(graph, node.outputs)
     sources = {t for n in behind for t in n.inputs if graph.producer(t) is None}
     if not sources:

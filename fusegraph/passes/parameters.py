@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from codegen.sizes import varies
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -32,21 +33,29 @@ def mark_parameters(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         made.graph.parameters = {made.counterparts[t] for t in kept}
     if not kept:
         return made
-    share = int(SHARE * sum(t.nbytes for t in graph.parameters))
-    limit = max(share, LEAST_LIMIT) if options.prepack is None else options.prepack
+    limit = most_bytes(graph, options)
     return replace(made, declined=lambda partition: _beyond(partition.graph, limit))
+
+
+def most_bytes(graph: Graph, options: Options) -> int:
+    """Returns how many bytes packed copies may take."""
+    if options.prepack is not None:
+        return options.prepack
+    return max(int(SHARE * sum(t.nbytes for t in graph.parameters)), LEAST_LIMIT)
 
 
 def fixed(graph: Graph, options: Options) -> set[Tensor]:
     """Returns the tensors that depend on parameters and constants alone: these themselves, and what is made of them.
 
-    None if nothing is to be packed.
+    What depends on sizes that vary is none of them.  None if nothing is to be packed.
     """
     if options.prepack == 0:
         return set()
-    found = {t for t in graph.tensors.values() if t.is_constant} | graph.parameters
+    found = {t for t in graph.tensors.values() if t.is_constant} | graph.parameters | graph.packed.keys()
+    found = {t for t in found if not varies((t.shape, t.strides))}
     for node in graph.nodes:
-        if found.issuperset(node.inputs):
+        shapes = [(t.shape, t.strides) for t in node.outputs]
+        if found.issuperset(node.inputs) and not varies((dict(node.attributes), shapes)):
             found.update(node.outputs)
     return found
 

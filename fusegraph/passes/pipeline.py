@@ -31,6 +31,7 @@ from fusegraph.passes.image_layouts import lay_out_images
 from fusegraph.passes.joined_products import join_products
 from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
+from fusegraph.passes.masked_keys import bound_keys
 from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
@@ -47,12 +48,15 @@ from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.shared_heads import share_heads
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
+from fusegraph.passes.single_elements import combine_single_elements
 from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
 from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
+from fusegraph.passes.stacked_results import stack_results
+from fusegraph.passes.sum_logits import sum_logits
 from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.views import foresee_views
 from fusegraph.phases import phase
@@ -87,6 +91,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(PARAMETERS, mark_parameters),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("assignments", assign_regions, When.ALWAYS),
+    Pass("sums of logits", sum_logits),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
@@ -96,8 +101,11 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),
+    Pass("masked keys", bound_keys),
     Pass(PROLOGUE, compute_prologues),
     Pass(FUSED_GRADIENTS, fuse_gradients),
+    Pass("single elements", combine_single_elements),
+    Pass("stacked results", stack_results),
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),

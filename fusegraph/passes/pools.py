@@ -17,7 +17,7 @@ from fusegraph.pattern import Found, made_by
 #: Elements of a window from which on it is reduced.
 LEAST_ELEMENTS = 64
 #: How windows are folded -> the mode of a reduction that does the same.
-_MODES = {"mean": "avg", "max": "max"}
+FOLDS = {"mean": "avg", "max": "max"}
 
 
 def reduce_pools(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
@@ -51,7 +51,7 @@ def _reduce(rewrite: Rewrite, node: Node, _: Found) -> None:
             shape.append(size // out)
     windows = named(graph.apply(TABLE["reshape"], (x,), {"shape": tuple(shape)}), node.name, "windows")
     attributes = {
-        "mode": _MODES[node.op.fold],
+        "mode": FOLDS[node.op.fold],
         "axes": tuple(axes),
         "keepdims": False,
         "dtype": None,
@@ -61,6 +61,4 @@ def _reduce(rewrite: Rewrite, node: Node, _: Found) -> None:
 
 
 #: Pools of large windows side by side -> reductions.
-RULES: tuple[Rule, ...] = (
-    (made_by(op for op in TABLE.values() if op.fold in _MODES).when(_lie_side_by_side), _reduce),
-)
+RULES: tuple[Rule, ...] = ((made_by(op for op in TABLE.values() if op.fold in FOLDS).when(_lie_side_by_side), _reduce),)

@@ -18,7 +18,7 @@ from fusegraph.layout import broadcast
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.ranges import Known, Linear, limits, ranges
+from fusegraph.passes.ranges import Known, Linear, limits, ranges, within
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 
@@ -106,7 +106,7 @@ def _taken(node: Node, known: Mapping[Tensor, Known]) -> tuple[int, int, int, in
     """Returns what a gather at positions in order takes: first, count, step, and the index's dimension that counts."""
     x, index = node.inputs
     found, size = known.get(index), x.shape[node.attributes["axis"]]
-    if found is None or found.linear is None or found.least < 0 or found.most >= size or not node.output.size:
+    if found is None or found.linear is None or not within(found, index.shape, size) or not node.output.size:
         return None
     along = [d for d, step in enumerate(found.linear.steps) if step]
     if len(along) > 1 or any(found.linear.steps[d] < 0 for d in along):

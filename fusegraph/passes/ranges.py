@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from codegen import sizes
 from codegen.combiners import ADD
-from codegen.sizes import Size
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.views import strides_over, view
@@ -53,16 +53,21 @@ class Linear:
         return Linear(self.start * factor + more, tuple(step * factor for step in self.steps))
 
     def extremes(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Returns the least and the largest value over a shape that is not empty."""
-        ends = [step * (size - 1) for step, size in zip(self.steps, shape)]
-        return self.start + sum(min(0, end) for end in ends), self.start + sum(max(0, end) for end in ends)
+        """Returns the least and the largest value over a shape that is not empty, at all sizes that it may have."""
+        low = high = self.start
+        for end in (step * (size - 1) for step, size in zip(self.steps, shape)):
+            least, most = sizes.limits(end)
+            low += end if most <= 0 else min(least, 0)
+            high += end if least >= 0 else max(most, 0)
+        return sizes.least(low), sizes.most(high)
 
 
 @dataclass(frozen=True)
 class Known:
     """What is known of a tensor; bools are 0 and 1.
 
-    least, most  the range of its elements; of floats, which are known only where they are one number, that number.
+    least, most  the range of its elements at all sizes that vary; of floats, which are known only where they are one
+                 number, that number.
     linear       how they follow from the position; None if that is not known.
     conditions   of bools: an element is true exactly if none of these is negative; None if there are no such.
     """
@@ -74,8 +79,10 @@ class Known:
 
     @property
     def value(self) -> Any:
-        """The value of all elements; None if they may differ."""
-        return self.least if self.least == self.most else None
+        """The value of all elements, a Size if it varies; None if they may differ."""
+        if self.least == self.most:
+            return self.least
+        return self.linear.start if self.linear is not None and not any(self.linear.steps) else None
 
     @property
     def truth(self) -> bool | None:
@@ -118,7 +125,7 @@ def _repeated(tensor: Tensor) -> Known | None:
 def _of_numbers(node: Node, found: Mapping[Tensor, Known], compute: DType) -> Known | None:
     """Returns what a node makes of operands that are one number each."""
     values = [found[t].value if t in found else None for t in node.inputs]
-    varies = any(v is None or isinstance(v, Size) for v in values)
+    varies = any(v is None or isinstance(v, sizes.Size) for v in values)
     if varies or len(node.outputs) > 1 or not node.output.size or not node.op.reads_values:
         return None
     if node.kind is Kind.MOVEMENT and len(values) == 1 and node.op.role in _PLAIN:
@@ -156,7 +163,7 @@ def _fitting(known: Known | None, tensor: Tensor) -> Known:
         known = _all_of(known.conditions, tensor.shape)
     if known.least < least or known.most > most:
         return Known(least, most)
-    return known if known.value is None else Known(known.least, known.most, _constant(known.least, tensor.rank))
+    return known if known.value is None else Known(known.least, known.most, _constant(known.value, tensor.rank))
 
 
 def _constant(value: int, rank: int) -> Linear:
@@ -233,15 +240,15 @@ def _joined(node: Node, parts: Sequence[Known]) -> Linear | None:
     """Returns the line on which all parts of a concatenation lie."""
     axis, lines = node.attributes["axis"], [k.linear for k in parts]
     axis %= node.output.rank
-    sizes = [t.shape[axis] for t in node.inputs]
-    starts = list(accumulate(sizes[:-1], initial=0))
+    lengths = [t.shape[axis] for t in node.inputs]
+    starts = list(accumulate(lengths[:-1], initial=0))
     first = lines[0]
     if first is None:
         return None
-    step = next((x.steps[axis] for x, n in zip(lines, sizes) if x is not None and n > 1), None)
+    step = next((x.steps[axis] for x, n in zip(lines, lengths) if x is not None and n > 1), None)
     if step is None:
         step = lines[1].start - first.start if len(lines) > 1 and lines[1] is not None else 0
-    for line, size, start in zip(lines, sizes, starts):
+    for line, size, start in zip(lines, lengths, starts):
         if line is None or line.start != first.start + step * start or (size > 1 and line.steps[axis] != step):
             return None
         if any(a != b for d, (a, b) in enumerate(zip(line.steps, first.steps)) if d != axis):
@@ -251,11 +258,17 @@ def _joined(node: Node, parts: Sequence[Known]) -> Linear | None:
 
 def _gathered(node: Node, x: Known, index: Known) -> Linear | None:
     axis = node.attributes["axis"] % node.inputs[0].rank
-    if x.linear is None or index.linear is None or index.least < 0 or index.most >= node.inputs[0].shape[axis]:
+    if x.linear is None or not within(index, node.inputs[1].shape, node.inputs[0].shape[axis]):
         return None
+    assert index.linear is not None
     step = x.linear.steps[axis]
     line = index.linear.times(step, x.linear.start)
     return Linear(line.start, (*x.linear.steps[:axis], *line.steps, *x.linear.steps[axis + 1 :]))
+
+
+def within(index: Known, shape: Sequence[int], size: int) -> bool:
+    """Tells whether integers of a shape that follow from the position are in [0, size)."""
+    return index.linear is not None and index.least >= 0 <= index.linear.times(-1, size - 1).extremes(shape)[0]
 
 
 # ---- sums along axes
@@ -266,7 +279,7 @@ def _summed(node: Node, x: Known) -> Known | None:
     axis, shape = node.attributes["axis"] % node.output.rank, node.output.shape
     size = shape[axis]
     if x.value is None:
-        return Known(min(x.least, x.least * size), max(x.most, x.most * size))
+        return Known(min(x.least, x.least * sizes.most(size)), max(x.most, x.most * sizes.most(size)))
     start, step = (size * x.value, -x.value) if node.attributes["reverse"] else (x.value, x.value)
     return Known(0, 0, Linear(start, tuple(step if d == axis and n > 1 else 0 for d, n in enumerate(shape))))
 
@@ -277,9 +290,10 @@ _SCANS: Mapping[Op, Callable[[Node, Known], Known | None]] = {TABLE["cumsum"]: _
 def _reduced(node: Node, x: Known | None) -> Known | None:
     mode = MODES[node.attributes["mode"]]
     count = node.inputs[0].size // node.output.size
+    few, many = sizes.limits(count)
     if mode.position:
-        return Known(0, max(0, count - 1))
-    if x is None or not count:
+        return Known(0, max(0, many - 1))
+    if x is None or not few:
         return None
     if mode.truth:
         return EITHER if x.truth is None else TRUE if x.truth else FALSE
@@ -287,7 +301,9 @@ def _reduced(node: Node, x: Known | None) -> Known | None:
         return None
     if mode.selects:
         return Known(x.least, x.most)
-    return Known(x.least * count, x.most * count) if mode.combiner is ADD else None
+    if mode.combiner is not ADD:
+        return None
+    return Known(min(x.least * few, x.least * many), max(x.most * few, x.most * many))
 
 
 # ---- pointwise
@@ -298,6 +314,8 @@ def _pointwise(node: Node, found: Mapping[Tensor, Known]) -> Known | None:
     if role is Role.INDEX:
         axis = node.attributes["axis"] % len(shape)
         return Known(0, 0, Linear(0, tuple(int(d == axis and n > 1) for d, n in enumerate(shape))))
+    if role is Role.SIZE:
+        return Known(0, 0, _constant(node.attributes["number"], len(shape)))
     operands = [found.get(t) for t in node.inputs]
     if role is Role.SELECT and (choice := operands[2]) is not None and choice.truth is not None:
         chosen = 0 if choice.truth else 1
@@ -438,17 +456,17 @@ def _clamped(node: Node, x: Sequence[Known]) -> Known:
 
 def _remainder(_: Node, x: Sequence[Known]) -> Known:
     a, b = x
-    if b.value is None or b.value <= 0 or a.least < 0:
+    if b.value is None or b.least <= 0 or a.least < 0:
         return Known(min(a.least, 0), max(a.most, 0))
-    return a if a.most < b.value else Known(0, b.value - 1)
+    return a if a.most < b.least else Known(0, b.most - 1)
 
 
 def _quotient(_: Node, x: Sequence[Known]) -> Known:
     a, b = x
-    if b.value is None or b.value <= 0 or a.least < 0:
+    if b.value is None or b.least <= 0 or a.least < 0:
         most = max(abs(a.least), abs(a.most))
         return Known(-most, most)
-    return Known(a.least // b.value, a.most // b.value)
+    return Known(a.least // b.most, a.most // b.least)
 
 
 _BY_ROLE: Mapping[Role | None, Callable[[Node, Sequence[Known]], Known]] = {

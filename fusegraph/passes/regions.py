@@ -14,7 +14,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.overwriting import assignments, overwritten_after
+from fusegraph.passes.overwriting import assignments, overwritten_after, readers
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
 from fusegraph.state import Region, assigned, region
 
@@ -37,7 +37,7 @@ def _is_whole(node: Node) -> bool:
 
 def _steps(graph: Graph, node: Node) -> list[tuple[Node, Region, Tensor]]:
     """Returns the replacements that make the new value of an input of the old one, the last one first; none if
-    something else makes it, or something that takes the old value follows from the new one.
+    something else makes it, or something that takes a value follows from what replaces it.
     """
     old, tensor = node.inputs
     result: list[tuple[Node, Region, Tensor]] = []
@@ -48,10 +48,11 @@ def _steps(graph: Graph, node: Node) -> list[tuple[Node, Region, Tensor]]:
             return []
         result.append((maker, *step))
         tensor = step[0].of
-    after = {n for maker, _, _ in result for n in nx.descendants(graph.network, maker)}
-    makers = {maker for maker, _, _ in result}
-    if any(n in after and n not in makers and n is not node for n in overwritten_after(graph, node)):
-        return []
+    own = {node, *(maker for maker, _, _ in result)}
+    for maker, where, _ in result:
+        before = overwritten_after(graph, node) if where.of is old else readers(graph, where.of)
+        if not (nx.descendants(graph.network, maker) - own).isdisjoint(before):
+            return []
     return result
 
 

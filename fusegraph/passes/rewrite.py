@@ -60,6 +60,7 @@ class Rewrite:
                 self.result(tensor)
         self.graph.inputs = [self.new[t] for t in old.inputs]
         self.graph.parameters = {self.new[t] for t in old.parameters}
+        self.graph.donated = {self.new[t] for t in old.donated if t in self.new}
         self.graph.packed = {self.new[t]: names for t, names in old.packed.items()}
 
     def inputs(self, node: Node) -> tuple[Tensor, ...]:

@@ -88,6 +88,8 @@ def _region(graph: Graph, last: Node) -> dict[Node, _Repeats]:
     for node in graph.nodes:
         if node in between and any(graph.producer(t) in after for t in node.inputs):
             after.add(node)
+    # Masks and the positions that they compare: a reshape of these would be read from memory.
+    after |= {node for node in between if not node.output.dtype.is_float}
     return dict.fromkeys((*after, last), how) if graph.producer(last.inputs[0]) in after else {}
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from codegen.sizes import values
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import broadcast, packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -98,6 +99,15 @@ def _slices_joined(node: Node, found: Found) -> Tensor | None:
     )
 
 
+def _widened(node: Node, found: Found) -> Tensor | None:
+    """Returns what 0 is added to in the shape of the sum of integers: they have no -0."""
+    x, out, graph = found["x"], node.output, found.graph
+    if not out.dtype.is_int or x.dtype != out.dtype:
+        return None
+    how = "reshape" if x.size == out.size else "broadcast"
+    return x if x.shape == out.shape else graph.apply(TABLE[how], (x,), {"shape": out.shape})
+
+
 #: What becomes of a node: the tensor x, the result of an op, or what a function makes of it.
 Replacement: TypeAlias = "str | Made | Callable[[Node, Found], Tensor | None]"
 
@@ -110,6 +120,7 @@ RULES: Mapping[str, tuple[Made, Replacement]] = {
     "scale of 1": (op.scale("x", 1.0), "x"),
     "divided by 1": (op.div("x", 1.0), "x"),
     "less 0": (op.sub("x", Is(holds=lambda t: str(constant(t)) == "0.0")), "x"),
+    "0 and an integer": (op.add("x", 0.0), _widened),
     "negative twice": (op.neg(op.neg("x")), "x"),
     "not twice": (op.logical_not(op.logical_not("x")), "x"),
     "absolute value twice": (op.abs(op.abs().named("x")), "x"),
@@ -238,6 +249,9 @@ def _folded(graph: Graph, node: Node) -> Tensor | None:
     kinds = (Kind.POINTWISE, Kind.MOVEMENT)
     foldable = node.kind in kinds and node.op.reads_values and all(t.is_constant for t in node.inputs)
     if not foldable or node.output.nbytes > MAX_FOLDED_BYTES:
+        return None
+    told = (node.output.shape, dict(node.attributes))
+    if repr(values(told)) != repr(told):  # sizes that vary make other constants
         return None
     types = tuple(t.type for t in node.inputs)
     operands = [to_reference(np.asarray(t.value), t.dtype) for t in node.inputs]

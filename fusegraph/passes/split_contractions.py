@@ -75,7 +75,10 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     estimates = _estimates(node, graph, target)
     best, least = _best(estimates, target), min(estimates.keys() - {1}, key=estimates.__getitem__, default=1)
     near = {min(estimates, key=lambda n: abs(log2(n / wanted))) for wanted in (least / 2, 2 * least)}
-    counts = {WHOLE if n == 1 else f"in {n} parts": n for n in sorted({1, least, *near})}
+    settled = _settled(node, graph, options)
+    if settled not in estimates:
+        estimates[settled] = _cycles(node, graph, settled, target)
+    counts = {_in(n): n for n in sorted({1, least, settled, *near})}
     if len(counts) == 1:
         return None
     preferred = next((name for name, n in counts.items() if n == best), WHOLE)
@@ -84,6 +87,17 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
         NAME, node.name, {name: estimates[n] for name, n in counts.items()}, preferred, options.settled, alike
     )
     return choice, 0 if choice.taken == WHOLE else counts[choice.taken]
+
+
+def _settled(node: Node, graph: Graph, options: Options) -> int:
+    """Returns the number of parts that options settle, 1 if there are none: estimates may not think of it here."""
+    found = options.settled.get((NAME, node.name))
+    cut = _cut(node, _common(node), graph, options.target.planned)
+    return next((n for n in cut.counts if found.taken == _in(n)), 1) if found and cut else 1
+
+
+def _in(parts: int) -> str:
+    return WHOLE if parts == 1 else f"in {parts} parts"
 
 
 def best_cut(node: Node, graph: Graph, target: Target) -> tuple[int, float]:

@@ -14,6 +14,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from codegen.sizes import Size, most
 from codegen.target import Target
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
@@ -24,7 +25,7 @@ from fusegraph.lowering.rows import LOOKS, Parallelism, keeps_whole, parallelism
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator
+from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator, as_number
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
@@ -157,9 +158,11 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
 
 
 def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
-    """Returns the elements of a part: a power of two, so that parts begin where memory is aligned."""
-    length = prod(x.shape[d] for d in axes)
-    total = x.size * x.dtype.itemsize
+    """Returns the elements of a part: a power of two, so that parts begin where memory is aligned.
+
+    Where sizes vary, it is that for the largest.
+    """
+    length, total = most(prod(x.shape[d] for d in axes)), most(x.size) * x.dtype.itemsize
     wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
     step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
@@ -258,8 +261,8 @@ class _Writer:
         total = self._add(node, "total", TABLE["reduction"], parts, **combine, dtype=parts.dtype)
         op, operands = TABLE[after.op], [total]
         if len(op.operands) == 2:
-            count = np.array(float(prod(x.shape[d] for d in node.attributes["axes"])))
-            operands.append(self._constant(count, parts.dtype))
+            count = as_number(prod(x.shape[d] for d in node.attributes["axes"]))
+            operands.append(self._graph.constant(count, dtype=parts.dtype))
         self._graph.add_node(Node(op, tuple(operands), {}, result))
 
     def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
@@ -270,10 +273,7 @@ class _Writer:
         axes = node.attributes["axes"]
         sums = self._reduced(node, x, result, "add", axes, size)
         own = self._reduced(node, x, result, "squared_deviation", axes, size)
-        length = prod(x.shape[d] for d in axes)
-        counts = np.full((sums.shape[0], *(1 for _ in sums.shape[1:])), float(size))
-        counts[-1] = length - (len(counts) - 1) * size
-        count = self._constant(counts if length % size else np.array(float(size)), sums.dtype)
+        count = self._counts(node, sums, prod(x.shape[d] for d in axes), size)
         means = self._add(node, "part means", TABLE["div"], sums, count)
         apart = self._add(node, "apart", TABLE["sub"], means, mean)
         between = self._add(
@@ -282,6 +282,18 @@ class _Writer:
         both = self._add(node, "deviations", TABLE["add"], own, between)
         combine = {"mode": "add", "axes": (0,), "keepdims": False}
         self._combine(node, x, result, both, combine, mode_of(node).after)
+
+    def _counts(self, node: Node, parts: Tensor, length: int, size: int) -> Tensor:
+        """Returns how many elements each part has: all as many, but the last."""
+        if length % size == 0:
+            return self._graph.constant(float(size), dtype=parts.dtype)
+        if isinstance(length, Size):
+            begin = self._add(node, "part", TABLE["gen_index"], parts, axis=0) * size
+            left = self._graph.min(self._graph.constant(length, dtype=begin.dtype) - begin, size)
+            return self._add(node, "count", TABLE["identity"], left, dtype=parts.dtype)
+        counts = np.full((parts.shape[0], *(1 for _ in parts.shape[1:])), float(size))
+        counts[-1] = length - (len(counts) - 1) * size
+        return self._graph.constant(counts, dtype=parts.dtype)
 
     def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
         """Returns the parts of a reduction; those of another one if they are the same."""
@@ -300,6 +312,3 @@ class _Writer:
 
     def _add(self, node: Node, name: str, op: Op, *inputs: Tensor, **attributes: object) -> Tensor:
         return named(self._graph.apply(op, inputs, attributes), node.name, name)
-
-    def _constant(self, value: np.ndarray[Any, Any], dtype: DType) -> Tensor:
-        return self._graph.constant(value, dtype=dtype)

@@ -97,8 +97,9 @@ def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
 def prepare_file(path: Path) -> Path:
     """Makes the folder that a file goes to and returns the file's absolute path.  Raises FileError if that fails."""
     path = Path(os.path.abspath(path))
-    if path.is_dir():
-        raise FileError(f"{path} is a folder; give the name of a file")
+    with _named(path):
+        if path.is_dir():
+            raise FileError(f"{path} is a folder; give the name of a file")
     prepare(path.parent)
     return path
 

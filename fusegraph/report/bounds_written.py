@@ -66,7 +66,7 @@ def meant(
         if node.op.weighs if call is None else call.weighs:
             value = np.where(np.isfinite(value) & np.isfinite(other), value, other)
         apart = np.minimum(distance(value, other), spread)
-        small = short and size**3 < tensor.dtype.max  # products of three numbers do not overflow
+        small = short and size < float(tensor.dtype.max) ** (1 / 3)  # products of three numbers do not overflow
         unknown = np.where(np.isnan(spread), np.inf, spread) if small else np.inf
         found[tensor] = value, np.where(np.isfinite(error), error + apart, unknown)
     return found

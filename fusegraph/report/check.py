@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fusegraph.ops.base import Array, Kind
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.plan import Plan
 from fusegraph.report.bounds import Rounding, accepts, bounded
+from fusegraph.report.drawing import table
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import Device, DeviceArray, to_device, to_numpy
 from fusegraph.runtime.memory import check_room
@@ -71,6 +73,14 @@ class CheckResult:
     def __str__(self) -> str:
         parts = [f"{o.name}: {o.wrong} wrong, {o.worst}" for o in self.outputs if not o.ok]
         return f"graph {self.graph!r} on {self.engine}: " + ("; ".join([*parts, self.note]) if not self.ok else "ok")
+
+    def _repr_html_(self) -> str:
+        headings = ("output", "max abs error", "rel error", "wrong", "undecided")
+        rows = [
+            (o.name, f"{o.max_abs_error:.3g}", f"{o.rel_error:.3g}", str(o.wrong), str(o.undecided))
+            for o in self.outputs
+        ]
+        return f"<p>{escape(str(self))}</p>{table(headings, rows)}"
 
 
 def random_inputs(graph: Graph, seed: int = 0, *, special: float = 0.0) -> dict[str, Array]:
@@ -147,7 +157,8 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
 
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
         """Returns the names of the graph's tensors whose counterpart in the plan, or a copy of it, is in ``chosen``."""
-        return frozenset(old.name for old, all_ in every if any(t in chosen for t in all_))
+        wanted = {t.name for t in chosen}  # of a plan for a range of sizes, nodes have the tensors of another size
+        return frozenset(old.name for old, all_ in every if any(t.name in wanted for t in all_))
 
     constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
@@ -195,7 +206,7 @@ def compare(
     ``slack`` is how far an element of a float output may be beyond its bound, relative to the output's largest element.
     """
     values = bounded(graph, inputs, rounding)
-    return tuple(_compare(t, outputs[t.name], values[t][0], _widened(t, *values[t], slack)) for t in graph.outputs)
+    return tuple(check_output(t, outputs[t.name], values[t][0], _widened(t, *values[t], slack)) for t in graph.outputs)
 
 
 def _widened(tensor: Tensor, value: Array, error: Array, slack: float) -> Array:
@@ -205,7 +216,8 @@ def _widened(tensor: Tensor, value: Array, error: Array, slack: float) -> Array:
     return np.asarray(error + slack * float(largest))
 
 
-def _compare(tensor: Tensor, actual: Array, value: Array, error: Array) -> OutputCheck:
+def check_output(tensor: Tensor, actual: Array, value: Array, error: Array) -> OutputCheck:
+    """Compares a result, as stored, with a reference value and the bound on the error."""
     good = accepts(tensor.dtype, actual, value, error)
     seen = to_reference(actual, tensor.dtype).astype(np.float64)
     wanted = np.asarray(value, np.float64)

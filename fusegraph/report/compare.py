@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import combinations
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from fusegraph.report.check import (
     random_inputs,
     run,
 )
+from fusegraph.report.drawing import table
 from fusegraph.report.eager import Eager
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.timing import ColdTimer
@@ -101,6 +103,13 @@ class Comparison:
     def ok(self) -> bool | None:
         verdicts = [e.ok for e in self.engines if e.ok is not None]
         return all(verdicts) if verdicts else None
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for e in self.engines:
+            right, us = {None: "-", True: "yes", False: "NO"}[e.ok], "-" if e.us is None else f"{e.us:.1f}"
+            rows.append((e.engine, e.status, right, us, e.timing or e.reason, ", ".join(e.kernels)))
+        return f"<p>{escape(self.graph)}</p>{table(('engine', 'status', 'right', 'us', 'how', 'kernels'), rows)}"
 
 
 @dataclass(frozen=True)

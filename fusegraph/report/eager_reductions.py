@@ -23,6 +23,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "avg": lambda torch, x, wide, **how: x.mean(dtype=wide, **how),
     "norm1": lambda torch, x, wide, **how: x.to(wide).abs().sum(dtype=wide, **how),
     "norm2": lambda torch, x, wide, **how: torch.linalg.vector_norm(x, 2, dtype=wide, **how),
+    "logaddexp": lambda torch, x, wide, **how: x.to(wide).logsumexp(**how),
     "var": lambda torch, x, wide, **how: x.to(wide).var(**how),
     "argmin": lambda torch, x, wide, **how: torch.argmin(x, **how),
     "argmax": lambda torch, x, wide, **how: torch.argmax(x, **how),

@@ -36,7 +36,10 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     decisions              as `describe_decision`, for every edge and every pair of siblings.
     algorithms             for each convolution: node, algorithm, reason.
     choices                as `describe_choice`, for everything that was weighed.
+    saved                  ``name, bytes, kernels, reason``: what is kept in memory for a backward pass, the numbers of
+                           the kernels that read it, and why it is not computed again.
     workspace_bytes        device memory for intermediates; ``workspace`` maps each of them to ``offset`` and ``bytes``.
+    in_donated             intermediates in the memory of donated inputs: their ``input``, and ``offset`` in bytes.
     """
     kernel_of = {n: (number, k.name) for number, k in enumerate(plan.kernels, start=1) for n in k.group.nodes}
     aside = plan.packing.simplified.nodes if plan.packing is not None else []
@@ -54,16 +57,35 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
             if group.family == "view"
         ],
         "kernels_unfused": len(plan.graph.nodes),
-        "bytes_unfused": _unfused_bytes(plan.graph),
+        "bytes_unfused": unfused_bytes(plan.graph),
         "bytes_moved": traffic(plan),
         "decisions": [describe_decision(d) for d in plan.partition.decisions],
         "algorithms": [
             {"node": n, "algorithm": a.name + _parts(plan, n), "reason": a.reason} for n, a in plan.algorithms.items()
         ],
         "choices": [describe_choice(c, target) for c in plan.choices],
+        "saved": _kept(plan),
         "workspace_bytes": plan.memory.size,
         "workspace": {t.name: {"offset": at, "bytes": t.nbytes} for t, at in plan.memory.offsets.items()},
+        "in_donated": {t.name: {"input": i.name, "offset": at} for t, (i, at) in plan.memory.hosted.items()},
     }
+
+
+def _kept(plan: Plan) -> list[dict[str, Any]]:
+    """Returns what is kept for a backward pass as plain data, with the numbers of the kernels that read it."""
+    return [
+        {
+            "name": found.name,
+            "bytes": found.nbytes,
+            "kernels": [
+                number
+                for number, kernel in enumerate(plan.kernels, start=1)
+                if any(t.base.name == found.name for t in kernel.group.reads)
+            ],
+            "reason": found.reason,
+        }
+        for found in plan.saved
+    ]
 
 
 def _parts(plan: Plan, name: str) -> str:
@@ -177,11 +199,11 @@ def _node(node: Node, kernel: int | None, name: str | None) -> dict[str, Any]:
 
 def traffic(plan: Plan) -> int:
     """Returns how many bytes of device memory a plan's kernels read and write."""
-    return sum(t.nbytes for kernel in plan.kernels for t in kernel.arguments)
+    return sum(t.memory_bytes for kernel in plan.kernels for t in kernel.arguments)
 
 
-def _unfused_bytes(graph: Graph) -> int:
-    return sum(t.nbytes for n in graph.nodes for t in (*n.outputs, *set(n.inputs)))
+def unfused_bytes(graph: Graph) -> int:
+    return sum(t.memory_bytes for n in graph.nodes for t in (*n.outputs, *set(n.inputs)))
 
 
 # --- text
@@ -200,6 +222,11 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def _in_donated(facts: Mapping[str, Any]) -> str:
+    count = len(facts["in_donated"])
+    return f", and {count_text(count, 'intermediate')} in the memory of donated inputs" if count else ""
+
+
 def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     """Formats the result of `describe` as text in lines of at most ``width`` columns (longer names are not broken)."""
     lines = [f"graph {facts['name']}", ""]
@@ -208,7 +235,7 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     lines += wrapped(
         f"{count_text(facts['kernels_unfused'], 'node')} in {count_text(len(kernels), 'kernel')} (one a node would be "
         f"{facts['kernels_unfused']}). Device-memory traffic {size_text(after)} instead of {size_text(before)}, "
-        f"{_saved(before - after)}. Workspace {size_text(facts['workspace_bytes'])}.",
+        f"{_saved(before - after)}. Workspace {size_text(facts['workspace_bytes'])}{_in_donated(facts)}.",
         width,
         "  ",
     )
@@ -250,6 +277,14 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     for (what, taken, weighed), nodes in _by_choice(facts["choices"]).items():
         lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {what}: {taken}", width, "    ")
         lines += wrapped(weighed, width, "        ")
+    if facts["saved"]:
+        total = size_text(sum(t["bytes"] for t in facts["saved"]))
+        lines += ["", f"  kept for the backward pass, {total}:"]
+    for kept in facts["saved"]:
+        read = ", ".join(map(str, kept["kernels"]))
+        lines += wrapped(
+            f"{kept['name']} {size_text(kept['bytes'])}, read by kernel {read}: {kept['reason']}", width, "    "
+        )
     for title, fused in (("fused", True), ("declined", False)):
         chosen = [d for d in facts["decisions"] if d["fused"] is fused]
         lines += ["", f"  {title}: {len(chosen) or 'nothing'}"]

@@ -17,7 +17,7 @@ from fusegraph.runtime import driver
 from fusegraph.runtime.device import CPU, Device, cuda_device
 from fusegraph.runtime.device_array import DeviceArray
 from fusegraph.runtime.packed import pack
-from fusegraph.runtime.streams import as_stream, current_stream
+from fusegraph.runtime.streams import as_stream, current_stream, stream_query
 from fusegraph.runtime.strides import NDArray, contiguous_strides, empty_numpy, numpy_over, span
 from fusegraph.runtime.views import ArrayView, refuse_gradient, torch_dtype, view
 
@@ -34,7 +34,9 @@ __all__ = [
     "refuse_gradient",
     "to_device",
     "to_numpy",
+    "torch_allocates",
     "torch_dtype",
+    "torch_memory",
     "view",
 ]
 
@@ -71,6 +73,23 @@ def allocator(
         else:
             return lambda: _empty_cupy(cupy, shape, strides, dtype, device)
     return lambda: DeviceArray.empty(shape, dtype, strides=strides, device=device.index, stream=stream)
+
+
+def torch_allocates(stream: int, ordinal: int) -> bool:
+    """Tells whether a stream is torch's current one on a GPU, in whose order torch reuses memory."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda is not None and cuda.is_initialized() and stream_query("torch")(ordinal) == stream
+
+
+def torch_memory(nbytes: int, ordinal: int) -> Any:
+    """Returns a torch tensor of so many bytes on a GPU, for work on torch's current stream.
+
+    It may be dropped as soon as that work is queued.  While torch captures the stream, it is memory of the captured
+    graph.
+    """
+    torch = sys.modules["torch"]
+    return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", ordinal))
 
 
 def hand_over(array: Any, framework: str) -> Any:

@@ -180,6 +180,10 @@ class DiskCache:
         """Returns the total size of all entries on disk, in bytes."""
         return sum(status.st_size for entry in self._scan() if (status := _entry_status(entry)) is not None)
 
+    def count(self) -> int:
+        """Returns how many entries there are on disk."""
+        return sum(_entry_status(entry) is not None for entry in self._scan())
+
     def _path(self, key: str) -> Path | None:
         if not _KEY.fullmatch(key):
             raise ValueError(f"cache key {key!r}: 16 to 128 hex digits wanted, as digest() makes them")

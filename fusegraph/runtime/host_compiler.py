@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import re
 import shlex
@@ -35,6 +36,8 @@ from fusegraph.errors import CompileError, KernelError, ToolchainError, listed, 
 from fusegraph.runtime import temporary
 from fusegraph.runtime.cache import DiskCache, digest
 from fusegraph.runtime.tensor_map import encode_for_cpu
+
+_logger = logging.getLogger(__name__)
 
 Order = Literal["forward", "reverse", "late"]
 Dim3 = tuple[int, int, int]
@@ -165,7 +168,9 @@ def build(kernels: Sequence[KernelSource], *, cache: DiskCache, ucontext: bool =
     key = digest("cpu kernels", source, *contents, *flags, *compiler.libraries, *compiler.command, compiler.version)
     library, cached = cache.get_or_build(key, compile_kernels)
     runtime = _runtime(compiler, ucontext, cache)
-    return CpuModule(tuple(kernels), _Library(library, names), runtime, cached, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    _logger.debug("kernels %s %s, %.2f s", names, "from the cache" if cached else "compiled", seconds)
+    return CpuModule(tuple(kernels), _Library(library, names), runtime, cached, seconds)
 
 
 def _optimization(kernels: Sequence[KernelSource]) -> str:

@@ -165,12 +165,12 @@ class Launch:
 
 
 class LaunchSequence:
-    """Kernels queued one after another on a stream: ``sequence(addresses, stream, workspace)``.
+    """Kernels queued one after another on a stream: ``sequence(addresses, stream, parts)``.
 
     Their arguments come from one table of addresses.  It holds the ``n_arrays`` addresses of the call's arrays, then
-    one for each of ``views`` (array, offset in bytes), then the ``fixed`` ones, then one for each of ``offsets`` in
-    bytes into the call's workspace.  ``steps`` pairs each launch with the positions of its arguments in the table.
-    ``device`` is the kernels' CUDA ordinal.
+    one for each of ``views`` (array, offset in bytes), then the ``fixed`` ones, then one for each of ``offsets`` (part
+    of the call's workspace, offset in bytes); ``parts`` are the addresses of its parts.  ``steps`` pairs each launch
+    with the positions of its arguments in the table.  ``device`` is the kernels' CUDA ordinal.
 
     A call does not wait, and may be made from several threads.  The driver copies the arguments before it returns, but
     releases the GIL meanwhile.  So each call takes a slot of argument memory off a list (``list.pop`` and ``append``
@@ -192,7 +192,7 @@ class LaunchSequence:
         steps: Sequence[tuple[Launch, Sequence[int]]],
         n_arrays: int,
         fixed: Sequence[int] = (),
-        offsets: Sequence[int] = (),
+        offsets: Sequence[tuple[int, int]] = (),
         views: Sequence[tuple[int, int]] = (),
         *,
         device: int,
@@ -208,16 +208,16 @@ class LaunchSequence:
                 )
         self._device, self._is_current = device, context_test(device)
         self._free = [_Slot(self)]
-        self._counted: dict[tuple[Sequence[int], int], int] = {}
-        self._replays: dict[tuple[Sequence[int], int], Replay] = {}
+        self._counted: dict[tuple[Sequence[int], tuple[int, ...]], int] = {}
+        self._replays: dict[tuple[Sequence[int], tuple[int, ...]], Replay] = {}
 
-    def __call__(self, addresses: Sequence[int], stream: int, workspace: int = 0) -> None:
+    def __call__(self, addresses: Sequence[int], stream: int, parts: tuple[int, ...] = ()) -> None:
         """Queues the kernels on ``stream`` for arrays at these addresses.  Raises ArgumentError or DeviceError."""
         if not self._is_current():
             with driver.using(self._device):
-                return self(addresses, stream, workspace)
+                return self(addresses, stream, parts)
         known = self._replays and type(addresses) is tuple
-        replay = self._replays.get((addresses, workspace)) if known else None
+        replay = self._replays.get((addresses, parts)) if known else None
         if replay is not None and not driver.is_capturing(stream, self._device):
             return replay(stream)
         try:
@@ -227,13 +227,13 @@ class LaunchSequence:
         try:
             if slot.addresses != addresses:
                 slot.write(addresses)
-            if slot.workspace != workspace:
-                slot.write_workspace(workspace)
+            if slot.parts != parts:
+                slot.write_parts(parts)
             if slot.stream != stream:
                 slot.write_stream(stream)
             self._queue(slot)
             if len(self.steps) >= _LEAST_RECORDED and type(addresses) is tuple:
-                self._count(slot, (addresses, workspace), stream)
+                self._count(slot, (addresses, parts), stream)
         finally:
             self._free.append(slot)
 
@@ -243,7 +243,7 @@ class LaunchSequence:
             if code:
                 raise self._failure(code, slot.launches.index(launch))
 
-    def _count(self, slot: _Slot, key: tuple[tuple[int, ...], int], stream: int) -> None:
+    def _count(self, slot: _Slot, key: tuple[tuple[int, ...], tuple[int, ...]], stream: int) -> None:
         """Counts calls with the same addresses; records what the slot has in its last one as a CUDA graph."""
         count = self._counted.get(key, 0) + 1
         if count < _RECORDED_AT or driver.is_capturing(stream, self._device):
@@ -288,7 +288,8 @@ class _Slot:
         self._table: Any = (ctypes.c_uint64 * (self._start + len(self._offsets)))()
         self._table[first : self._start] = [*sequence.fixed]
         self.addresses: tuple[int, ...] | None = None
-        self.workspace, self.stream = 0, 0
+        self.parts: tuple[int, ...] = ()
+        self.stream = 0
         self._maps: list[_Map] = []
         self._keep: list[object] = []
         self.configs = [_config(launch) for launch, _ in sequence.steps]
@@ -349,14 +350,14 @@ class _Slot:
                 item.write(self._table[item.position])
         self.addresses = tuple(addresses)
 
-    def write_workspace(self, workspace: int) -> None:
+    def write_parts(self, parts: tuple[int, ...]) -> None:
         """Writes the addresses of intermediates."""
-        self.workspace = 0
-        self._table[self._start :] = [workspace + offset for offset in self._offsets]
+        self.parts = ()
+        self._table[self._start :] = [parts[part] + offset for part, offset in self._offsets]
         for item in self._maps:
             if item.position >= self._start:
                 item.write(self._table[item.position])
-        self.workspace = workspace
+        self.parts = parts
 
     def write_stream(self, stream: int) -> None:
         """Writes the stream of every kernel."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import os
 import re
 import struct
@@ -49,6 +50,8 @@ _REFUSED_OPTION = re.compile(
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([A-Za-z0-9_.-]+)[>"]', re.MULTILINE)
 _REFUSED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]/|[^<"\s]).*', re.MULTILINE)  # absolute or a macro
 _ENTRY = struct.Struct("<I")
+_logger = logging.getLogger(__name__)
+
 _SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
 
 _INSTALL = "install both PyPI packages: pip install 'nvidia-cuda-nvrtc>=13,<14' 'cuda-python>=13,<14'"
@@ -237,6 +240,7 @@ def _compile(unit: _Unit, cache: DiskCache | None) -> CompiledKernel:
         log=log,
         warnings=tuple(dict.fromkeys(re.findall(r"\(C75\d\d\).*\S", log))),
     )
+    _logger.debug("kernel %s for %s compiled, %.0f ms", kernel.name, kernel.arch, kernel.compile_ms)
     if cache:
         cache.put(unit.key, _encode(kernel))
     return kernel

@@ -23,8 +23,10 @@ class ColdTimer:
         self._start, self._end = driver.Event(device), driver.Event(device)
         self._flushes = 1
 
-    def once(self, run: Callable[[], object]) -> float:
-        """Returns the microseconds that the work queued by ``run`` takes on the device, with a cold L2 cache.
+    def once(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+        """Returns the microseconds that the work queued by ``run`` takes on the device.
+
+        Nothing is in the L2 cache but what the work queued by ``before`` leaves there, which is not timed.
 
         The device must not wait for the host in between, so repeated flushes keep it busy for longer than ``run`` takes
         to return.  This does not help if ``run`` itself waits for the device.
@@ -32,8 +34,9 @@ class ColdTimer:
         while True:
             for _ in range(self._flushes):
                 driver.memset(self._flush.pointer, 0, FLUSH_BYTES, self._device, self._stream)
-            self._start.record(self._stream)
             began = time.perf_counter()
+            before()
+            self._start.record(self._stream)
             run()
             host_us = (time.perf_counter() - began) * 1e6
             self._end.record(self._stream)
@@ -47,9 +50,15 @@ class ColdTimer:
         """Forgets how many flushes `once` needed: the next function to time may return sooner."""
         self._flushes = 1
 
-    def median(self, run: Callable[[], object], repeats: int = 15, warmup: int = 3) -> float:
-        """Returns the median microseconds of ``repeats`` runs, after ``warmup`` runs that do not count."""
+    def median(
+        self,
+        run: Callable[[], object],
+        repeats: int = 15,
+        warmup: int = 3,
+        before: Callable[[], object] = lambda: None,
+    ) -> float:
+        """Returns the median microseconds of ``repeats`` runs (`once`), after ``warmup`` runs that do not count."""
         self.reset()
         for _ in range(warmup):
             run()
-        return median(self.once(run) for _ in range(repeats))
+        return median(self.once(run, before) for _ in range(repeats))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import exp, fsum, log
 from operator import itemgetter
@@ -17,8 +17,8 @@ from codegen import KernelSpec, Schedule, schedule_from_data
 from codegen.canonical import canonical
 from codegen.families import family_of, form_of
 from codegen.target import Target
-from fusegraph.bench.estimates import predicted_us
 from fusegraph.bench.schedules.kernels import Kernel
+from fusegraph.report.estimates import predicted_us
 
 #: The figures of a target that only measurements tell.
 FIGURES = ("memory_share", "l2_rate", "sm_rate")
@@ -74,13 +74,16 @@ class Triple:
 
 
 def triples(rows: Sequence[tuple[Kernel, list[dict[str, Any]]]]) -> list[Triple]:
-    """Returns what was measured of kernels (`fusegraph.bench.schedules.run.read`)."""
-    return [
-        Triple(number, canonical(kernel.spec), schedule_from_data(s["schedule"]), kernel.nbytes, s["us"])
-        for number, (kernel, schedules) in enumerate(rows)
-        for s in schedules
-        if s["us"] is not None
-    ]
+    """Returns what was measured of kernels (`fusegraph.bench.schedules.run.read`), of schedules that still exist."""
+    found = []
+    for number, (kernel, schedules) in enumerate(rows):
+        spec = canonical(kernel.spec)
+        for told in schedules:
+            with suppress(ValueError):  # its form has other fields by now
+                if told["us"] is not None:
+                    schedule = schedule_from_data(told["schedule"])
+                    found.append(Triple(number, spec, schedule, kernel.nbytes, told["us"]))
+    return found
 
 
 # ---- constants

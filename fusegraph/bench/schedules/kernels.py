@@ -12,7 +12,7 @@ from codegen.target import Target
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.run import operands
 from fusegraph.bench.traced import graphs_of
-from fusegraph.bench.zoo.models import MODELS
+from fusegraph.bench.zoo.models import MODELS, called
 from fusegraph.dtypes import BY_NAME, DType
 from fusegraph.engines.autotune import fingerprint
 from fusegraph.graph import Graph
@@ -66,8 +66,8 @@ class Source:
 def graphs(source: Source, device: str) -> tuple[Graph, ...]:
     """Returns the graphs of a source, as torch traces it for a device.  Raises what torch's tracer raises."""
     if source.model:
-        module, call, inputs = MODELS[source.model].loaded(source.dtype, "meta")
-        return graphs_of(call, inputs, source.dtype, device, module)
+        module, names, inputs = MODELS[source.model].loaded(source.dtype, "meta")
+        return graphs_of(called(module, names), inputs, source.dtype, device, module)
     drawn = case(source.seed, source.number)
     return graphs_of(drawn.function, operands(drawn, "meta"), drawn.dtype, device)
 

@@ -10,8 +10,9 @@ from typing import Any
 from codegen import schedule_from_data, schedule_text
 from codegen.families import form_of
 from codegen.target import Target
-from fusegraph.bench.estimates import memory_us
+from fusegraph.bench.results import columns
 from fusegraph.bench.schedules.kernels import Kernel
+from fusegraph.report.estimates import memory_us
 
 #: From this regret on a choice counts as wrong.
 WRONG = 1.1
@@ -86,10 +87,7 @@ def _sides(some: Sequence[Regret]) -> tuple[list[tuple[Regret, Any]], list[tuple
 
 def text(every: Sequence[Regret], target: Target, count: int = 30) -> str:
     """Returns the table, then the kernels with the largest regret and those that lose the most time."""
-    cells = [list(HEADS), *table(every, target)]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(HEADS))]
-    lines = ["  ".join(c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths))).rstrip()
-             for row in cells]  # fmt: skip
+    lines = columns([HEADS, *table(every, target)])
     lines += ["", "largest regret:", *(line for r in every[:count] for line in describe(r, target))]
     lost = sorted((r for r in every[count:] if r.ratio > 1), key=lambda r: -r.lost_us)[: count // 3]
     lines += ["", "most time lost, of the others:", *(line for r in lost for line in describe(r, target))]

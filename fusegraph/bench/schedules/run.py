@@ -17,12 +17,12 @@ from typing import Any
 from codegen import Schedule, render, schedule_data, schedules
 from codegen.spec import KernelSource
 from codegen.target import Target
-from fusegraph.bench.estimates import predicted_us
 from fusegraph.bench.schedules.kernels import Kernel, Source, kernel_data, kernel_from_data, kernels_of, merged
 from fusegraph.bench.workers import told
 from fusegraph.engines.autotune import DeviceStopwatch, finals, median_of, sources_digest
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
+from fusegraph.report.estimates import predicted_us
 from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import named

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from fusegraph.bench.results import columns
 from fusegraph.bench.sweep.run import SLOW, Row
 
 #: Columns of `table`: of the cases that both run, the geometric mean of the fastest peer's time over ours, the share of
@@ -64,15 +65,8 @@ def choices(rows: Sequence[Row]) -> list[list[str]]:
 def summary(rows: Sequence[Row]) -> str:
     """Returns the tables in columns."""
     lines = choices(rows)
-    return "\n\n".join(map(_columns, ([list(HEADS), *table(rows)], *([[list(CHOICE_HEADS), *lines]] if lines else []))))
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(line, widths)))
-        for line in lines
-    )
+    tables = ([HEADS, *table(rows)], *([[CHOICE_HEADS, *lines]] if lines else []))
+    return "\n\n".join("\n".join(columns(each)) for each in tables)
 
 
 def worst(rows: Sequence[Row], count: int = 20) -> str:

@@ -18,16 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fusegraph.bench.estimates import plan_us
 from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sweep import choices
 from fusegraph.bench.sweep.cases import case
 from fusegraph.bench.sweep.draw import Case, Operand
-from fusegraph.bench.torch_engines import ENGINES, OURS, kept, kernels_of_call, on_engine
+from fusegraph.bench.torch_engines import ENGINES, OURS, difference, kept, on_engine
+from fusegraph.bench.torch_timing import kernels_of_call
 from fusegraph.bench.traced import graphs_of
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.scratch import random_array
 from fusegraph.report import artifacts
+from fusegraph.report.estimates import plan_us
 from fusegraph.runtime.targets import present
 
 #: Runs that count, and that do not; seconds in which a case must be compiled, or timed, by an engine.
@@ -273,14 +274,10 @@ def _on_cudnn(drawn: Case, runs: dict[str, Callable[[], Any]]) -> None:
 
 
 def _difference(results: Mapping[str, Any]) -> float | None:
-    """Returns the largest difference of ours to eager torch's results, relative to the largest of these."""
+    """Returns the largest difference of ours to eager torch's results; None if one of them is missing."""
     if "eager" not in results or "fusegraph" not in results:
         return None
-    found = 0.0
-    for expected, got in zip(*map(_listed, (results["eager"], results["fusegraph"]))):
-        most = expected.double().abs().max().item() or 1.0
-        found = max(found, (expected.double() - got.double()).abs().max().item() / most)
-    return found
+    return difference(*map(_listed, (results["eager"], results["fusegraph"])))
 
 
 def _listed(result: Any) -> list[Any]:

@@ -1,64 +1,115 @@
-"""What a run of the zoo says: a line for each model, and means over all."""
+"""What a run of the zoo or of training says: a line for each model, and means over all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import geometric_mean
+from typing import TypeAlias
 
+from fusegraph.bench.results import columns
 from fusegraph.bench.torch_engines import ENGINES, OURS
-from fusegraph.bench.zoo.run import Figures, Row
+from fusegraph.bench.zoo.models import TORCHVISION, TRANSFORMERS
+from fusegraph.bench.zoo.run import Row
 
-#: Columns of a table of the zoo: figures of all engines beside each other, and ratios of inductor's to ours.
-HEADS = (
-    "model", "call us: eager", "inductor", "fusegraph", "ratio", "replay us: eager", "inductor", "fusegraph", "ratio",
-    "first s: cold", "inductor", "warm", "inductor", "error", "kernels", "inductor", "MB", "inductor", "left to torch",
+#: The head of a column, and the text of a row in it.
+Column: TypeAlias = tuple[str, Callable[[Row], str]]
+_BOTH = (OURS, "inductor")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _figures(
+    name: str, figure: str, form: str, engines: Sequence[str] = tuple(ENGINES), *, ratio: bool = False
+) -> list[Column]:
+    """Returns the columns of a figure: of ours first, under its name, or of all engines; inductor's divided by ours."""
+    heads = [name if engines[0] == OURS else f"{name}: {engines[0]}", *engines[1:]]
+    found: list[Column] = [
+        (head, lambda row, engine=engine: _number(row.figure(engine, figure), form))  # type: ignore[misc]
+        for head, engine in zip(heads, engines)
+    ]
+    return [*found, *([("ratio", lambda row: _number(row.ratio(figure), ".2f"))] if ratio else [])]
+
+
+def _left(row: Row) -> str:
+    failed = [f"{engine} failed: {why}"[:90] for engine, of in row.engines.items() for why in of.why.values()]
+    return "; ".join([*(left.removeprefix("aten.") for left in row.left), *failed]) or "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is shown of rows: groups of columns, the last of which is text, and figures whose ratios sentences tell.
+
+    A ratio is inductor's figure divided by ours.
+    """
+
+    groups: Sequence[Sequence[Column]]
+    ratios: tuple[tuple[str, str], ...]
+
+    def lines(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Returns the heads and the cells of rows, "-" where there is no figure; no groups of which no row has any."""
+        every: list[list[list[str]]] = [
+            [[head for head, _ in group], *([text(row) for _, text in group] for row in rows)] for group in self.groups
+        ]
+        kept = [g for g in every[:-1] if any(cell != "-" for cells in g[1:] for cell in cells)] + every[-1:]
+        return [[cell for group in kept for cell in group[n]] for n in range(len(rows) + 1)]
+
+
+_TIMES = (
+    _figures("call us", "call_us", ".0f", ratio=True), _figures("replay us", "replay_us", ".0f", ratio=True),
+)  # fmt: skip
+_FIRST = (_figures("first s: cold", "cold_s", ".1f", _BOTH), _figures("warm", "warm_s", ".1f", _BOTH))
+INFERENCE = Table(
+    (
+        [("model", lambda row: row.name)], *_TIMES, *_FIRST, _figures("error", "error", ".0e", (OURS,)),
+        _figures("kernels", "kernels", ".0f", _BOTH), _figures("MB", "peak_mb", ".0f", _BOTH),
+        [("left to torch", _left)],
+    ),
+    (("call_us", "by call"), ("replay_us", "by replay")),
+)  # fmt: skip
+TRAINING = Table(
+    (
+        [("step", lambda row: row.name)], *_TIMES, _figures("MB", "peak_mb", ".0f", ratio=True),
+        _figures("pool MB", "pool_mb", ".0f", _BOTH), _figures("error", "error", ".0e"), *_FIRST,
+        _figures("kernels", "kernels", ".0f", _BOTH),
+        [("MFU", lambda row: _number(row.mfu(OURS), ".0%")),
+         ("inductor", lambda row: _number(row.mfu("inductor"), ".0%"))],
+        [("left to torch", _left)],
+    ),
+    (*INFERENCE.ratios, ("peak_mb", "by peak memory"), ("pool_mb", "by peak memory of torch's pool")),
 )  # fmt: skip
 
 
-def cells(row: Row) -> list[str]:
-    """Returns a row's cells under `HEADS`; "-" where there is no figure."""
-    every = {engine: row.engines.get(engine, Figures()) for engine in ENGINES}
-    ours, inductor = every[OURS], every["inductor"]
-    found = [row.name]
-    for figure in ("call_us", "replay_us"):
-        found += [_number(getattr(of, figure), 0) for of in every.values()]
-        found.append(_number(row.ratio(figure), 2))
-    for figure in ("cold_s", "warm_s"):
-        found += [_number(getattr(of, figure), 1) for of in (ours, inductor)]
-    found.append("-" if ours.error is None else f"{ours.error:.0e}")
-    for figure in ("kernels", "peak_mb"):
-        found += [_number(getattr(of, figure), 0) for of in (ours, inductor)]
-    failed = [f"{engine} failed: {why}"[:90] for engine, of in every.items() for why in of.why.values()]
-    return [*found, "; ".join([*(left.removeprefix("aten.") for left in row.left), *failed]) or "-"]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def sentences(rows: Sequence[Row]) -> list[str]:
-    """Returns a sentence for each dtype on the ratios to inductor, and one on what failed."""
+def sentences(rows: Sequence[Row], table: Table = INFERENCE) -> list[str]:
+    """Returns sentences on the ratios to inductor of models, by dtype and mode, on each part, and on what failed."""
+    models = [row for row in rows if row.model.partition(":")[0] in (TORCHVISION, TRANSFORMERS)]
     found = []
-    for dtype in dict.fromkeys(row.dtype for row in rows):
-        for figure, name in (("call_us", "by call"), ("replay_us", "by replay")):
-            ratios = {row.name: r for row in rows if row.dtype == dtype and (r := row.ratio(figure)) is not None}
+    for dtype, mode in dict.fromkeys((row.dtype, row.mode) for row in models):
+        for figure, name in table.ratios:
+            every = ((row.name, row.ratio(figure)) for row in models if (row.dtype, row.mode) == (dtype, mode))
+            ratios = {name: ratio for name, ratio in every if ratio is not None}
             if ratios:
                 worst = min(ratios, key=ratios.__getitem__)
                 below = sum(r < 1 for r in ratios.values())
                 found.append(
-                    f"{dtype} {name}: geometric mean {geometric_mean(ratios.values()):.2f} over {len(ratios)} models, "
-                    f"{below} below 1, worst {ratios[worst]:.2f} ({worst})."
+                    f"{f'{dtype} {mode}'.strip()} {name}: geometric mean {geometric_mean(ratios.values()):.2f} over "
+                    f"{len(ratios)} models, {below} below 1, worst {ratios[worst]:.2f} ({worst})."
                 )
-    failed = [row.name for row in rows if OURS in row.engines and row.engines[OURS].why]
+    found += [said for row in rows if row not in models and (said := _part(row, table))]
+    failed = [row.name for row in rows if row.figure(OURS, "why")]
     return [*found, *([f"fusegraph failed: {', '.join(failed)}."] if failed else [])]
 
 
-def text(rows: Sequence[Row]) -> str:
+def _part(row: Row, table: Table) -> str:
+    """Returns a sentence on a part of a model; an empty one if there is nothing beside it."""
+    told = [f"{ratio:.2f} {name}" for figure, name in table.ratios if (ratio := row.ratio(figure)) is not None]
+    used = [f"{engine} {share:.0%}" for engine in _BOTH if (share := row.mfu(engine)) is not None]
+    more = f"; MFU of {', '.join(used)}" if used else ""
+    return f"{row.name}: {', '.join(told)}{more}." if told else ""
+
+
+def text(rows: Sequence[Row], table: Table = INFERENCE) -> str:
     """Returns the table in columns, and the sentences."""
-    lines = [list(HEADS), *map(cells, rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(HEADS) - 1)]
-    shown = [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:])), line[-1]])
-        for line in lines
-    ]
-    return "\n".join([*shown, *sentences(rows)])
+    return "\n".join([*columns(table.lines(rows), notes=True), *sentences(rows, table)])

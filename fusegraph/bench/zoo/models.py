@@ -5,14 +5,23 @@ torchvision and transformers are imported when a model of theirs is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 #: What the elements of a model and of its inputs are; "fp32" and "tf32" differ in `fusegraph.bench.precision`.
 DTYPES = ("bf16", "fp32", "tf32")
+#: bfloat16 computed from elements of float32, as torch's autocast does: of training alone.
+AUTOCAST = "amp"
 #: Where models are from, as their names begin.
 TORCHVISION, TRANSFORMERS = "tv", "hf"
+
+
+def element(dtype: str) -> Any:
+    """Returns torch's dtype of the elements."""
+    import torch
+
+    return torch.bfloat16 if dtype == "bf16" else torch.float32
 
 
 @dataclass(frozen=True)
@@ -21,34 +30,31 @@ class Model:
 
     name    as users ask for it, such as "tv:resnet50".
     batch   how many images or sequences the results are told for.
-    make    makes it on torch's default device, for inference.
+    make    makes it on torch's default device, for inference; what it is given replaces parts of its configuration.
     inputs  of a batch: keyword arguments, or the image alone under "".
     """
 
     name: str
     batch: int
-    make: Callable[[], Any]
+    make: Callable[..., Any]
     inputs: Callable[[int], dict[str, Any]]
 
-    def loaded(self, dtype: str, device: str, batch: int | None = None) -> tuple[Any, Callable[..., Any], list[Any]]:
-        """Returns the module with random weights, a function of its inputs that gives its first result, and these.
+    def loaded(
+        self, dtype: str, device: str, batch: int | None = None, **changes: Any
+    ) -> tuple[Any, list[str], list[Any]]:
+        """Returns the module with random weights, the names of its inputs as `called` takes them, and these.
 
-        All are the same each time; on the device "meta" they have no values.  ``dtype`` is one of `DTYPES`.
+        All are the same each time; on the device "meta" they have no values.  Those of ``dtype`` "bf16" are bfloat16,
+        of all others float32.  ``changes`` are what the model's configuration says instead.
         """
         import torch
 
-        kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+        kind = element(dtype)
         torch.manual_seed(0)
         with torch.device(device):
-            module = self.make().to(kind).requires_grad_(False)
+            module = self.make(**changes).to(kind).requires_grad_(False)
             inputs = self.inputs(batch or self.batch)
-        given = [x.to(kind) if x.is_floating_point() else x for x in inputs.values()]
-        names = list(inputs)
-
-        def call(*arguments: Any) -> Any:
-            return first(module(*arguments) if names == [""] else module(**dict(zip(names, arguments))))
-
-        return module, call, given
+        return module, list(inputs), [x.to(kind) if x.is_floating_point() else x for x in inputs.values()]
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,11 @@ _BATCH = 64
 
 
 def _torchvision(name: str) -> Model:
-    def make() -> Any:
+    def make(**changes: Any) -> Any:
         from torchvision import models
 
         more = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        return models.get_model(name, weights=None, **more).eval()
+        return models.get_model(name, weights=None, **more, **changes).eval()
 
     return Model(f"{TORCHVISION}:{name}", _BATCH, make, _Image(_SIDES.get(name, 224), ""))
 
@@ -143,12 +149,12 @@ class _Transformer:
     head: str = "Model"
     part: str = ""
 
-    def make(self) -> Any:
+    def make(self, **changes: Any) -> Any:
         import transformers
 
         told = {"use_cache": False} if self.head == "ForCausalLM" or self.kind == "GPT2" else {}
         kind, _, config = self.kind.partition("|")
-        configuration = getattr(transformers, f"{config or kind}Config")(**self.sizes, **told)
+        configuration = getattr(transformers, f"{config or kind}Config")(**{**self.sizes, **told, **changes})
         model = getattr(transformers, f"{kind}{self.head}")(configuration).eval()
         return getattr(model, self.part) if self.part else model
 
@@ -231,6 +237,15 @@ MODELS: dict[str, Model] = {
         *(Model(f"{TRANSFORMERS}:{name}", of.batch, of.make, of.inputs) for name, of in _TRANSFORMERS.items()),
     )
 }
+
+
+def called(module: Any, names: Sequence[str]) -> Callable[..., Any]:
+    """Returns the function of a module's inputs, which have these names, that gives its first result."""
+
+    def call(*arguments: Any) -> Any:
+        return first(module(*arguments) if names == [""] else module(**dict(zip(names, arguments))))
+
+    return call
 
 
 def first(result: Any) -> Any:

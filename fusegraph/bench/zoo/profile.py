@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fusegraph.bench.torch_engines import OURS, kernels_of_call, on_engine
+from fusegraph.bench.torch_engines import OURS
+from fusegraph.bench.torch_timing import kernels_of_call
 from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.run import TIME_S, Task, alone, loaded, use_caches
+from fusegraph.bench.zoo.run import TIME_S, Make, Task, alone, begin
 
 #: A kernel that takes more times its floor than this is shown with its shapes and its schedule.
 FAR = 2.0
@@ -46,28 +48,28 @@ class Profile:
     eager: list[Profiled] = field(default_factory=list)
 
 
-def profiles(tasks: Sequence[Task], caches: Path, end: float) -> Iterator[tuple[Task, Profile | Failure]]:
-    """Yields tasks with the profiles of their models, each made in a process of its own."""
-    placed = [Task(t.model, t.dtype, t.batch, str(caches / "profiles")) for t in tasks]
-    yield from each(_profile, placed, 2, 3 * TIME_S, end)
+def profiles(make: Make, tasks: Sequence[Task], caches: Path, end: float) -> Iterator[tuple[Task, Profile | Failure]]:
+    """Yields tasks with the profiles of what they measure, each made in a process of its own."""
+    placed = [replace(task, caches=str(caches / "profiles")) for task in tasks]
+    yield from each(partial(_profile, make), placed, 2, 3 * TIME_S, end)
 
 
-def _profile(task: Task) -> Profile:
-    use_caches(task)
+def _profile(make: Make, task: Task) -> Profile:
+    begin(task)
     import torch
 
     import fusegraph.torch
     from fusegraph.runtime.launch import one_after_another
 
-    torch.cuda.init()
-    with alone(task), torch.no_grad(), one_after_another():
-        call, inputs = loaded(task)
-        eager = kernels_of_call(lambda: call(*inputs))
-        function = on_engine(OURS, call)
-        function(*inputs)
-        pieces = [piece for f in fusegraph.torch.report() for piece in f.pieces]
-        kernels = [k for piece in pieces for k in getattr(piece.planned(), "kernels", ())]
-        ours = kernels_of_call(lambda: function(*inputs))
+    with alone(task), one_after_another():
+        subject = make(task)
+        with torch.set_grad_enabled(subject.gradients):
+            eager = kernels_of_call(subject.step("eager"))
+            step = subject.step(OURS)
+            step()
+            pieces = [piece for f in fusegraph.torch.report() for piece in f.pieces]
+            kernels = [k for piece in pieces for k in getattr(piece.planned(), "kernels", ())]
+            ours = kernels_of_call(step)
     return Profile(task.name, matched(ours, kernels), alike(eager))
 
 
@@ -87,7 +89,7 @@ def matched(events: Sequence[tuple[str, float]], planned: Sequence[Any]) -> list
     ``planned`` are `fusegraph.plan.Kernel`s in the order in which they run; torch's own may run between them.
     """
     from codegen import schedule_text
-    from fusegraph.bench.estimates import memory_us
+    from fusegraph.report.estimates import memory_us
     from fusegraph.runtime.targets import present
 
     target, at = present(), 0

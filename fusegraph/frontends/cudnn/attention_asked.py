@@ -15,6 +15,7 @@ from fusegraph.frontends.cudnn.reading import Reading
 from fusegraph.graph import Tensor
 from fusegraph.ops import attention as ops
 from fusegraph.ops import attention_paged as paged
+from fusegraph.ops import random
 from fusegraph.ops.base import TensorType
 
 #: cuDNN's names of the page tables -> those of the op table.
@@ -99,7 +100,7 @@ class Asked:
     def keep(self, reading: Reading, p: Tensor) -> Tensor:
         """Returns a mask of the probabilities that dropout by random numbers keeps."""
         probability, seed, offset = self.dropout
-        kept: Tensor = ops.kept(reading.write, p, seed, offset, probability)
+        kept: Tensor = random.kept(reading.write, p, seed, offset, probability)
         return kept
 
     def factors(self, reading: Reading) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Asked:
         if not self.dropout:
             return p
         if self.probability is not None:
-            dropped: Tensor = ops.drop(reading.write, p, self.keep(reading, p), self.probability)
+            dropped: Tensor = random.drop(reading.write, p, self.keep(reading, p), self.probability)
             return dropped
         for factor in self.dropout[:2]:
             p = reading.write("mul", "", p, reading.cast(_headed(reading, factor, p.shape), p.dtype))

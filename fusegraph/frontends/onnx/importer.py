@@ -7,7 +7,9 @@ Everything unsupported is collected, so that one error names all of it; nodes th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from fusegraph.frontends.onnx.table import TABLE, Call, Result, Unknown
 from fusegraph.frontends.onnx.tensors import DTYPES, MAX_RANK, to_array, type_name
 from fusegraph.frontends.onnx.values import Values
 from fusegraph.graph import Graph, Tensor
+from fusegraph.origins import Origin, written_for
 
 #: How many nodes a model may have, including those of functions and iterations.
 MAX_NODES = 50_000
@@ -125,7 +128,8 @@ class Importer:
                 outputs.pop()
             try:
                 inputs = [self._input(scope, name) for name in node.input]
-                results = self._results(node, inputs, len(outputs), scope)
+                with written_for(partial(_origin, node)) if node.name else nullcontext():
+                    results = self._results(node, inputs, len(outputs), scope)
                 if len(results) < len(outputs):
                     results += [self.refuse(f"{node.op_type}: output {len(results)}", label(node))] * len(outputs)
                 for name, tensor in zip(outputs, results):
@@ -306,14 +310,25 @@ class Importer:
 
     def free_name(self, name: str) -> str:
         """Turns the name of a value into a valid name that no tensor of the graph has, and reserves it."""
-        allowed = (c if c.isascii() and (c.isalnum() or c in "_.:/[](),+@#-") else "_" for c in name[:120].lstrip("/"))
-        stem = "".join(allowed) or "value"
+        stem = valid_name(name)
         result, count = stem, len(self._names)
         while result in self._names:
             count += 1
             result = f"{stem}_{count}"
         self._names.add(result)
         return result
+
+
+def _origin(node: NodeProto) -> Origin:
+    """Returns where a node with a name comes from: torch's exporters put modules' paths, and lines of source, there."""
+    notes = {entry.key: entry.value for entry in node.metadata_props}
+    return Origin(node.name.rpartition("/")[0], node.name, node.op_type, notes.get("pkg.torch.onnx.stack_trace", ""))
+
+
+def valid_name(name: str) -> str:
+    """Returns the name of a value with what names of tensors cannot have replaced."""
+    allowed = (c if c.isascii() and (c.isalnum() or c in "_.:/[](),+@#-") else "_" for c in name[:120].lstrip("/"))
+    return "".join(allowed) or "value"
 
 
 def check_text(*texts: object) -> None:

@@ -15,14 +15,17 @@ from onnx import ModelProto, ValueInfoProto
 from codegen.sizes import at
 from fusegraph.dtypes import DType
 from fusegraph.engines.base import Executable
-from fusegraph.errors import FusegraphError, ModelError, UnsupportedModelError
+from fusegraph.errors import FusegraphError, GraphError, ModelError, UnsupportedModelError
 from fusegraph.frontends.onnx.arguments import arrays_of, instance, path_of, sizes_of
 from fusegraph.frontends.onnx.dims import Given, difference, shape_of, some_sizes, vary, with_dims
 from fusegraph.frontends.onnx.functions import domain_of
 from fusegraph.frontends.onnx.importer import MISSING, Importer, Scope, check_text, short
 from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_name
 from fusegraph.graph import Graph, Tensor
-from fusegraph.ranges import OpenGraph
+from fusegraph.lowering.base import Options
+from fusegraph.plan import plan
+from fusegraph.ranges import OpenGraph, varies
+from fusegraph.runtime import targets
 
 #: The largest size of a protocol buffer.
 MAX_BYTES = 2**31 - 1
@@ -61,6 +64,31 @@ class Model:
     def compile(self, engine: str | None = None, **options: Any) -> Executable:
         """Compiles the graph, as `Graph.compile`; call the result with one array per input, in their order."""
         return self.graph.compile(engine, **options)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        target: str | None = None,
+        strict: bool = False,
+        fusion: bool = True,
+        profile: str | os.PathLike[str] | None = None,
+    ) -> Path:
+        """Writes a page that shows the graph, its kernels and every decision; returns its absolute path.
+
+        A file ``*.json`` is the data alone.  target, strict and fusion are as for `compile`, which is not needed; the
+        default target is the GPU's, or sm_90a without a GPU.  ``profile`` is a file with measured times of kernels.
+        Raises FileError if a file cannot be read or written, GraphError for a model whose sizes vary, CompileError for
+        an unknown target, ToolchainError where a package that pages need is missing.
+        """
+        from fusegraph.report.page.file import write
+
+        if varies(self.graph):
+            raise GraphError(f"graph {self.graph.name!r} has sizes that vary; give them to fusegraph.onnx.load")
+        options = Options(strict=strict, target=targets.present() if target is None else targets.named(target))
+        made = [plan(self.graph, options, fusion=fusion)]
+        measured = None if profile is None else Path(profile)
+        return write(made, options.target, Path(path), title=self.graph.name, profile=measured, fusion=fusion)
 
 
 def load(

@@ -94,7 +94,7 @@ class Call:
 
     def check_size(self, more: int = 0) -> None:
         """Raises ModelError if the nodes written so far and ``more`` of them, as for time steps, are too many."""
-        if len(self.graph.network) + more > MAX_WRITTEN:
+        if self.graph.node_count + more > MAX_WRITTEN:
             raise ModelError(f"more than {MAX_WRITTEN} nodes would be written, with this one's once a time step")
 
     def known(self, tensor: Tensor, what: str) -> Array:

@@ -8,21 +8,32 @@ from typing import Any
 
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch import whole_attention  # noqa: F401 - it registers operators
+from fusegraph.frontends.torch.random import seed_at
 from fusegraph.frontends.torch.table import Call, aten_by_name
 from fusegraph.graph import Tensor
 
 
 def _keywords(
-    c: Call, what: str, q: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
+    c: Call,
+    what: str,
+    q: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+    seeds: Tensor | None,
+    number: int,
 ) -> dict[str, Any]:
     """Returns keywords for sdpa and its gradient.  Raises NotSupportedError for what torch has to compute."""
-    if dropout:
+    if dropout and seeds is None:
         raise NotSupportedError(f"{what} with dropout, whose random numbers are torch's")
     if q.rank != 4:
         raise NotSupportedError(f"{what} of rank {q.rank}")
     if c.form.device.startswith("cuda") and q.dtype.itemsize > 2:
         raise NotSupportedError(f"attention in {q.dtype} has no kernel for tensor cores here; torch's is faster")
-    extra = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
+    extra: dict[str, Any] = {} if mask is None else {"mask" if mask.dtype.is_bool else "bias": mask}
+    if dropout and seeds is not None:
+        extra |= {"dropout_probability": dropout, "seed": seed_at(seeds, number), "offset": 0}
     return {"attn_scale": scale, "use_causal_mask": causal, **extra}
 
 
@@ -44,13 +55,15 @@ def _attention(
     dropout_p: float = 0,
     is_causal: bool = False,
     scale: float | None = None,
+    seeds: Tensor | None = None,
+    number: int = 0,
 ) -> Tensor | tuple[Tensor | None, ...]:
     """Returns the result; for all names but the first also the logarithms of the sums of exponentials, if used.
 
     Later results are seeds and sizes, which only torch's own gradient uses: they are None.
     """
     mask = attn_bias if attn_mask is None else attn_mask
-    how = _keywords(c, "attention", query, mask, dropout_p, is_causal, scale)
+    how = _keywords(c, "attention", query, mask, is_causal, scale, dropout_p, seeds, number)
     results = c.graph.sdpa(query, key, value, generate_stats=1 in c.used, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
     result.strides = c.form.strides  # torch's order of heads in memory: joining them again moves nothing
@@ -94,10 +107,12 @@ def _gradients(
     scale: float | None = None,
     grad_input_mask: Sequence[bool] = (True, True, True),
     by_mask: bool = False,
+    seeds: Tensor | None = None,
+    number: int = 0,
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients by query, key and value, and by a bias if that is asked for."""
     mask = attn_bias if attn_mask is None else attn_mask
-    how = _keywords(c, "the gradient of attention", query, mask, dropout_p, is_causal, scale)
+    how = _keywords(c, "the gradient of attention", query, mask, is_causal, scale, dropout_p, seeds, number)
     stats = logsumexp if logsumexp.rank == 4 else logsumexp.reshape((*logsumexp.shape, 1))
     if stats.shape[2] != query.shape[2]:  # some of torch's kernels round the length up
         stats = c.graph.slice(stats, starts=(0, 0, 0, 0), stops=(*query.shape[:3], 1))

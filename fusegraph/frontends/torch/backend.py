@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from codegen.sizes import at
 from fusegraph.dims import Dim
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
+from fusegraph.engines.plans import described
 from fusegraph.engines.sized import SizedExecutable
 from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
@@ -31,34 +33,49 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     pointwise,
     reduction,
     sorting,
+    whole_heads,
     window,
 )
 from fusegraph.frontends.torch.build import build
+from fusegraph.frontends.torch.counters import makes_counter, take_counters
 from fusegraph.frontends.torch.cut import Analysis, Cut, Piece, cut
 from fusegraph.frontends.torch.decompositions import decompositions
+from fusegraph.frontends.torch.division import chosen, divide, donated_inputs, report_strides, take_strides
 from fusegraph.frontends.torch.forms import (
-    Forms,
+    NUMBER,
     UnknownSizeError,
     dims_of,
     forms_of,
+    is_number,
     is_symbolic,
     measures,
     symbols,
 )
 from fusegraph.frontends.torch.program import Program, write
+from fusegraph.frontends.torch.random import drawn_in_kernels, prepare_random_numbers
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
 from fusegraph.frontends.torch.table import Precision
 from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
 from fusegraph.phases import Phases, counted, phase, separately, without_collections
 from fusegraph.plan import Plan
+from fusegraph.ranges import graph_at
+from fusegraph.report.explain import count_text
 from fusegraph.runtime.arrays import torch_dtype
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
-_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave")
+_OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave", "fallback_random")
+#: Those of them that `fusegraph.compile` does not have.
+_OWN = ("leave", "fallback_random")
 
-#: The phase of a graph that is not differentiated.
-INFERENCE = "inference"
+#: Why sizes that were seen to vary are compiled one by one.
+_UNDECLARED = "sizes are compiled ahead where they are declared to vary, by dynamic=True or mark_dynamic"
+
+#: The phases of a graph that is not differentiated, and of one that computes gradients.
+INFERENCE, BACKWARD = "inference", "backward"
+
+#: A graph in pieces, and the graphs of these.
+Divided: TypeAlias = tuple[Cut, dict[Piece, Graph]]
 
 
 def backend(
@@ -68,28 +85,37 @@ def backend(
 
     ``mode`` "max-autotune" (with or without "-no-cudagraphs") times schedules and choices of kernels on the device.
     ``options`` are those of `fusegraph.compile` (strict, fusion, autotune, workspace_limit, prepack_limit, jobs) and
-    leave: a list of names of operators that torch computes, such as "aten.mm.default".  Raises ArgumentError for other
-    modes and options.
+    leave: a list of names of operators that torch computes, such as "aten.mm.default"; and fallback_random: whether
+    random numbers are those of eager mode, which torch draws, not kernels.  Raises ArgumentError for other modes and
+    options.
     """
     settings = _settings(mode, options)
-    names = _names(module)
+    names, floats = _names(module), _floats(module)
     # A size that was seen to change is compiled for each choice: all of them at once take longer.
     every = not torch._dynamo.config.assume_static_by_default or any(
         getattr(x, "_dynamo_dynamic_indices", None) for x in inputs
     )
 
     def compiler(part: str) -> Callable[[Any, Sequence[Any]], Program]:
-        return lambda traced, _: _boxed(_function(traced, part, settings, names, every=every))
+        def compiled(traced: Any, given: Sequence[Any]) -> Program:
+            if part == BACKWARD:
+                take_strides(traced.graph, given)
+            return _boxed(_function(traced, part, settings, names, floats, every=every))
 
-    with counted(Phases()), phase("AOTAutograd"), without_collections():
+        return compiled
+
+    drawn = drawn_in_kernels(not settings.get("fallback_random", False))
+    with counted(Phases()), phase("AOTAutograd"), without_collections(), drawn:
         if not any(part in name for name in settings.get("leave", ()) for part in NAMES):
             keep_whole(module)
+        if not any(whole_heads.NAME in name for name in settings.get("leave", ())):
+            whole_heads.keep_heads_whole(module)
         made = aot_autograd(
             fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
+            bw_compiler=compiler(BACKWARD),
             inference_compiler=compiler(INFERENCE),
             decompositions=dict(decompositions()),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=divide,
             keep_inference_input_mutations=True,
         )
         return made(module, inputs)
@@ -101,15 +127,31 @@ def _names(module: Any) -> dict[str, str]:
     AOTAutograd numbers them; the tracer's names are such as l_self_modules_layer1_modules_0_parameters_weight_.
     """
     names: dict[str, str] = {}
-    own = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    every = [name for name, _ in own] + [n.name for n in module.graph.nodes if n.op == "placeholder"]
-    for number, name in enumerate(every):
+    for number, name in enumerate((*_own(module), *(n.name for n in module.graph.nodes if n.op == "placeholder"))):
         short = re.sub(
             r"^([lL]_)?(self_)?|(?<![a-z0-9])(modules|parameters|buffers)_|_+$", "", re.sub(r"[_.]+", "_", name)
         )
         label = short if short and short not in names.values() else name
-        names |= {f"arg{number}_1": label, f"primals_{number + 1}": label}
+        names |= dict.fromkeys(_numbered(number), label)
     return names
+
+
+def _own(module: Any) -> list[str]:
+    """Returns the names of a module's parameters and buffers, which AOTAutograd puts before its inputs."""
+    own = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return [name for name, _ in own]
+
+
+def _numbered(number: int) -> tuple[str, str]:
+    """Returns AOTAutograd's names of an input, without and with gradients."""
+    return f"arg{number}_1", f"primals_{number + 1}"
+
+
+def _floats(module: Any) -> frozenset[str]:
+    """Returns AOTAutograd's names of those inputs that are numbers in the program, such as an attribute of a layer."""
+    inputs = enumerate((n for n in module.graph.nodes if n.op == "placeholder"), len(_own(module)))
+    numbers = [k for k, n in inputs if getattr(n.meta.get("grapharg"), "pass_arg_as_tensor", False)]
+    return frozenset(name for number in numbers for name in _numbered(number))
 
 
 def _settings(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -144,33 +186,73 @@ def _boxed(program: Program) -> Program:
 
 
 def _function(
-    module: Any, phase: str, settings: Mapping[str, Any], names: Mapping[str, str], *, every: bool = False
+    module: Any,
+    phase: str,
+    settings: Mapping[str, Any],
+    names: Mapping[str, str],
+    floats: frozenset[str] = frozenset(),
+    *,
+    every: bool = False,
 ) -> Program:
     """Returns the function that computes a traced graph.
 
     With symbolic sizes and ``every``, the kernels of all sizes are compiled in the first call; each choice of sizes has
     a function of its own that launches them.  Else, where other numbers vary, and for sizes beyond what is compiled
-    ahead, each choice is compiled.
+    ahead, each choice is compiled.  The inputs ``floats``, and other numbers on the CPU beside tensors on a
+    GPU, are constants until they change.
     """
     graph = module.graph
+    prepare_random_numbers(graph)
+    if phase == INFERENCE:
+        take_counters(graph)
     parameters = _parameters(graph) if phase == INFERENCE else ()
-    if not is_symbolic(graph):
-        return compile_program(Analysis(graph, forms_of(graph, {}), parameters), phase, settings, names)
+    donated = donated_inputs(graph) if phase == BACKWARD else ()
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    on_gpu = any(getattr(node.meta.get("val"), "is_cuda", False) for node in inputs)
+    constants: dict[int, float | None] = {
+        k: None for k, node in enumerate(inputs) if is_number(node) and (node.name in floats or on_gpu)
+    }
+    varying = [k for k, node in enumerate(inputs) if is_symbolic(node)]
+    if not varying and not constants:
+        analysis = Analysis(graph, forms_of(graph, {}), parameters, donated, chosen(graph))
+        made = compile_program(analysis, phase, settings, names)
+        report_strides(graph, analysis.strides)
+        return made
     known: dict[tuple[Any, ...], Program] = {}
-    whole: list[_AllSizes | None] = [] if every else [None]
+    ahead = every and bool(varying)
+    #: All sizes, or why they are compiled when they come.
+    whole: list[_AllSizes | str] = [] if ahead else [_UNDECLARED if varying else ""]
+
+    def compiled(arguments: list[Any]) -> Program:
+        values, reason = symbols(graph, arguments), ""
+        if not whole:
+            try:
+                whole.append(_AllSizes.of(graph, parameters, values, phase, settings, names))
+            except (GraphError, UnknownSizeError) as error:
+                whole.append(str(error))
+        if isinstance(whole[0], str):
+            reason = whole[0]
+        elif (found := whole[0].at(values)) is not None:
+            return found
+        else:
+            reason = "it is beyond the sizes that are compiled ahead"
+        analysis = Analysis(graph, forms_of(graph, values), parameters, donated)
+        return compile_program(analysis, phase, settings, names, reason)
 
     def program(arguments: list[Any]) -> Sequence[Any]:
-        key = tuple([measures(x) for x in arguments])
-        found = known.get(key)
-        if found is None:
-            values = symbols(graph, arguments)
-            if not whole:
-                whole.append(_AllSizes.of(graph, values, phase, settings, names))
-            found = whole[0].at(values) if whole[0] is not None else None
-            if found is None:
-                found = compile_program(Analysis(graph, forms_of(graph, values), parameters), phase, settings, names)
-            known[key] = found
-        return found(arguments)
+        given = {k: arguments[k].item() for k in constants}
+        if given != constants:
+            for k, number in given.items():
+                if constants[k] is None:
+                    constants[k], inputs[k].meta[NUMBER] = number, arguments[k]
+                elif constants[k] != number:
+                    del constants[k], inputs[k].meta[NUMBER]
+                    known.clear()
+                    del whole[: int(ahead)]
+        key = tuple([measures(arguments[k]) for k in varying])
+        if key not in known:
+            known[key] = compiled(arguments)
+        return known[key](arguments)
 
     return program
 
@@ -191,20 +273,19 @@ class _AllSizes:
 
     @classmethod
     def of(
-        cls, graph: Any, values: Mapping[Any, Any], phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
-    ) -> _AllSizes | None:
-        """Returns the graph, compiled; None if it cannot be compiled for all sizes."""
+        cls,
+        graph: Any,
+        parameters: Sequence[Any],
+        values: Mapping[Any, Any],
+        phase: str,
+        settings: Mapping[str, Any],
+        names: Mapping[str, str],
+    ) -> _AllSizes:
+        """Returns the graph, compiled.  Raises GraphError or UnknownSizeError if that cannot be done for all sizes."""
         dims = dims_of(graph, values)
-        if not dims:
-            return None
-        leave = settings.get("leave", ())
-        try:
-            forms = forms_of(graph, dims)
-            if len(_left(graph, forms, leave)) > len(_left(graph, forms_of(graph, values), leave)):
-                return None  # sizes are used as numbers, say
-            division, run = _compiled(Analysis(graph, forms), phase, settings, names)
-        except (GraphError, UnknownSizeError):
-            return None
+        analysis = Analysis(graph, forms_of(graph, dims), parameters)
+        check = partial(_check_sizes, analysis, dims, values, phase, settings, names)
+        division, run = _compiled(analysis, phase, settings, names, check=check)
         return cls(graph, dims, division, run)
 
     def at(self, values: Mapping[Any, Any]) -> Program | None:
@@ -216,9 +297,33 @@ class _AllSizes:
         return write(Analysis(self._graph, forms_of(self._graph, values)), self._division, run)
 
 
-def _left(graph: Any, forms: Forms, leave: Sequence[str]) -> Mapping[Any, str]:
-    """Returns the nodes of a graph that torch has to compute, with the reasons."""
-    return in_pieces(Analysis(graph, forms), "sizes", leave=leave)[0].left
+def _check_sizes(
+    analysis: Analysis,
+    dims: Mapping[Any, Dim],
+    values: Mapping[Any, int],
+    phase: str,
+    settings: Mapping[str, Any],
+    names: Mapping[str, str],
+    divided: Divided,
+) -> None:
+    """Raises GraphError unless the pieces of a graph hold for all sizes.
+
+    They do not if torch has to compute more because sizes vary, or if a handler made a plain number of a size: then the
+    pieces are others where they are described at other sizes.
+    """
+    smallest = {dim.name: dim.min for dim in dims.values()}
+    known, other = (
+        _divided(
+            Analysis(analysis.graph, forms_of(analysis.graph, chosen), analysis.parameters), phase, settings, names
+        )
+        for chosen in (values, at(dims, smallest, vary=True))
+    )
+    for node, why in divided[0].left.items():
+        if node not in known[0].left:
+            raise GraphError(f"{node.name} = {node.target} would be left to torch: {why}")
+    for made, there in zip(divided[1].values(), other[1].values()):
+        if described(graph_at(made, smallest, vary=True)[0]) != described(there):
+            raise GraphError(f"graph {made.name!r} has numbers that depend on sizes")
 
 
 def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Callable[..., Any]:
@@ -227,33 +332,48 @@ def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Calla
     return known if piece.inputs else _without_inputs(known, piece.device)
 
 
-def compile_program(analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Program:
+def compile_program(
+    analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str], by_size: str = ""
+) -> Program:
     """Cuts a graph, compiles the pieces and writes the function that runs them.
 
-    NVRTC goes on compiling when this returns; the first call waits.
+    NVRTC goes on compiling when this returns; the first call waits.  ``by_size`` is why it is not for all sizes.
     """
-    division, run = _compiled(analysis, phase, settings, names)
+    division, run = _compiled(analysis, phase, settings, names, by_size)
     return write(analysis, division, {piece: _at(executable, {}, piece) for piece, executable in run.items()})
 
 
 def _compiled(
-    analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]
+    analysis: Analysis,
+    phase: str,
+    settings: Mapping[str, Any],
+    names: Mapping[str, str],
+    by_size: str = "",
+    check: Callable[[Divided], None] = lambda _: None,
 ) -> tuple[Cut, dict[Piece, Executable]]:
-    """Cuts a graph and compiles the pieces."""
+    """Cuts a graph, and compiles the pieces if ``check`` does not raise."""
     start = time.perf_counter()
     with separately() as phases, without_collections():
         with phases.phase("import"):
-            inputs = [node for node in analysis.graph.nodes if node.op == "placeholder"]
-            labels = {node: names.get(node.name, node.name) for node in inputs}
-            division, graphs = in_pieces(analysis, phase, labels, settings.get("leave", ()))
+            divided = division, graphs = _divided(analysis, phase, settings, names)
+            check(divided)
         run = {}
         pieces = []
         for piece, part in graphs.items():
             run[piece] = compile_graph(part, **_how(piece.device, settings))
             pieces.append(piece_report(_plan_of(run[piece]), piece, analysis))
-    left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
-    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start, phases))
+            by_size = by_size or _left_to_calls(run[piece])
+    computed = ((n, reason) for n, reason in division.left.items() if not makes_counter(n))
+    left = tuple((n.name, str(n.target), reason) for n, reason in computed)
+    add(FunctionReport(phase, tuple(pieces), left, time.perf_counter() - start, phases, by_size))
     return division, run
+
+
+def _divided(analysis: Analysis, phase: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> Divided:
+    """Cuts a graph into pieces, and builds these; ``names`` has readable names of its inputs."""
+    inputs = [node for node in analysis.graph.nodes if node.op == "placeholder"]
+    labels = {node: names.get(node.name, node.name) for node in inputs}
+    return in_pieces(analysis, phase, labels, settings.get("leave", ()))
 
 
 def _plan_of(executable: Executable) -> Plan:
@@ -264,10 +384,17 @@ def _plan_of(executable: Executable) -> Plan:
     return executable.plan
 
 
+def _left_to_calls(executable: Executable) -> str:
+    """Returns which sizes of a piece are compiled when they come, and why; empty if none are."""
+    plans = executable.plans if isinstance(executable, SizedExecutable) else ()
+    some = [f"{range_}: {why}" for planned in plans for range_, why in planned.by_size]
+    return f"in {count_text(len(some), 'range')}, such as {some[0]}" if some else ""
+
+
 def _how(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of `fusegraph.compile` for a piece on a device."""
     kind, _, index = device.partition(":")
-    given = {key: value for key, value in settings.items() if key != "leave"}
+    given = {key: value for key, value in settings.items() if key not in _OWN}
     if kind == "cuda":
         return {**given, "engine": "cuda", "device": int(index or 0), "wait": False}
     return {**{key: value for key, value in given.items() if key not in ("autotune", "jobs")}, "engine": "cpu"}
@@ -291,11 +418,13 @@ def in_pieces(
     refused = {node: "left by an option" for node in analysis.graph.nodes if str(node.target) in leave}
     while True:
         division = cut(analysis, refused)
-        several = len(division.pieces) > 1
-        built = {
-            piece: build(piece, analysis, f"{name}_{number}" if several else name, precision(piece.device), names or {})
-            for number, piece in enumerate(division.pieces, start=1)
-        }
+        several, readers = len(division.pieces) > 1, analysis.readers(division)
+        owned = {node for node in analysis.donated if readers[node] == 1}
+        movable = {node for node in analysis.movable if not readers[node]}
+        built = {}
+        for number, piece in enumerate(division.pieces, start=1):
+            label = f"{name}_{number}" if several else name
+            built[piece] = build(piece, analysis, label, precision(piece.device), names or {}, owned, movable)
         fresh = {node: reason for b in built.values() for node, reason in b.refused.items()}
         if not fresh:
             return division, {piece: b.graph for piece, b in built.items()}

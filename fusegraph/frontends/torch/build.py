@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fusegraph.errors import FusegraphError, NotSupportedError
@@ -13,6 +14,8 @@ from fusegraph.frontends.torch.table import FREE, HANDLERS, IGNORED, Call, Form,
 from fusegraph.frontends.torch.vectors import Layer, lines
 from fusegraph.graph import Graph, Tensor
 from fusegraph.layout import overlaps
+from fusegraph.origins import Origin, written_for
+from fusegraph.passes.image_layouts import channels_last
 
 _NORM = "aten._native_batch_norm_legit_no_training.default"
 
@@ -43,20 +46,46 @@ def _as_scalars(result: Any, forms: Sequence[Form | None]) -> Any:
     return result.reshape(()) if scalar else result
 
 
+def _origin(node: Any) -> Origin:
+    """Returns where a node comes from, as far as torch's tracer noted it."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    modules = [*stack.values()]
+    return Origin(modules[-1][0] if modules else "", node.name, str(node.target), node.meta.get("stack_trace") or "")
+
+
 class _Skip(Exception):
     """Raised if an operand of a node could not be made."""
 
 
-def build(piece: Piece, analysis: Analysis, name: str, precision: Precision, names: Mapping[Any, str]) -> Built:
-    """Builds a piece's graph; ``names`` has more readable names of inputs than those of their nodes."""
-    return _Builder(piece, analysis, name, precision, names).build()
+def build(
+    piece: Piece,
+    analysis: Analysis,
+    name: str,
+    precision: Precision,
+    names: Mapping[Any, str],
+    owned: Container[Any] = (),
+    movable: Container[Any] = (),
+) -> Built:
+    """Builds a piece's graph.
+
+    ``names`` has more readable names of inputs than those of their nodes, ``owned`` those that are donated to it, and
+    ``movable`` the results that may have other strides than in torch; ``analysis.strides`` gets those.
+    """
+    return _Builder(piece, analysis, name, precision, names, owned, movable).build()
 
 
 class _Builder:
     def __init__(
-        self, piece: Piece, analysis: Analysis, name: str, precision: Precision, names: Mapping[Any, str]
+        self,
+        piece: Piece,
+        analysis: Analysis,
+        name: str,
+        precision: Precision,
+        names: Mapping[Any, str],
+        owned: Container[Any],
+        movable: Container[Any],
     ) -> None:
-        self._piece, self._analysis, self._precision = piece, analysis, precision
+        self._piece, self._analysis, self._precision, self._movable = piece, analysis, precision, movable
         self._graph = Graph(name)
         self._values: dict[Any, Any] = {}
         self._refused: dict[Any, str] = {}
@@ -65,9 +94,11 @@ class _Builder:
             name = label = names.get(node, node.name)
             while name in self._graph.tensors:
                 name = f"{label}_{len(self._graph.tensors)}"
-            self._values[node] = self._graph.tensor(
-                name, form.shape, form.dtype, strides=form.strides, parameter=node in analysis.parameters
-            )
+            self._values[node] = made = self._graph.tensor(name, form.shape, form.dtype, strides=form.strides)
+            if node in analysis.parameters:
+                self._graph.parameters.add(made)
+            if node in owned:
+                self._graph.donated.add(made)
         self._lines = lines(self._graph, self._layers())
 
     def _layers(self) -> Iterator[Layer]:
@@ -82,7 +113,8 @@ class _Builder:
         copies = [n for n in self._piece.nodes if str(n.target) == COPY]
         for node in (*(n for n in self._piece.nodes if n not in copies), *copies):
             try:
-                self._values[node] = self._applied(node, HANDLERS) if node not in copies else self._assigned(node)
+                with written_for(partial(_origin, node)):
+                    self._values[node] = self._applied(node, HANDLERS) if node not in copies else self._assigned(node)
             except _Skip:
                 continue
             except FusegraphError as error:
@@ -93,6 +125,7 @@ class _Builder:
                     self._output(node)
                 except NotSupportedError as error:  # a result that its handler leaves out, such as seeds of attention
                     self._refused[node.args[0]] = str(error)
+            self._lay_out()
         return Built(self._graph, self._refused)
 
     def _assigned(self, node: Any) -> Tensor:
@@ -109,6 +142,15 @@ class _Builder:
             value = self._graph.identity(value)
         strides = form.strides if not overlaps(form.shape, form.strides) else None
         self._graph.output(value, strides=strides)
+
+    def _lay_out(self) -> None:
+        """Chooses the strides of results that may have any: those of images in kernels."""
+        movable = [n for n in self._piece.outputs if n in self._movable and n in self._values]
+        images = channels_last(self._graph) if movable else {}
+        for node in movable:
+            tensor = self._values[node]
+            if tensor in images and tensor in self._graph.outputs:
+                tensor.strides = self._analysis.strides[node] = images[tensor]
 
     def _form(self, node: Any) -> Form:
         form = self._analysis.forms.of(node)

@@ -9,6 +9,7 @@ from fusegraph.dtypes import float32
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, pair
 from fusegraph.graph import Tensor
+from fusegraph.ops.base import Role
 from fusegraph.ops.convolution import smallest_sizes
 
 
@@ -26,10 +27,12 @@ def _divided(c: Call, a: Tensor) -> Tensor:
     The product then has these dimensions too, and what follows it need not be reshaped again.
     """
     node = c.graph.producer(a)
-    if node is None or node.op.name != "reshape":
+    if node is None or node.op.role is not Role.RESHAPE:
         return a
-    whole = node.inputs[0]
-    return whole if whole.rank > 2 and whole.shape[-1] == a.shape[-1] else a
+    # A reshape of a reshape is one of the first tensor, as the one that torch merged may be.
+    (x,) = node.inputs
+    beside = (n.output for n in c.graph.consumers(x) if n.op.role is Role.RESHAPE)
+    return next((t for t in (x, *beside) if t.rank > 2 and t.shape[-1] == a.shape[-1]), a)
 
 
 @aten("mm.default", "bmm.default", "mv.default")

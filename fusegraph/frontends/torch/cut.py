@@ -12,8 +12,8 @@ nothing reads the input after that piece.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,13 +58,27 @@ class Cut:
 class Analysis:
     """Finds out which nodes of a graph a piece can compute, and which are views and constants."""
 
-    def __init__(self, graph: Any, forms: Forms, parameters: Iterable[Any] = ()) -> None:
-        """``parameters`` are the inputs that are a model's parameters and buffers."""
+    def __init__(
+        self,
+        graph: Any,
+        forms: Forms,
+        parameters: Iterable[Any] = (),
+        donated: Collection[Any] = (),
+        movable: Collection[Any] = (),
+    ) -> None:
+        """``parameters`` are inputs that are a model's parameters and buffers, ``donated`` ones not read afterwards.
+
+        ``movable`` nodes are results that may have other strides than in torch.
+        """
         self.graph = graph
         self.forms = forms
         changed = {n.args[0] for n in graph.nodes if str(n.target) == COPY}
         #: Those that the graph does not change.
         self.parameters = frozenset(parameters) - changed
+        self.donated = donated
+        self.movable = movable
+        #: The strides that were chosen for results.
+        self.strides: dict[Any, tuple[int, ...]] = {}
         self._roots: dict[Any, tuple[Any, ...]] = {}
         #: Nodes that torch computes.
         self.torchs: set[Any] = set()
@@ -144,6 +158,12 @@ class Analysis:
         if not (users and all(is_projection(user) for user in users)):
             return known
         return tuple(known[user.args[1]] for user in users if user.args[1] < len(known))
+
+    def readers(self, division: Cut) -> Counter[Any]:
+        """Returns how many pieces, and nodes that torch computes, read each node."""
+        found = Counter(node for piece in division.pieces for node in piece.inputs)
+        found.update(root for node in division.left for root in self.needs(node))
+        return found
 
     def device(self, node: Any) -> str:
         """Returns the device of a node's results."""

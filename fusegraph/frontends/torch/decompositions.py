@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
+from fusegraph.frontends.torch import random
 from fusegraph.frontends.torch.foreach import rules as of_lists
-from fusegraph.frontends.torch.table import HANDLERS
+from fusegraph.frontends.torch.table import FREE, HANDLERS
 from fusegraph.frontends.torch.whole_attention import attended
-from fusegraph.layout import overlaps, stride_order
 
 functional = torch.nn.functional
 
@@ -21,11 +21,12 @@ functional = torch.nn.functional
 def decompositions() -> Mapping[Any, Any]:
     """Returns the core ATen decompositions except those of operators in the table, and those of this module."""
     aten = torch.ops.aten
-    rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in HANDLERS}
+    known = HANDLERS.keys() | FREE.keys()
+    rules = {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in known}
     return {
         **rules,
         **of_lists(),
-        aten.native_dropout.default: _dropout,
+        **random.rules(),
         aten._native_multi_head_attention.default: _attention,
         aten._transformer_encoder_layer_fwd.default: _encoder_layer,
         aten.native_batch_norm_backward.default: _batch_norm_backward,
@@ -40,26 +41,16 @@ def decompositions() -> Mapping[Any, Any]:
     }
 
 
-def _dropout(x: Any, probability: float, train: bool | None) -> tuple[Any, Any]:
-    """Computes native_dropout with a mask that torch can draw beforehand, as it depends only on shape and strides of x.
-
-    As in eager mode, the mask is drawn in the order of the elements of x in memory.
-    """
-    if not train or probability in (0, 1):
-        kept = train and probability == 1
-        return x * (0 if kept else 1), torch.full(x.shape, not kept, dtype=torch.bool, device=x.device)
-    order = range(x.dim()) if overlaps(x.shape, x.stride()) else stride_order(x.shape, x.stride())
-    room = torch.empty([x.shape[d] for d in order], dtype=torch.bool, device=x.device)
-    mask = torch.bernoulli(room, 1 - probability).permute([order.index(d) for d in range(x.dim())])
-    return x * mask * (1 / (1 - probability)), mask
-
-
 def _batch_norm_backward(*given: Any) -> Any:
-    """Computes native_batch_norm_backward with known statistics without results saved by the forward pass."""
-    *tensors, saved_mean, _, train, epsilon, mask = given
-    if train or saved_mean is None:
+    """Computes native_batch_norm_backward without arguments that do not count: they need not be kept for it.
+
+    Statistics of the batch count in training, else the running ones.
+    """
+    grad, x, scale, mean, variance, saved_mean, saved_inverse, train, epsilon, mask = given
+    if (mean if train else saved_mean) is None:
         return NotImplemented
-    return torch.ops.aten.native_batch_norm_backward(*tensors, None, None, train, epsilon, mask)
+    kept = (None, None, saved_mean, saved_inverse) if train else (mean, variance, None, None)
+    return torch.ops.aten.native_batch_norm_backward(grad, x, scale, *kept, train, epsilon, mask)
 
 
 def _batch_norm_backward_of_either(*given: Any) -> Any:

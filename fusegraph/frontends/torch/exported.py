@@ -67,7 +67,8 @@ def import_module(module: Any, *inputs: Any, name: str | None = None) -> Importe
 def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
     """Reports what the backend makes of a module for example inputs, which may be fake tensors.
 
-    The pieces are planned for ``target`` but not compiled.  Raises CompileError for an unknown target.
+    The pieces are planned for ``target`` but not compiled; `FunctionReport.save` writes a page of them.  Raises
+    CompileError for an unknown target.
     """
     began = time.perf_counter()
     phases = Phases()
@@ -77,7 +78,7 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
         name = type(module).__name__
         analysis, division, graphs = _cut(program, name)
         options = Options(target=named(target))
-        reports = [piece_report(plan(graph, options), piece, analysis) for piece, graph in graphs.items()]
+        reports = [piece_report(plan(graph, options), piece, analysis, keep=True) for piece, graph in graphs.items()]
     left = tuple((n.name, str(n.target), reason) for n, reason in division.left.items())
     return FunctionReport(name, tuple(reports), left, time.perf_counter() - began, phases)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from codegen.sizes import Size
+from codegen.sizes import Size, smaller
 from fusegraph.dims import Dim
 from fusegraph.dtypes import ALL, DType
 from fusegraph.frontends.torch.table import Form
@@ -62,10 +63,9 @@ def measures(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, (*SYMBOLIC, int, float)) else ()
 
 
-def is_symbolic(graph: Any) -> bool:
-    """Tells whether a graph was traced with symbols in its inputs' sizes, strides or numbers."""
-    inputs = (n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
-    return any(isinstance(measure, SYMBOLIC) for value in inputs for measure in measures(value))
+def is_symbolic(node: Any) -> bool:
+    """Tells whether an input was traced with symbols in its sizes or strides, or is one."""
+    return COUNTER not in node.meta and any(isinstance(m, SYMBOLIC) for m in measures(node.meta.get("val")))
 
 
 def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
@@ -82,17 +82,35 @@ def symbols(graph: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
 _LIFT = "aten.lift_fresh_copy.default"
 #: Operators that take a tensor of rank 0 as they would a number.
 _AS_NUMBER = frozenset(
-    ("aten.copy.default", "aten.where.self", *(f"aten.{n}.Tensor" for n in ("add", "sub", "mul", "div")))
+    (
+        *("aten.copy.default", "aten.where.self", "aten.pow.Tensor_Tensor"),
+        *(f"aten.{n}.Tensor" for n in ("add", "sub", "mul", "div", "eq", "ne", "gt", "ge", "lt", "le")),
+    )
 )
 #: What computes constants of constants, beside functions of elements.
-_COPIES = (_LIFT, "aten._to_copy.default", "prims.convert_element_type.default", "aten.clone.default")
+_COPIES = (
+    *(_LIFT, "aten._to_copy.default", "prims.convert_element_type.default", "aten.clone.default"),
+    *("aten.scalar_tensor.default", "aten.true_divide.Tensor"),
+)
+#: The key in an input's `meta` of its value, if that is to be taken for a constant.
+NUMBER = "fusegraph_number"
+#: The key in a node's `meta` that tells of an integer that it differs between calls, and is none in a size.
+COUNTER = "fusegraph_counter"
+
+
+def is_number(node: Any) -> bool:
+    """Tells whether an input is a tensor of one float on the CPU, as which torch hands over numbers of Python's."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        return False
+    return bool(value.dtype.is_floating_point and value.device.type == "cpu")
 
 
 def _numbers_in(graph: Any) -> dict[Any, Any]:
     """Returns the values of nodes that are used as numbers, though the program wrote them as tensors of rank 0.
 
-    They are what it wrote into its text, and functions of that.  They are on the CPU whatever the device of the
-    operators that take them.
+    They are what it wrote into its text, inputs that are told to be constants, and functions of these.  They are on the
+    CPU whatever the device of the operators that take them.
     """
     constants: dict[Any, Any] = {}
     with _disable_current_modes():  # while torch traces, its modes take real tensors for mistakes
@@ -103,7 +121,8 @@ def _numbers_in(graph: Any) -> dict[Any, Any]:
         numbers: dict[Any, Any] = {}
         for node, value in reversed(constants.items()):
             if node.op != "get_attr" and all(
-                user in numbers if user in constants else str(user.target) in _AS_NUMBER for user in node.users
+                user in numbers if user in constants else user.op == "output" or str(user.target) in _AS_NUMBER
+                for user in node.users
             ):
                 numbers[node] = value.item()
     return numbers
@@ -114,11 +133,15 @@ def _constant(graph: Any, node: Any, constants: Mapping[Any, Any]) -> Any:
     form = node.meta.get("val")
     if not isinstance(form, torch.Tensor) or form.device.type != "cpu" or form.ndim or form.is_complex():
         return None
+    if node.op == "placeholder":
+        return node.meta.get(NUMBER)
     if node.op == "get_attr":
         found = operator.attrgetter(node.target)(graph.owning_module)
         return found if isinstance(found, torch.Tensor) and any(str(u.target) == _LIFT for u in node.users) else None
-    if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes) or not node.all_input_nodes:
+    if node.op != "call_function" or not all(n in constants for n in node.all_input_nodes):
         return None
+    if not node.all_input_nodes and not all(type(a) in (int, float) for a in node.args):
+        return None  # a size that varies
     tags = getattr(node.target, "tags", ())
     if str(node.target) not in _COPIES and (
         torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags
@@ -144,7 +167,7 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
                 return known[expression]
             result = expression.subs(single) if hasattr(expression, "subs") else expression
             if getattr(result, "free_symbols", None):
-                raise UnknownSizeError
+                raise UnknownSizeError(f"{expression} depends on data")
             kind = int if isinstance(size, torch.SymInt) else float if isinstance(size, torch.SymFloat) else bool
             known[expression] = kind(result)
         return known[expression]
@@ -160,7 +183,7 @@ def forms_of(graph: Any, values: Mapping[Any, Any]) -> Forms:
     for node in graph.nodes:
         value = node.meta.get("val")
         try:
-            if node in numbers:
+            if node in numbers or COUNTER in node.meta:
                 continue
             if isinstance(value, (*SYMBOLIC, int, float)):
                 numbers[node] = number(value)
@@ -183,6 +206,8 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
     "CleanDiv": operator.floordiv,
     "Mod": operator.mod,
     "PythonMod": operator.mod,
+    "Min": lambda *parts: reduce(smaller, parts),
+    "Max": lambda *parts: reduce(lambda a, b: a + b - smaller(a, b), parts),
 }
 
 
@@ -197,7 +222,7 @@ def followed(expression: Any, values: Mapping[Any, int]) -> int:
         return int(expression)
     function = _FUNCTIONS.get(type(expression).__name__)
     if function is None or not all(part.is_integer for part in expression.args):
-        raise UnknownSizeError
+        raise UnknownSizeError(f"the size {expression} does not follow from others by integer arithmetic")
     return function(*(followed(part, values) for part in expression.args))
 
 
@@ -205,15 +230,15 @@ def followed(expression: Any, values: Mapping[Any, int]) -> int:
 MOST_SIZE = 2**16
 
 
-def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
-    """Returns Dims for the symbols of a graph, by symbol, named after them; None if other numbers than sizes vary.
+def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns Dims for the symbols of a graph, by symbol, named after them; ``values`` are those of a call.
 
-    ``values`` are those of a call.
+    Raises UnknownSizeError if other numbers than sizes vary, or for a size that is too large to be compiled ahead.
     """
-    measured = [m for n in graph.nodes if n.op == "placeholder" for m in measures(n.meta.get("val"))]
-    varying = [m for m in measured if isinstance(m, SYMBOLIC)]
-    if not all(isinstance(m, torch.SymInt) for m in varying) or any(map(_calculates, graph.nodes)):
-        return None
+    inputs = (n for n in graph.nodes if n.op == "placeholder" and COUNTER not in n.meta)
+    varying = [m for n in inputs for m in measures(n.meta.get("val")) if isinstance(m, SYMBOLIC)]
+    if not all(isinstance(m, torch.SymInt) for m in varying):
+        raise UnknownSizeError("numbers vary that are not integers")
     environment = varying[0].node.shape_env
     low, high = dict[Any, int](), dict[Any, int]()
     for symbol in {s for m in varying for s in m.node.expr.free_symbols}:
@@ -221,19 +246,9 @@ def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any] | None:
         ends = (bounds.lower, bounds.upper) if bounds is not None else ()
         least, largest = [int(end) if end.is_Integer else None for end in ends] or (None, None)
         low[symbol], high[symbol] = max(least or 2, 2), min(largest or MOST_SIZE, MOST_SIZE)
-        if not low[symbol] <= values.get(symbol, 0) <= high[symbol]:
-            return None
+        if not low[symbol] <= (size := values.get(symbol, 0)) <= high[symbol]:
+            raise UnknownSizeError(f"{symbol} is {size}; {low[symbol]} to {high[symbol]} are compiled ahead")
     return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
-
-
-def _calculates(node: Any) -> bool:
-    """Tells whether an operator of torch's calculates with a size, rather than to use it as one."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return False
-    given = [*zip(schema.arguments, node.args), *((a, node.kwargs.get(a.name)) for a in schema.arguments)]
-    numbers = (value for argument, value in given if "int" not in str(argument.type).lower())
-    return any(isinstance(getattr(value, "meta", {}).get("val"), SYMBOLIC) for value in numbers)
 
 
 def is_projection(node: Any) -> bool:

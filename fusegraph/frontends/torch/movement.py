@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.dtypes import float32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, free, turned
@@ -128,7 +129,7 @@ def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def _full(c: Call, value: bool | int | float) -> Tensor:
-    constant = c.graph.constant(np.asarray(value), dtype=c.dtype)
+    constant = c.graph.constant(value if isinstance(value, Size) else np.asarray(value), dtype=c.dtype)
     return c.graph.broadcast(constant, c.form.shape) if c.form.shape else constant
 
 

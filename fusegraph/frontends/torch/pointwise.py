@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import Any
 
+from codegen.sizes import Size
 from fusegraph.dtypes import bool_, float32, int64
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import HANDLERS, Call, aten, aten_by_name
@@ -133,8 +134,11 @@ def _remainder(c: Call, a: Any, b: Any) -> Tensor:
 
 
 @aten("clamp.default", "clamp_min.default")
-def _clamp(c: Call, x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
-    return c.apply("clamp", x, min=low, max=high)
+def _clamp(c: Call, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    if not isinstance(low, Size) and not isinstance(high, Size):
+        return c.apply("clamp", x, min=low, max=high)
+    x = x if low is None else c.apply("max", x, low)
+    return x if high is None else c.apply("min", x, high)
 
 
 @aten("hardtanh.default")

@@ -86,9 +86,11 @@ class _Writer:
         target = f"piece{len(self._scope)}"
         self._scope[target] = self._run[piece]
         outputs = [self._name(n) for n in piece.outputs]
-        call = f"{target}({', '.join(inputs)})"
-        text = f"{', '.join(outputs)} = {call}" if outputs else call
-        self._lines.append((text, (*piece.inputs, *piece.outputs)))
+        call, nodes = f"{target}({', '.join(inputs)})", (*piece.inputs, *piece.outputs)
+        if any(n in self._analysis.donated for n in piece.inputs) and hasattr(self._run[piece], "consume"):
+            self._lines.append((f"given = [{', '.join(inputs)}]", piece.inputs))  # their names go, so their memory can
+            call, nodes = f"{target}.consume(given)", piece.outputs
+        self._lines.append((f"{', '.join(outputs)} = {call}" if outputs else call, nodes))
 
     def _torch(self, node: Any) -> None:
         """Writes a call of one of torch's operators."""
@@ -108,7 +110,7 @@ class _Writer:
     def _made(self, node: Any) -> str:
         """Returns the text of a node's value; a view, a constant or one of several results is made now."""
         if node in self._analysis.forms.numbers and node not in self._names:
-            return self._literal(self._analysis.forms.numbers[node])
+            return self._number(node)
         if node not in self._names:
             if is_projection(node):
                 source = self._made(node.args[0])
@@ -117,6 +119,13 @@ class _Writer:
             else:
                 self._torch(node)
         return self._names[node]
+
+    def _number(self, node: Any) -> str:
+        """Returns a number that is known; a fresh tensor where the graph has it as one, as callers may write to it."""
+        number, form = self._analysis.forms.numbers[node], node.meta.get("val")
+        if not isinstance(form, torch.Tensor):
+            return self._literal(number)
+        return f"{self._literal(torch.tensor(number, dtype=form.dtype))}.clone()"
 
     def _text(self, value: Any) -> str:
         """Returns an argument as Python source."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from weakref import ref
 
-from fusegraph.errors import listed
+from fusegraph.errors import FileError, listed
 from fusegraph.frontends.torch.cut import Analysis, Piece
 from fusegraph.passes.partition import Decision
 from fusegraph.phases import Phases
 from fusegraph.plan import Plan
+from fusegraph.report.drawing import table
 from fusegraph.report.explain import count_text, size_text, traffic
 
 
@@ -52,6 +56,7 @@ class FunctionReport:
     left     the nodes that torch computes: (name, operator, reason).
     seconds  the time spent in fusegraph before it returned.
     phases   the seconds of each phase: of AOTAutograd, and of fusegraph, the wait in the first call included.
+    by_size  why sizes that vary are compiled when they come; empty if none are.
     """
 
     name: str
@@ -59,6 +64,7 @@ class FunctionReport:
     left: tuple[tuple[str, str, str], ...]
     seconds: float
     phases: Phases = field(default_factory=Phases, compare=False)
+    by_size: str = ""
 
     @property
     def operators(self) -> int:
@@ -104,12 +110,17 @@ class FunctionReport:
             f"  left to torch: {listed(name for name, op, why in self.left if (op, why) == key)} = {key[0]}: {key[1]}"
             for key in dict.fromkeys((op, why) for _, op, why in self.left)
         ]
+        lines += [f"  compiled by size: {self.by_size}"] if self.by_size else []
         lines.append(f"  fused: {count_text(self.fused, 'pair')}; declined: {len(self.declined) or 'none'}")
         reasons = Counter(d.reason for d in self.declined)
         for reason, count in reasons.most_common():
             pairs = (f"{d.producer} -> {d.consumer}" for d in self.declined if d.reason == reason)
             lines.append(f"    {count} x {reason}: {listed(pairs)}")
         return "\n".join(lines)
+
+    def save(self, path: str | Path, *, profile: str | Path | None = None) -> Path:
+        """Writes a page of it, as `Report.save`."""
+        return Report((self,)).save(path, profile=profile)
 
 
 class Report(tuple[FunctionReport, ...]):
@@ -118,7 +129,33 @@ class Report(tuple[FunctionReport, ...]):
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled yet"
 
+    def save(self, path: str | Path, *, profile: str | Path | None = None) -> Path:
+        """Writes a page that shows the graphs and kernels of all pieces that still exist; returns its absolute path.
 
+        A file ``*.json`` is the data alone.  ``profile`` is a file with measured times of kernels.  Raises FileError if
+        a file cannot be read or written, or if nothing that was compiled exists any more; ToolchainError where a
+        package that pages need is missing.
+        """
+        from fusegraph.report.page.file import write
+
+        plans = [plan for function in self for piece in function.pieces if (plan := piece.planned()) is not None]
+        if not plans:
+            raise FileError(f"{path}: there is nothing to show: what was compiled has been freed, or nothing was")
+        left = [entry for function in self for entry in function.left]
+        title = " and ".join(dict.fromkeys(function.name for function in self))
+        return write(plans, plans[0].steps.options.target, path, title=title, left=left, profile=profile)
+
+    def _repr_html_(self) -> str:
+        headings = ("function", "operators", "kernels", "pieces", "traffic saved", "left to torch", "seconds")
+        rows = []
+        for f in self:
+            left = listed(f"{name}: {why}" for name, _, why in f.left) or "nothing"
+            counts = (str(f.operators), str(f.kernels), str(len(f.pieces)))
+            rows.append((f.name, *counts, size_text(f.bytes_saved), left, f"{f.seconds:.2f}"))
+        return f"{table(headings, rows)}<details><summary>all of it</summary><pre>{escape(str(self))}</pre></details>"
+
+
+_logger = logging.getLogger(__name__)
 _COMPILED: list[FunctionReport] = []
 
 
@@ -134,12 +171,13 @@ def report(*, clear: bool = False) -> Report:
 
 
 def add(function: FunctionReport) -> None:
-    """Remembers a function that was compiled."""
+    """Remembers a function that was compiled, and logs its report."""
+    _logger.info("%s", function)
     _COMPILED.append(function)
 
 
-def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
-    """Makes the report of a piece with this plan."""
+def piece_report(plan: Plan, piece: Piece, analysis: Analysis, *, keep: bool = False) -> PieceReport:
+    """Makes the report of a piece with this plan, which it keeps alive if it is to ``keep`` it."""
     decisions = plan.partition.decisions
     return PieceReport(
         plan.graph.name,
@@ -151,5 +189,5 @@ def piece_report(plan: Plan, piece: Piece, analysis: Analysis) -> PieceReport:
         plan.packed_bytes,
         sum(d.fused for d in decisions),
         tuple(d for d in decisions if not d.fused),
-        ref(plan),
+        (lambda: plan) if keep else ref(plan),
     )

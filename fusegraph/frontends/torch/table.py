@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from codegen.sizes import Size
 from fusegraph.dtypes import DType, float32, int64, uint32, uint64
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
@@ -168,6 +169,8 @@ class Call:
         a float32 constant here too.
         """
         dtype = like
+        if isinstance(value, Size):
+            return self.graph.constant(value, dtype=float32 if like.is_float and like.itemsize < 4 else like)
         if like.is_float:
             with np.errstate(all="ignore"):
                 exact = float(np.asarray(float(value)).astype(like.numpy)) == value

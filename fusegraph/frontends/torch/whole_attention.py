@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from fusegraph.frontends.torch.random import IN_KERNELS, seeds, uniform
+from fusegraph.ops.random import kept_scale, threshold
+
 _NAME = "scaled_dot_product_attention"
 _sdpa = getattr(torch.nn.functional, _NAME)
 
@@ -19,11 +22,22 @@ _sdpa = getattr(torch.nn.functional, _NAME)
 NAMES = ("scaled_dot_product", "fusegraph.attention")
 
 
-def _result(query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float) -> Any:
+def _result(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    seeds: Any = None,
+    number: int = 0,
+) -> Any:
     """Returns the result, and the logarithms of the sums of exponentials (batch, heads, queries)."""
     scores, (_, _, v) = _scores(query, key, value, attn_mask, is_causal, scale)
     sums = scores.logsumexp(-1)
-    return _like(query, value.shape[-1]).copy_(_probabilities(scores, sums) @ v), sums
+    weights = _dropped(_probabilities(scores, sums), dropout_p, seeds, number)
+    return _like(query, value.shape[-1]).copy_(weights @ v), sums
 
 
 def _result_form(query: Any, key: Any, value: Any, *_: Any) -> Any:
@@ -42,11 +56,16 @@ def _gradient(
     is_causal: bool,
     scale: float,
     by_mask: bool,
+    dropout_p: float = 0.0,
+    seeds: Any = None,
+    number: int = 0,
 ) -> Any:
     """Returns the gradients by query, key and value, and by the mask if asked for (else an empty tensor)."""
     scores, (q, k, v) = _scores(query, key, value, attn_mask, is_causal, scale)
     weights, grad = _probabilities(scores, logsumexp), grad_out.to(scores.dtype)
-    by_scores = weights * (grad @ v.mT - (grad * out.to(grad.dtype)).sum(-1, keepdim=True))
+    by_weights = _dropped(grad @ v.mT, dropout_p, seeds, number)
+    by_scores = weights * (by_weights - (grad * out.to(grad.dtype)).sum(-1, keepdim=True))
+    weights = _dropped(weights, dropout_p, seeds, number)
     by_key, by_value = (
         x.unflatten(1, (key.shape[1], -1)).sum(2) for x in (by_scores.mT @ q * scale, weights.mT @ grad)
     )
@@ -56,21 +75,22 @@ def _gradient(
 
 
 def _gradient_form(grad_out: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
-    by_mask, mask = others[-1], others[2]
+    mask, by_mask = others[2], others[5]
     return _like(query), _like(key), _like(value), torch.empty_like(mask) if by_mask else query.new_empty(0)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, mask, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, mask, *output)
+    query, key, value, mask, ctx.causal, ctx.scale, ctx.dropout, seeds, ctx.number = inputs
+    ctx.save_for_backward(query, key, value, mask, seeds, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx: Any, grad_out: Any, _: Any) -> Any:
-    query, key, value, mask, out, sums = ctx.saved_tensors
+    query, key, value, mask, seeds, out, sums = ctx.saved_tensors
     by_mask = ctx.needs_input_grad[3]
-    *found, last = attention_backward(grad_out, query, key, value, out, sums, mask, ctx.causal, ctx.scale, by_mask)
-    return (*found, last if by_mask else None, None, None)
+    how = ctx.causal, ctx.scale, by_mask, ctx.dropout, seeds, ctx.number
+    *found, last = attention_backward(grad_out, query, key, value, out, sums, mask, *how)
+    return (*found, last if by_mask else None, *(None,) * 5)
 
 
 def _like(x: Any, elements: int | None = None) -> Any:
@@ -93,6 +113,13 @@ def _scores(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> An
     return scores, (q, k, v)
 
 
+def _dropped(x: Any, probability: float, seeds: Any, number: int) -> Any:
+    """Returns what dropout leaves of probabilities, or of their gradients."""
+    if not probability:
+        return x
+    return x * (uniform(x.shape, seeds, number) >= threshold(probability)) * kept_scale(probability)
+
+
 def _probabilities(scores: Any, sums: Any) -> Any:
     """Returns the softmax, given the logarithms of the sums; rows without keys are 0."""
     return (scores - sums.unsqueeze(-1)).exp().masked_fill(scores == -torch.inf, 0)
@@ -103,15 +130,17 @@ attention: Any = torch.library.custom_op(
     "fusegraph::attention",
     _result,
     mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float scale)"
-    " -> (Tensor, Tensor)",
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float scale, float dropout_p=0,"
+    " Tensor? seeds=None, int number=0) -> (Tensor, Tensor)",
 )
 attention_backward: Any = torch.library.custom_op(
     "fusegraph::attention_backward",
     _gradient,
     mutates_args=(),
     schema="(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, Tensor? attn_mask,"
-    " bool is_causal, float scale, bool by_mask) -> (Tensor, Tensor, Tensor, Tensor)",
+    " bool is_causal, float scale, bool by_mask, float dropout_p=0,"
+    " Tensor? seeds=None, int number=0)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 attention.register_fake(_result_form)
 attention_backward.register_fake(_gradient_form)
@@ -137,9 +166,12 @@ def attended(
     lead = (1,) * (4 - query.dim())
     q, k, v, *masks = (x.reshape((*lead, *x.shape)) if query.dim() == 3 and n < 3 else x for n, x in enumerate(tensors))
     mask = masks[0] if masks else None
-    if dropout_p or (is_causal and masks) or not _is_taken(q, k, v, mask, enable_gqa):
+    by_torch = dropout_p and not IN_KERNELS.get()
+    if by_torch or (is_causal and masks) or not _is_taken(q, k, v, mask, enable_gqa):
         return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    result = attention(q, k, v, mask, is_causal, float(q.shape[-1]) ** -0.5 if scale is None else scale)[0]
+    scale = float(q.shape[-1]) ** -0.5 if scale is None else scale
+    own = seeds(1, q.device) if dropout_p else None
+    result = attention(q, k, v, mask, is_causal, scale, float(dropout_p), own, 0)[0]
     return result if query.dim() == 4 else result.squeeze(0)
 
 
@@ -190,6 +222,7 @@ def _whole(function: Any) -> Any:
     made = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__module__ = __name__  # else a graph's code would name torch's function
+    own[function.__name__] = made  # it hands itself to modes that see torch's functions, which call it again
     return made
 
 

@@ -9,6 +9,7 @@ from math import isqrt, prod
 
 import numpy as np
 
+from codegen.sizes import smaller
 from fusegraph.dtypes import DType, float32, float64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
@@ -82,7 +83,7 @@ def transform(call: Call, x: Tensor, axis: int, size: int, inverse: bool, onesid
         raise ModelError(f"a transform of {size} elements is too long; at most {MAX_MATRIX} are possible")
     graph = call.graph
     half = size // 2 + 1
-    taken = min(x.shape[axis], half if inverse and onesided else size)
+    taken = smaller(x.shape[axis], half if inverse and onesided else size)
     order = [*(d for d in range(x.rank - 1) if d != axis), axis, x.rank - 1]
     y = graph.slice(x, None, [taken if d == axis else None for d in range(x.rank)])
     y = graph.transpose(y, order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from codegen.sizes import least
+from codegen.sizes import larger, least, smaller
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.frontends.onnx.tensors import checked_shape
@@ -119,7 +119,7 @@ def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> list[Tensor]:
         if count < 1 or count > len(call.node.output):
             raise ModelError(f"num_outputs is {count}, but there are {len(call.node.output)} outputs")
         each = -(-x.shape[axis] // count)
-        parts = [max(min(each, x.shape[axis] - n * each), 0) for n in range(count)]
+        parts = [larger(smaller(each, x.shape[axis] - n * each), 0) for n in range(count)]
     found: list[Tensor] = call.graph.split(x, parts, axis)
     return found
 

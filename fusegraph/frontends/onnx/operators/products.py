@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from codegen.sizes import larger, smaller
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
 from fusegraph.frontends.onnx.table import Call, operator
@@ -109,8 +110,9 @@ def _pads(
 
 def _same(mode: str, total: int) -> tuple[int, int]:
     """Splits the total padding of auto_pad into (before, after); SAME_UPPER has more after if it is odd."""
-    less = max(total, 0) // 2
-    more = max(total, 0) - less
+    total = larger(total, 0)
+    less = total // 2
+    more = total - less
     return (less, more) if mode == "SAME_UPPER" else (more, less)
 
 
@@ -160,7 +162,7 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
         padding = _pads(call, x.shape[2:], taps, stride, dilation)
     sizes = list(wanted) if wanted else [f + extra - sum(pads) for f, extra, pads in zip(full, more, padding)]
     # Beyond the reach of the last position and the stride after it there are only zeros.
-    fitting = [min(size, f - sum(p) + s - 1) for size, f, p, s in zip(sizes, full, padding, stride)]
+    fitting = [smaller(size, f - sum(p) + s - 1) for size, f, p, s in zip(sizes, full, padding, stride)]
     y = graph.conv_dgrad(x, w, fitting, stride, padding, dilation, call["group"])
     if fitting != sizes:
         y = graph.pad(y, [(0, 0), (0, 0), *((0, size - most) for size, most in zip(sizes, fitting))])

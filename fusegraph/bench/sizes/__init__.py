@@ -1,0 +1,1 @@
+"""Models and graphs at one random size after another, compiled once."""

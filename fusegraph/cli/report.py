@@ -1,0 +1,110 @@
+"""``fusegraph report``: writes a page that shows what became of the graphs of a file, or how two reports differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusegraph.cli.console import columns, note, print_json, progress, say
+from fusegraph.engines.autotune import choosers
+from fusegraph.engines.cuda import nvrtc_options
+from fusegraph.engines.environment import check_environment
+from fusegraph.engines.partitions import settling
+from fusegraph.engines.plans import planner
+from fusegraph.errors import FileError
+from fusegraph.loader import load_graphs
+from fusegraph.lowering.base import Options
+from fusegraph.origins import calling_line, written_for
+from fusegraph.plan import Plan
+from fusegraph.report.explain import count_text
+from fusegraph.report.page.differences import differences, differences_text
+from fusegraph.report.page.file import load, save, write
+from fusegraph.runtime import nvrtc
+from fusegraph.runtime.cache import default_cache
+from fusegraph.runtime.targets import named, present
+
+
+def report_file(
+    file: str,
+    *,
+    out: str,
+    dims: Sequence[str] = (),
+    target: str | None = None,
+    strict: bool = False,
+    fusion: bool = True,
+    compiled: bool = False,
+    profile: str | None = None,
+    as_json: bool = False,
+) -> int:
+    """Writes the page of a file's graphs; returns 0.
+
+    compiled  compiles the kernels with NVRTC, to show registers and spills.
+    profile   a file of measured times (`fusegraph.report.page.times`).
+    """
+    check_environment()
+    options = Options(strict=strict, target=present() if target is None else named(target))
+    how = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
+    planned = planner(fusion, how.first)
+    if fusion and how.device_name is not None:
+        planned = settling(planned, None, default_cache(), how.device_name)
+    with written_for(calling_line):
+        graphs = load_graphs(file, dims, known=True)
+    with progress(len(graphs)) as step:
+        plans = []
+        for graph in graphs:
+            step(graph.name)
+            plans.append(planned(graph, options))
+            step(graph.name, advance=1)
+    known = _compiled(plans, options) if compiled else {}
+    title = graphs[0].name if len(graphs) == 1 else Path(file.partition(":")[0]).name
+    written = write(plans, options.target, out, title=title, compiled=known, profile=profile, fusion=fusion)
+    if as_json:
+        print_json({"report": str(written), "bytes": written.stat().st_size})
+    else:
+        kernels = sum(len(plan.kernels) for plan in plans)
+        say(f"{count_text(len(plans), 'graph')}, {count_text(kernels, 'kernel')}: {written}")
+    return 0
+
+
+def _compiled(plans: Sequence[Plan], options: Options) -> Mapping[str, Mapping[str, Any]]:
+    """Compiles every kernel; returns what is known of each, by its code."""
+    sources = list({k.source.code: k.source for plan in plans for k in plan.every_kernel}.values())
+    with progress(len(sources)) as step:
+        made = nvrtc.compile_kernels(
+            sources,
+            options.target.arch.name,
+            cache=default_cache(),
+            options=nvrtc_options(options),
+            progress=lambda source, _: step(source.name, advance=1),
+        )
+    return {
+        source.code: {
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_bytes,
+            "shared_bytes": kernel.shared_bytes + source.dynamic_shared_bytes,
+        }
+        for source, kernel in zip(sources, made)
+    }
+
+
+def compare_reports(before: str, after: str, *, out: str | None, as_json: bool = False) -> int:
+    """Prints how two reports differ, and writes the page of the second one with that in front; returns 0."""
+    old, new = load(before), load(after)
+    found = differences(old, new, before, after)
+    if as_json:
+        print_json(found)
+    else:
+        say(differences_text(found, columns()).rstrip("\n"))
+    if out is not None:
+        note(f"written to {save({**new, 'differences': found}, out)}")
+    return 0
+
+
+def report(files: Sequence[str], *, diff: bool, out: str | None, **how: Any) -> int:
+    """Does what the command is asked for.  Raises FileError for a wrong number of files."""
+    if len(files) != 1 + diff:
+        raise FileError(f"{'--diff compares two reports' if diff else 'give one file'}, not {len(files)}")
+    if diff:
+        return compare_reports(*files, out=out, as_json=how["as_json"])
+    return report_file(files[0], out=out or "report.html", **how)

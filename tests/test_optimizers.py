@@ -1,0 +1,180 @@
+"""Optimisers as graphs: the same steps as torch's, in place, over parameters of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fusegraph as fg
+from fusegraph import optimizers
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+
+Array = np.ndarray[Any, Any]
+SHAPES = ((33, 7), (5,), (1,), (0, 3), (4, 3, 2), (64, 64), (64,))
+STEPS = 3
+
+
+def built(
+    rule: Callable[..., optimizers.State], shapes: Any, dtype: Any, clip: float | None = None, **how: Any
+) -> tuple[fg.Graph, optimizers.State]:
+    g = fg.Graph("step")
+    weights = [g.tensor(f"w{n}", s, dtype) for n, s in enumerate(shapes)]
+    grads = [g.tensor(f"g{n}", s, dtype) for n, s in enumerate(shapes)]
+    lr = g.tensor("lr", (), "float64" if dtype == "float64" else "float32")
+    if clip is not None:
+        grads, norm = optimizers.clip_by_global_norm(g, grads, clip)
+        g.output(norm)
+    return g, rule(g, weights, grads, lr, **how)
+
+
+def values(shapes: Any, dtype: Any, seed: int) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s).astype(dtype) for s in shapes]
+
+
+def stepped(
+    graph: fg.Graph, state: optimizers.State, shapes: Any, dtype: Any, engine: str = "cpu"
+) -> tuple[list[Array], dict[str, Array], list[Any]]:
+    """Returns the parameters and what is kept after some steps, and what each call returned."""
+    weights = {f"w{n}": x for n, x in enumerate(values(shapes, dtype, 0))}
+    kept = state.arrays(weights)
+    run = graph.compile(engine=engine)
+    found = []
+    for step in range(STEPS):
+        grads = {f"g{n}": x for n, x in enumerate(values(shapes, dtype, 1 + step))}
+        lr = np.asarray(0.1 / (1 + step), graph.tensors["lr"].dtype.numpy)
+        found.append(run(**weights, **grads, **kept, lr=lr))
+    return list(weights.values()), kept, found
+
+
+def by_torch(make: Callable[[Any], Any], shapes: Any, clip: float | None = None) -> tuple[list[Array], list[float]]:
+    torch = pytest.importorskip("torch")
+    weights = [torch.tensor(x, requires_grad=True) for x in values(shapes, "float64", 0)]
+    optimizer, norms = make(weights), []
+    for step in range(STEPS):
+        for w, g in zip(weights, values(shapes, "float64", 1 + step)):
+            w.grad = torch.tensor(g)
+        if clip is not None:
+            norms.append(float(torch.nn.utils.clip_grad_norm_(weights, clip)))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + step)
+        optimizer.step()
+    return [w.detach().numpy() for w in weights], norms
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Callable[[Any], Any]]]] = {
+    "sgd": (optimizers.sgd, {}, lambda o: lambda w: o.SGD(w)),
+    "momentum": (
+        optimizers.sgd,
+        {"momentum": 0.9, "weight_decay": 0.01},
+        lambda o: lambda w: o.SGD(w, momentum=0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        optimizers.sgd,
+        {"momentum": 0.9, "nesterov": True},
+        lambda o: lambda w: o.SGD(w, momentum=0.9, nesterov=True),
+    ),
+    "adamw": (optimizers.adamw, {}, lambda o: lambda w: o.AdamW(w)),
+    "adamw of other betas": (
+        optimizers.adamw,
+        {"betas": (0.0, 0.95), "epsilon": 1e-5, "weight_decay": 0.1},
+        lambda o: lambda w: o.AdamW(w, betas=(0.0, 0.95), eps=1e-5, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "clip"), [*((name, None) for name in CASES), ("momentum", 2.0), ("adamw", 1e6)])
+def test_steps_are_torchs(name: str, clip: float | None) -> None:
+    rule, how, theirs = CASES[name]
+    torch = pytest.importorskip("torch")
+    graph, state = built(rule, SHAPES, "float64", clip, **how)
+    found, _, results = stepped(graph, state, SHAPES, "float64")
+    wanted, norms = by_torch(theirs(torch.optim), SHAPES, clip)
+    for mine, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-12)
+    if clip is not None:
+        np.testing.assert_allclose(results, norms, rtol=1e-12)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_weights_of_16_bits(name: str, masters: bool) -> None:
+    """Their steps are rounded; master weights are those of float32, and the others their copies."""
+    rule, how, _ = CASES[name]
+    shapes, half = SHAPES[:3], ml_dtypes.bfloat16
+    graph, state = built(rule, shapes, half, masters=masters, **how)
+    found, kept, _ = stepped(graph, state, shapes, half)
+    plain, own = built(rule, shapes, "float32", **how)
+    weights = {f"w{n}": x.astype(np.float32) for n, x in enumerate(values(shapes, half, 0))}
+    more, run = own.arrays(), plain.compile(engine="cpu")
+    for step in range(STEPS):
+        grads = {f"g{n}": x.astype(np.float32) for n, x in enumerate(values(shapes, half, 1 + step))}
+        run(**weights, **grads, **more, lr=np.float32(0.1 / (1 + step)))
+    for n, (mine, other) in enumerate(zip(found, weights.values(), strict=True)):
+        np.testing.assert_allclose(mine.astype(np.float32), other, rtol=0.01, atol=0.01)
+        if masters:
+            np.testing.assert_allclose(kept[f"w{n} master"], other, rtol=1e-6, atol=1e-7)
+            np.testing.assert_array_equal(mine, kept[f"w{n} master"].astype(half))
+
+
+def test_lion() -> None:
+    graph, state = built(optimizers.lion, SHAPES, "float64", weight_decay=0.1)
+    found, kept, _ = stepped(graph, state, SHAPES, "float64")
+    weights = values(SHAPES, "float64", 0)
+    moments = [np.zeros(s) for s in SHAPES]
+    for step in range(STEPS):
+        lr = 0.1 / (1 + step)
+        for n, g in enumerate(values(SHAPES, "float64", 1 + step)):
+            weights[n] = weights[n] * (1 - lr * 0.1) - lr * np.sign(0.9 * moments[n] + 0.1 * g)
+            moments[n] = 0.99 * moments[n] + 0.01 * g
+    for n, (mine, other) in enumerate(zip(found, weights, strict=True)):
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(kept[f"w{n} momentum"], moments[n], rtol=1e-12, atol=1e-13)
+
+
+def test_muon() -> None:
+    shapes = ((33, 7), (12, 40), (0, 3))
+    torch = pytest.importorskip("torch")
+    graph, state = built(optimizers.muon, shapes, "float64")
+    found, _, _ = stepped(graph, state, shapes, "float64")
+    if hasattr(torch.optim, "Muon"):
+        wanted, _ = by_torch(lambda w: torch.optim.Muon(w), shapes[:2])
+        for mine, other in zip(found, wanted):
+            np.testing.assert_allclose(mine, other, atol=0.02)  # the products of both are of bfloat16
+
+
+def test_singular_values_are_near_1() -> None:
+    for shape in ((24, 10), (10, 24)):
+        g = fg.Graph("g")
+        g.output(optimizers.orthogonal(g, g.tensor("x", shape, "float64"), dtype="float64"))
+        x = np.random.default_rng(0).standard_normal(shape)
+        (y,) = [g.compile(engine="cpu")(x)]
+        sizes = np.linalg.svd(y)[1]
+        assert sizes.min() > 0.6
+        assert sizes.max() < 1.3
+        u, _, v = np.linalg.svd(x, full_matrices=False)
+        assert np.linalg.norm(y - u @ v) < 0.3 * np.linalg.norm(u @ v)
+
+
+def test_errors() -> None:
+    g = fg.Graph("g")
+    w, b = g.tensor("w", (3, 2)), g.tensor("b", (3,))
+    with pytest.raises(GraphError, match="1 parameters have 2 gradients"):
+        optimizers.sgd(g, [w], [w, b], 0.1)
+    with pytest.raises(ShapeError, match="its gradient"):
+        optimizers.sgd(g, [w], [b], 0.1)
+    with pytest.raises(DTypeError, match="floats"):
+        optimizers.sgd(g, [w], [g.tensor("i", (3, 2), "int32")], 0.1)
+    with pytest.raises(AttributeValueError, match="momentum is at least 0"):
+        optimizers.sgd(g, [w], [w], 0.1, momentum=1.0)
+    with pytest.raises(AttributeValueError, match="momentum, which is 0"):
+        optimizers.sgd(g, [w], [w], 0.1, nesterov=True)
+    with pytest.raises(ShapeError, match="no matrix"):
+        optimizers.muon(g, [b], [b], 0.1)
+    state = optimizers.sgd(g, [g.tensor("h", (2,), "float16")], [g.tensor("d", (2,))], 0.1, masters=True)
+    with pytest.raises(GraphError, match="'h master' begins as 'h'"):
+        state.arrays()

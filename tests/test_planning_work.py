@@ -1,0 +1,119 @@
+"""What planning does once for layers that are alike, and what it leaves out: counts of calls, not seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import codegen
+from codegen import best_schedule, family
+from codegen.contraction import mma_schedule, wgmma_schedule
+from codegen.contraction.wgmma_layout import ResultSpace
+from codegen.direct_convolution import slide_schedule
+from fusegraph import Graph
+from fusegraph.engines.plans import _dumped
+from fusegraph.lowering import prologue
+from fusegraph.lowering.base import Options
+from fusegraph.passes import estimates
+from fusegraph.plan import Plan, plan
+
+HOPPER = codegen.target("sm_90a")
+
+
+def planned(g: Graph) -> Plan:
+    return plan(g, Options(target=HOPPER))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts calls by name, nothing being known of what was planned before."""
+    found: Counter[str] = Counter()
+
+    def count(where: Any, name: str) -> None:
+        function: Callable[..., Any] = getattr(where, name)
+
+        def counting(*args: Any) -> Any:
+            found[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(where, name, counting)
+
+    for cached in (family._estimates, mma_schedule._ranked, wgmma_schedule._ranked):
+        cached.cache_clear()
+    monkeypatch.setattr(estimates, "_KNOWN", {})
+    for where, name in (
+        (wgmma_schedule, "_candidates"),
+        (wgmma_schedule, "Layout"),
+        (ResultSpace, "_side"),
+        (mma_schedule, "_tile"),
+        (mma_schedule, "_cost"),
+        (slide_schedule, "columns"),
+        (slide_schedule, "_cycles"),
+    ):
+        count(where, name)
+    return found
+
+
+def network(layers: int) -> Graph:
+    """Returns layers of two products, a gelu and a norm."""
+    g = Graph("network", io_dtype="bfloat16")
+    x = g.tensor("x", (1024, 320))
+    for n in range(layers):
+        up, down = g.tensor(f"up{n}", (320, 1280), parameter=True), g.tensor(f"down{n}", (1280, 320), parameter=True)
+        x = g.rmsnorm(x + g.gelu(x @ up) @ down, g.tensor(f"scale{n}", (1, 320), parameter=True))
+    g.output(x, name="y")
+    return g
+
+
+def test_layers_that_are_alike_are_estimated_once(calls):
+    few = {k.source.code for k in planned(network(3)).every_kernel}
+    assert calls.keys() >= {"_candidates", "_tile", "_cost"}
+    calls.clear()
+    more = planned(network(9)).every_kernel
+    assert len({k.source.code for k in more}) == len(few) < len(more)
+    assert not calls.keys() & {"_candidates", "_tile", "_cost"}
+
+
+def test_schedules_share_what_does_not_depend_on_them(calls):
+    g = Graph("product", io_dtype="bfloat16")
+    a, b, c = g.tensor("a", (4096, 2048)), g.tensor("b", (2048, 4096)), g.tensor("c", (4096, 4096))
+    g.output(g.relu(a @ b + c), name="y")
+    (kernel,) = planned(g).kernels
+    calls.clear()
+    for cached in (mma_schedule._ranked, wgmma_schedule._ranked):
+        cached.cache_clear()
+        cached(kernel.group.lowered.spec, HOPPER)
+    assert calls["_side"] == 2 < calls["Layout"]  # one for c and one for y
+    assert calls["_tile"] <= 2 * len(mma_schedule.TILES) < calls["_cost"]
+
+
+def test_slides_share_what_does_not_depend_on_them(calls):
+    g = Graph("depthwise", io_dtype="bfloat16")
+    x = g.tensor("x", (8, 96, 56, 56), layout="NHWC")
+    g.output(g.conv_fprop(x, g.tensor("w", (96, 1, 3, 3)), padding=1, groups=96), name="y", layout="NHWC")
+    best_schedule(planned(g).kernels[-1].group.lowered.spec, HOPPER)
+    assert 0 < 4 * calls["columns"] < calls["_cycles"]
+
+
+def test_what_is_computed_in_registers_is_not_estimated_apart(monkeypatch):
+    asked = []
+    monkeypatch.setattr(prologue, "FAMILY", SimpleNamespace(cycles=lambda spec, _: asked.append(spec) or 1.0))
+    g = Graph("computed", io_dtype="bfloat16")
+    a, b = g.tensor("a", (4096, 4096)), g.tensor("b", (4096, 4096))
+    g.output(g.relu(a) @ b, name="y")
+    (kernel,) = planned(g).kernels
+    assert kernel.choice.schedule.computes
+    assert not asked
+
+
+def test_a_network_is_made_when_it_is_asked_for():
+    g = network(2)
+    assert list(g.network.nodes) == g.nodes
+    g.output(g.relu(g.outputs[0]), name="z")
+    assert list(g.network.nodes) == g.nodes  # also after a change
+    entry = _dumped(planned(g), g)
+    assert b"networkx" not in (entry or b"networkx")
