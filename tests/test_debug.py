@@ -16,6 +16,7 @@ from graphs import seeded
 import fusegraph as fg
 import fusegraph.plan
 from fusegraph.cli import main
+from fusegraph.errors import FileError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.ops import TABLE
@@ -27,6 +28,7 @@ from fusegraph.report.check import random_inputs
 from fusegraph.report.debug import Setup, first_not_finite, first_wrong
 from fusegraph.report.parts import builder_code, part, restored, saved_arrays
 from fusegraph.report.reduce import fewest, reduced
+from fusegraph.report.reproducer import load_arrays
 
 SETUP = Setup("cpu")
 
@@ -357,3 +359,23 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = first_wrong(graph, inputs, Setup("cuda"))
     assert found is not None
     assert found.node == "f2"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_arrays_are_refused_by_name(tmp_path, save):
+    """Files of arrays that were cut short or changed are read, or refused with the file's name."""
+    path, rng = tmp_path / "x.npz", np.random.default_rng(1)
+    save(path, a=np.arange(30.0), b=np.ones((3, 4), "i4"))
+    whole = path.read_bytes()
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole[: rng.integers(len(whole))] if rng.random() < 0.3 else whole)
+        for at in rng.integers(len(whole), size=3):
+            data[at : at + 1] = rng.bytes(1)
+        path.write_bytes(data)
+        try:
+            load_arrays(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 200

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -53,12 +55,26 @@ def arrays_beside(file: str) -> dict[str, Array]:
     return load_arrays(Path(file).parent / ARRAYS)
 
 
+#: What NumPy raises for files that are no archives, are cut short or damaged.
+_NO_ARRAYS = (
+    OSError,
+    ValueError,
+    AttributeError,
+    EOFError,
+    SyntaxError,
+    RuntimeError,
+    MemoryError,
+    BadZipFile,
+    zlib.error,
+)
+
+
 def load_arrays(path: Path) -> dict[str, Array]:
     """Returns the arrays of an ``.npz`` file by name.  Raises FileError if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except _NO_ARRAYS as error:
         raise FileError(f"{path} cannot be read as an .npz file: {error}") from None
 
 
