@@ -333,3 +333,21 @@ def test_files_are_replaced_whole(tmp_path, monkeypatch):
         artifacts.write_file(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == ["b.json"]
+
+
+def test_devices_pipes_and_links_are_not_replaced(tmp_path):
+    """A file is written through a link and to a device; what is neither is refused."""
+    null = artifacts.prepare_file(Path("/dev/null"))
+    artifacts.write_file(null, "text")
+    assert null.is_char_device()
+    with pytest.raises(FileError, match="/dev/full cannot be written: No space left"):
+        artifacts.write_file(artifacts.prepare_file(Path("/dev/full")), "text")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("pipe", "loop"):
+        with pytest.raises(FileError, match=f"{name} is no file"):
+            artifacts.prepare_file(tmp_path / name)
+    artifacts.write_file(artifacts.prepare_file(tmp_path / "link"), "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"

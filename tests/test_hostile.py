@@ -341,6 +341,7 @@ def test_command_lines() -> None:
     lines = list(command_lines())
     assert len(lines) > 500
     assert [seen for line in lines if (seen := answered(line)) is not None] == []
+    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.usefixtures("place")

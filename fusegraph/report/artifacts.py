@@ -95,11 +95,18 @@ def source_files(sources: Iterable[KernelSource]) -> dict[str, bytes]:
 
 
 def prepare_file(path: Path) -> Path:
-    """Makes the folder that a file goes to and returns the file's absolute path.  Raises FileError if that fails."""
-    path = Path(os.path.abspath(path))
+    """Makes the folder that a file goes to and returns the file's absolute path, links resolved.
+
+    Raises FileError if that fails, and if there is something else than a file, or a device such as ``/dev/null``.
+    """
+    path = Path(os.path.realpath(path))
     with _named(path):
         if path.is_dir():
             raise FileError(f"{path} is a folder; give the name of a file")
+        if os.path.lexists(path) and not (path.is_file() or path.is_char_device()):
+            raise FileError(f"{path} is no file, but a pipe, a socket or the like; give the name of a file")
+        if path.is_char_device():
+            return path
     prepare(path.parent)
     return path
 
@@ -107,10 +114,13 @@ def prepare_file(path: Path) -> Path:
 def write_file(path: Path, text: str) -> None:
     """Writes a file under a hidden name and renames it, so that a reader sees either the old or the new contents.
 
-    Raises FileError if it cannot be written.
+    A device is written to, never replaced.  Raises FileError if it cannot be written.
     """
     new = _sibling(path)
     with _named(path):
+        if path.is_char_device():
+            path.write_text(text, "utf-8")
+            return
         try:
             new.write_text(text, "utf-8")
             os.replace(new, path)
