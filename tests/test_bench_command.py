@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from test_bench import ENVIRONMENT, ROOT, ROW_KEYS
@@ -348,6 +349,14 @@ def test_devices_pipes_and_links_are_not_replaced(tmp_path):
     for name in ("pipe", "loop"):
         with pytest.raises(FileError, match=f"{name} is no file"):
             artifacts.prepare_file(tmp_path / name)
+    for name, what in (("pipe", "no regular file"), ("loop", "symbolic links"), ("none", "No such file")):
+        with pytest.raises(FileError, match=f"{name} .*{what}"):
+            artifacts.read_file(tmp_path / name)
+    with pytest.raises(FileError, match="/dev/zero is no regular file"):
+        artifacts.read_file(Path("/dev/zero"))
+    (tmp_path / "bytes").write_bytes(b"a\xff")
+    with pytest.raises(FileError, match="bytes cannot be read as UTF-8: invalid start byte at byte 1"):
+        artifacts.read_file(tmp_path / "bytes")
     artifacts.write_file(artifacts.prepare_file(tmp_path / "link"), "text")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "text"

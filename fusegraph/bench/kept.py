@@ -25,7 +25,7 @@ class Kept(Generic[_Row]):
         self.file = file
         self.facts: dict[str, Any] = {}
         self.rows: dict[str, _Row] = {}
-        if file is not None and file.exists():
+        if file is not None and file.is_file():
             found = map(read, json.loads(file.read_text("utf-8"))["rows"])
             self.rows = {name(row): row for row in found if row is not None}
 

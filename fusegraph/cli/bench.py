@@ -123,7 +123,7 @@ def _earlier(
     target: Path | None, facts: Mapping[str, Any], options: str, repeats: int, engines: Sequence[str]
 ) -> list[Row]:
     """Returns the rows that an interrupted run of the same command has left in the file."""
-    if target is None or not target.exists():
+    if target is None or not target.is_file():
         return []
     try:
         told = json.loads(target.read_text("utf-8"))

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -109,6 +110,23 @@ def prepare_file(path: Path) -> Path:
             return path
     prepare(path.parent)
     return path
+
+
+def check_readable(path: Path) -> None:
+    """Raises FileError unless there is a file that ends: no folder, pipe or device."""
+    with _named(path, "read"):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}; give the name of a file")
+
+
+def read_file(path: Path) -> str:
+    """Returns the text of a file.  Raises FileError if it is no regular file or cannot be read as UTF-8."""
+    check_readable(path)
+    with _named(path, "read"):
+        try:
+            return path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise FileError(f"{path} cannot be read as UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def write_file(path: Path, text: str) -> None:
@@ -237,9 +255,9 @@ def _remove_stale(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turns file system errors into a FileError that names the path."""
+def _named(path: Path, done: str = "written") -> Iterator[None]:
+    """Turns file system errors into a FileError that names the path, and what cannot be done."""
     try:
         yield
     except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise FileError(f"{path} cannot be {done}: {error.strerror or error}") from None

@@ -15,6 +15,7 @@ from fusegraph.engines import compile as compile_graph
 from fusegraph.errors import FileError
 from fusegraph.graph import Graph
 from fusegraph.ops.base import Array
+from fusegraph.report.artifacts import check_readable
 from fusegraph.report.check import check_executable, run
 from fusegraph.report.parts import builder_code, restored, saved_arrays
 
@@ -71,6 +72,7 @@ _NO_ARRAYS = (
 
 def load_arrays(path: Path) -> dict[str, Array]:
     """Returns the arrays of an ``.npz`` file by name.  Raises FileError if it cannot be read."""
+    check_readable(path)
     try:
         with np.load(path, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}

@@ -83,7 +83,7 @@ class Measurements:
         self.sources: list[str] = []
         self.facts: dict[str, Any] = {}
         self._told = {"target": target.name, "most": most, "codegen": sources_digest()}
-        if file is not None and file.exists():
+        if file is not None and file.is_file():
             found = json.loads(file.read_text("utf-8"))
             if all(found.get(key) == value for key, value in self._told.items()):
                 self.sources = found["sources"]

@@ -156,7 +156,7 @@ class Sweep:
         self.cudnn = cudnn
         self.rows: dict[int, Row] = {}
         self.facts: dict[str, Any] = {}
-        if file is not None and file.exists():
+        if file is not None and file.is_file():
             found = json.loads(file.read_text("utf-8"))
             if (found["seed"], *map(tuple, (found["kinds"], found["dtypes"]))) == (seed, self.kinds, self.dtypes):
                 self.rows = {row["number"]: row_from_data(row) for row in found["rows"]}

@@ -13,7 +13,7 @@ from typing import Any
 from codegen.target import Target
 from fusegraph.errors import FileError
 from fusegraph.plan import Plan
-from fusegraph.report.artifacts import plain, prepare_file, write_file
+from fusegraph.report.artifacts import plain, prepare_file, read_file, write_file
 from fusegraph.report.page.facts import FORMAT, facts_of
 from fusegraph.report.page.lines import classes, colours
 from fusegraph.report.page.placing import layouts
@@ -38,10 +38,7 @@ def save(facts: dict[str, Any], path: str | Path) -> Path:
 
 def load(path: str | Path) -> dict[str, Any]:
     """Reads the data of a report, from a page or from JSON.  Raises FileError for any other file."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_file(Path(path))
     found = _DATA.search(text)
     try:
         facts = json.loads(found[1] if found else text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegraph.errors import FileError
+from fusegraph.report.artifacts import read_file
 
 
 def with_times(facts: dict[str, Any], path: str | Path) -> dict[str, Any]:
@@ -18,11 +19,10 @@ def with_times(facts: dict[str, Any], path: str | Path) -> dict[str, Any]:
     more often than it is listed has the mean of what is listed under its name.  Raises FileError for any other file,
     and for one that has no kernel of the report.
     """
+    text = read_file(Path(path))
     try:
-        listed = json.loads(Path(path).read_text("utf-8"))["kernels"]
+        listed = json.loads(text)["kernels"]
         events = [(str(e["name"]), float(e["us"]), e.get("start_us")) for e in listed]
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise FileError(f'{path} is no profile: {{"kernels": [{{"name": "...", "us": 1.5}}, ...]}} is one') from None
     known: dict[str, list[tuple[float, Any]]] = defaultdict(list)
