@@ -17,6 +17,7 @@ from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
+from fusegraph.lowering.divided import divided
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
@@ -58,6 +59,8 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
             total = accumulator(anchor, compute_type(view.graph.compute_dtype)) if found is not None else ""
             partials.check(view, node, found, total, after)
             continue
+        if node.kind is Kind.MOVEMENT and node not in behind:
+            continue
         if node.kind is not Kind.POINTWISE:
             raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
         if node in behind and not broadcasts_to(node.output.shape, shape):
@@ -68,6 +71,9 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         if any(view.graph.producer(t) in after for t in node.inputs):
             after.add(node)
     choices += prologue.accept(view, options, anchors, product)
+    split = divided(view, options, anchor, partial(_whole, anchor))
+    if split is not None and any(n.op.role is Role.PARTIAL for n in view.nodes):
+        raise Declined(f"the operands of {anchor.name!r} are computed over split dimensions: no parts are reduced")
     for tensor in view.writes:
         producer = view.graph.producer(tensor)
         if producer is not None and producer.op.role is Role.PARTIAL:
@@ -189,11 +195,10 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
     For a contraction in parts (`ops.parts`) it is the product of a part, the parts being its first batch dimension.
     """
     a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
-    make = _PRODUCTS[anchor.op.role]
+    whole = _whole(anchor, first or a, second or b)
     if "parts" not in anchor.attributes:
-        return make(anchor, first or a, second or b)
+        return whole
     count = anchor.attributes["parts"]
-    whole = make(Node(anchor.op, anchor.inputs, anchor.attributes, _part(anchor.output)), first or a, second or b)
     size, *others = whole.inner
     each = size // count
 
@@ -221,6 +226,12 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
     )
 
 
+def _whole(anchor: Node, first: Operand, second: Operand) -> Product:
+    """Returns the product of which a contraction makes the sum, or parts of it."""
+    output = _part(anchor.output) if "parts" in anchor.attributes else anchor.output
+    return _PRODUCTS[anchor.op.role](Node(anchor.op, anchor.inputs, anchor.attributes, output), first, second)
+
+
 def _part(tensor: Tensor) -> Tensor:
     """Returns one part of a tensor of parts."""
     return Tensor(tensor.graph, tensor.name, tensor.shape[1:], tensor.strides[1:], tensor.dtype)
@@ -236,11 +247,14 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     )
     least = min(op.alignment for op in (b, *others))
     b = replace(b, alignment=least)
-    found = product(anchor, a, b)
+    whole = divided(view, options, anchor, partial(_whole, anchor))
+    found = product(anchor, a, b) if whole is None else whole.product(_whole(anchor, a, b), _part)
     operands = [found.a, found.b]
     reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs]
     for n, operand in enumerate(anchor.inputs):
-        if prologue.before(view, operand):
+        if whole is not None and prologue.before(view, operand):
+            operands[n], reads[n] = whole.computed(n, operands[n], _whole(anchor, a, b))
+        elif prologue.before(view, operand):
 
             def gather_of(strides: Strides, n: int = n) -> Gather:
                 moved = product(

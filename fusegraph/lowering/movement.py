@@ -8,6 +8,7 @@ from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.divided import moves
 from fusegraph.lowering.gathered import takes_rows
 from fusegraph.lowering.moved import CoordinateBuilder
 from fusegraph.lowering.views import joins_in_place, view
@@ -106,4 +107,8 @@ def _program(
             split.split(parts)
 
 
-LOWERING: FamilyLowering = FamilyLowering(lambda view: view.of(Kind.MOVEMENT) and not takes_rows(view), accept, lower)
+def _about(view: GroupView) -> bool:
+    return bool(view.of(Kind.MOVEMENT)) and not takes_rows(view) and not moves(view)
+
+
+LOWERING: FamilyLowering = FamilyLowering(_about, accept, lower)

@@ -28,7 +28,8 @@ from codegen.declined import Declined
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering.base import GroupView, Options
+from fusegraph.lowering import divided
+from fusegraph.lowering.base import GroupView, Options, Part
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.precision import in_parts
@@ -59,6 +60,8 @@ MOST_READ, MOST_OPERANDS = 3, 8
 VECTOR_BYTES = 16
 #: How much slower a kernel with a prologue must be estimated to be than two kernels, to be two.
 CLEARLY = 1.1
+#: The same for an operand that is made of fewer bytes: the copy of it takes memory, too.
+CLEARLY_LARGER = 1.5
 #: What is chosen: a prologue is part of the contraction's kernel, or a kernel of its own in front of it.
 NAME, PART, OWN = "prologue", "part of the product", "a kernel of its own"
 
@@ -107,7 +110,14 @@ def accept(
 def _accept_operand(
     view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, options: Options
 ) -> list[Choice]:
-    operand = anchor.inputs[position]
+    operand, alike = anchor.inputs[position], f"{anchor.op.name} {[t.type for t in anchor.inputs]}"
+    if any(n.kind is Kind.MOVEMENT for n in nodes):
+        divided.check(view, anchor, operand, nodes)
+        what = f"{NAME} of operand {'AB'[position > 0]}"
+        choice = weigh(what, anchor.name, {PART: None, OWN: None}, PART, options.settled, alike)
+        if choice.taken == OWN:
+            raise Outweighed("a kernel of its own was measured to be faster", choice)
+        return [choice]
     for node in nodes:
         if node.kind is not Kind.POINTWISE:
             raise Declined(
@@ -150,12 +160,14 @@ def confirmed(
         schedule = best_schedule(spec, target)
         if isinstance(schedule, WgmmaSchedule) and schedule.computes:
             return choice
-        apart = spec_of(_Part(view, [n for n in view.nodes if n not in nodes]))
+        apart = spec_of(Part(view, [n for n in view.nodes if n not in nodes]))
         part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
     except Declined:
         return choice
     moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
-    preferred = OWN if part > CLEARLY * (product + moved) else PART
+    margin = CLEARLY_LARGER if divided.is_smaller(operand, nodes) else CLEARLY
+    slower = part > margin * (product + moved) and not divided.is_stored(view.graph, operand, nodes)
+    preferred = OWN if slower else PART
     found = weigh(
         choice.what, choice.node, {PART: part, OWN: product + moved}, preferred, options.settled, choice.alike
     )
@@ -240,7 +252,8 @@ def _weighed(
     without = _without(anchor, product, target, on_tensor_cores)
     cycles = {PART: without + cost / target.bytes_per_cycle, OWN: without + saved / target.bytes_per_cycle}
     alike = f"{anchor.op.name} {[t.type for t in anchor.inputs]} {[n.op.name for n in nodes]}"
-    what, preferred = f"{NAME} of operand {'AB'[position > 0]}", OWN if cost > saved else PART
+    what, stored = f"{NAME} of operand {'AB'[position > 0]}", divided.is_stored(anchor.output.graph, operand, nodes)
+    preferred = OWN if cost > saved and not stored else PART
     choice = weigh(what, anchor.name, cycles, preferred, options.settled, alike)
     if choice.taken == OWN:
         lies = f" ({scattered[0].name!r} lies otherwise than tensor cores read it)" if scattered else ""
@@ -310,17 +323,9 @@ def _on_tensor_cores(anchor: Node, options: Options) -> bool:
     return all(t.dtype.itemsize < 4 for t in anchor.inputs)
 
 
-class _Part(GroupView):
-    """Some nodes of a group, of which one result is wanted."""
-
-    def __init__(self, view: GroupView, nodes: Sequence[Node], *writes: Tensor) -> None:
-        super().__init__(view.graph, nodes, {n: k for k, n in enumerate(view.nodes)})
-        self.writes = writes or self.writes
-
-
 def epilogue_view(view: GroupView, anchors: Sequence[Node]) -> GroupView:
     """Returns the part of a group that computes its results, from its anchors on."""
-    return _Part(view, behind(view, anchors), *view.writes)
+    return Part(view, behind(view, anchors), *view.writes)
 
 
 def computed(
@@ -335,7 +340,7 @@ def computed(
     def strides(tensor: Tensor) -> Strides:
         return broadcast_strides(tensor, operand.shape)
 
-    part = _Part(view, before(view, operand), operand)
+    part = Part(view, before(view, operand), operand)
     program, reads, _ = ProgramBuilder(part, options, strides).build()
     every = [gather_of(s) for s in (*(op.strides for op in program.loads), *program.indices)]
     steps = [g.batch + g.outer + g.inner for g in every]

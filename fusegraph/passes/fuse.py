@@ -23,6 +23,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
 from fusegraph.lowering.choices import Choice, Outweighed, unique
+from fusegraph.lowering.divided import made_of_less
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.joins import planned_joins
 from fusegraph.passes.overwriting import orders, placed
@@ -85,6 +86,8 @@ class _Quotient:
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
         self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
+        #: why what makes an operand is no part of the product's kernel, by two of the nodes
+        self.declined: dict[tuple[Node, Node], Declined] = {}
         self.apart: tuple[Set[Node], Set[Node]] = (frozenset(), frozenset())
         self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of = dict(self.order)
@@ -241,6 +244,12 @@ class _Quotient:
                 pending += self.predecessors[k]
         return changed
 
+    def may_gather(self, nodes: Sequence[Node], anchor: Node) -> bool:
+        """Returns true if nothing but a lowering speaks against one kernel for a product and what is in front of it."""
+        every = {anchor, *nodes}
+        apart = all(not every.isdisjoint(side) for side in self.apart)
+        return not apart and not any(n.name in self.alone for n in every)
+
     def gather(self, nodes: Set[Node]) -> None:
         """Merges the groups of some nodes."""
         first, *others = sorted({self.group_of[node] for node in nodes})
@@ -316,6 +325,8 @@ def fuse(
         if together and not nx.is_directed_acyclic_graph(quotient.network()):
             raise Declined("what is to be together would wait for itself")
         refused = _Refused(quotient)
+        if enabled and backend is lowering.KERNELS:
+            _gather_operands(quotient, options, backend)
         siblings = _merge_all(quotient, options, backend, refused) if enabled else []
         views = [quotient.view(g) for g in quotient.topological()]
         free: frozenset[Node] = frozenset()
@@ -342,6 +353,28 @@ def fuse(
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings), choices)
     partition.check()
     return partition
+
+
+def _gather_operands(quotient: _Quotient, options: Options, backend: Lowering) -> None:
+    """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
+
+    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.
+    """
+    graph = quotient.graph
+    for anchor in graph.nodes:
+        for operand in dict.fromkeys(anchor.inputs if anchor.op.role is Role.MATMUL else ()):
+            nodes = made_of_less(graph, operand, anchor)
+            group = quotient.group_of[anchor]
+            others = {quotient.group_of[n] for n in nodes} - {group}
+            if not any(n.kind is Kind.MOVEMENT for n in nodes) or not quotient.may_gather(nodes, anchor):
+                continue
+            members = [n for g in (group, *others) for n in quotient.members[g]]
+            try:
+                backend.accept(GroupView(graph, members, quotient.order), options)
+            except Declined as reason:
+                quotient.declined |= dict.fromkeys(((n, m) for n in nodes for m in (*nodes, anchor)), reason)
+                continue
+            quotient.gather({anchor, *nodes})
 
 
 def _takes(backend: Lowering, view: GroupView, options: Options, lowered: dict[GroupView, Lowered]) -> bool:
@@ -449,7 +482,8 @@ def _choices(quotient: _Quotient, refused: _Refused, groups: Iterable[Group]) ->
     found = [choice for group in groups for choice in group.lowered.choices]
     for producer, consumer, _ in edges(quotient.graph):
         a, b = quotient.group_of[producer], quotient.group_of[consumer]
-        if isinstance(because := refused.get(a, b) if a != b else None, Outweighed):
+        why = quotient.declined.get((producer, consumer)) or refused.get(a, b)
+        if a != b and isinstance(because := why, Outweighed):
             found.append(because.choice)
     return unique(found)
 
@@ -495,7 +529,7 @@ def _decisions(
         if not enabled:
             yield Decision(producer.name, consumer.name, False, "fusion is switched off")
             continue
-        because = refused.get(a, b)
+        because = quotient.declined.get((producer, consumer)) or refused.get(a, b)
         if because is None:
             raise GraphError(f"{producer.name!r} and {consumer.name!r} could be fused but were not")
         yield Decision(producer.name, consumer.name, False, str(because))

@@ -19,6 +19,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.divided import made_of_less
 from fusegraph.lowering.views import view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
@@ -105,6 +106,8 @@ def _branch(graph: Graph, node: Node, known: Container[Tensor]) -> _Branch | Non
     """Returns a product with a parameter whose result, with a bias or without, is taken as it lies in memory."""
     x, weight = node.inputs
     if weight not in known or x in known or weight.rank != 2 or "parts" in node.attributes:
+        return None
+    if made_of_less(graph, weight, node):  # joined they would be a copy of more bytes
         return None
     branch, add = _Branch(node), only_consumer(graph, node.output)
     if add is not None and add.op.role is Role.SUM and len(add.inputs) == 2:

@@ -21,6 +21,7 @@ from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.attention_prologue import multiplied, prologues_of
 from fusegraph.lowering.base import Options, alignment
 from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.divided import made_of_less
 from fusegraph.lowering.precision import in_parts
 from fusegraph.lowering.views import turned_back, view
 from fusegraph.ops.base import Kind, Role
@@ -102,6 +103,8 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
         return []
     wishes, least = [], ROW_BYTES
     for number, tensor in enumerate(node.inputs):
+        if node.op.role is Role.MATMUL and made_of_less(graph, tensor, node):
+            continue  # it is computed, and lies nowhere
         allowed, begins = _contiguous_dims(node, number), alignment(graph, tensor, options)
         if begins % ROW_BYTES == 0 and _is_aligned(tensor, allowed):
             continue

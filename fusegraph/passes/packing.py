@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.lowering.divided import made_of_less
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.parameters import fixed, memory, most_bytes
@@ -66,10 +67,12 @@ def _alone(partition: Partition, options: Options) -> set[str]:
 def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set[Node], list[Tensor]]:
     """Returns the nodes that every call computes, and the packed tensors, of the known ones, that these take.
 
-    Those whose names are in ``alone`` are packed whatever they cost; views, which cost nothing, are not.
+    Those whose names are in ``alone`` are packed whatever they cost; views, which cost nothing, are not.  Else what
+    makes operands of products of fewer bytes is not, either.
     """
     kept = {node for node in graph.nodes if not known.issuperset(node.outputs)}
     kept |= _behind(graph, [t for t in graph.outputs if t in known])  # what leaves the graph is written by every call
+    stored = _stored(graph)
     packed: dict[Tensor, None] = {}
     stack = [t for node in kept for t in node.inputs if t in known]
     while stack:
@@ -77,13 +80,22 @@ def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set
         node = graph.producer(tensor)
         if node is None or node in kept:
             continue
-        if not _is_view(node) and (tensor.name in alone or _is_worthwhile(graph, node)):
+        if not _is_view(node) and (tensor.name in alone or (node not in stored and _is_worthwhile(graph, node))):
             packed[tensor] = None
         else:
             kept.add(node)
             stack += node.inputs
     order = {t: n for n, t in enumerate(graph.tensors.values())}
     return kept, sorted((t for t in packed if graph.producer(t) not in kept), key=order.__getitem__)
+
+
+def _stored(graph: Graph) -> set[Node]:
+    """Returns the nodes that make operands of matrix products of fewer bytes: a packed copy would undo that."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op.role is Role.MATMUL:
+            found |= {n for operand in node.inputs for n in made_of_less(graph, operand, node)}
+    return found
 
 
 def _is_view(node: Node) -> bool:
