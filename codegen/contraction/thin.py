@@ -95,10 +95,16 @@ class _Operand:
         packed = self.wide(source) and source.itemsize <= 2 and source.itemsize * count >= 4
         return f"{'Packed' if packed else 'Vector'}<{source.ctype}, {count}>"
 
+    def known(self, source: Source) -> bool:
+        """Tells whether a source is a position within a piece, the same in all pieces."""
+        place, covered = self.prologue.place(source), len(self.sizes) - 1
+        others = (*place.batch, *place.outer, *place.inner[: len(place.inner) - covered])
+        return not source.pointer and not any(others)
+
     @property
     def flying(self) -> list[Source]:
         """The sources that are read along the reduction."""
-        return [source for source in self.prologue.sources if not self.fixed(source)]
+        return [source for source in self.prologue.sources if not self.fixed(source) and not self.known(source)]
 
     @property
     def _c(self) -> str:
@@ -108,7 +114,7 @@ class _Operand:
     def prepare(self, first: str) -> None:
         """Writes where the lane's rows begin, and what stays the same over the reduction."""
         w, p, many = self.w, self.label, self.lines > 1
-        fixed = [source for source in self.prologue.sources if self.fixed(source)]
+        fixed = [source for source in self.prologue.sources if self.fixed(source) and not self.known(source)]
         with w.scope():
             if many:
                 w.line(f"{self.t} {', '.join(f'{name}[{self.lines}]' for name, _ in self.prologue.starts)};")
@@ -138,12 +144,17 @@ class _Operand:
     def fetch(self, inside: str) -> None:
         """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
         w = self.w
-        coords = split(w, self.t, f"{self.label}_k", "k0", self.way.inner, self.way.gather.steps()[2])
+        steps = self.way.gather.steps()[2]
+        covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
+        if covered:
+            steps = [(*s[:-covered], *(0,) * covered) for s in steps]
+        coords = split(w, self.t, f"{self.label}_k", "k0", self.way.inner, steps)
         with w.scope():
             i = w.each("i", self.lines)
             for source in self.flying:
                 place = self.prologue.place(source)
-                terms = [self.prologue.start(source, self.at), *zip(coords, place.inner)]
+                along = list(zip(coords, place.inner))[: len(coords) - covered]
+                terms = [self.prologue.start(source, self.at), *along]
                 self._read(source, f"next.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
 
     def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str) -> None:
@@ -204,11 +215,15 @@ class _Operand:
         for source in self.prologue.sources:
             if source.product != product:
                 continue
+            piece = self.geometry(source)
+            if self.known(source):
+                at = linear([(f"({piece.offset('e')})", 1)], self.prologue.place(source).start)
+                read[source.value] = f"int32({at})"
+                continue
             if self.fixed(source):
                 read[source.value] = source.next + self.at
                 continue
             text = f"now.{source.name}{source.of}[{i}][{self._c}]"
-            piece = self.geometry(source)
             if not source.pointer:
                 offset = piece.offset("e")
                 text = text if offset == "0" else f"({text} + {offset})"

@@ -235,8 +235,8 @@ TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
 LATENCY, OVERHEAD, EACH_RESULT, L2_SHARE, ISSUE = 900.0, 1200.0, 0.5, 48 / 70, 128.0
 #: Instructions that an element takes which is converted, or computed by a program of one instruction.
 CONVERT, STEP = 2.5, 1.0
-#: Registers of a thread beyond sums and pieces; the most that it may have.
-OTHER_REGISTERS, MOST_REGISTERS = 16, 200
+#: Registers of a thread beyond sums and pieces, more of them where pieces are computed; the most that it may have.
+OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 16, 64, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -298,7 +298,9 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
     flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
     sums = rows // 2 * columns * 4
-    return 2 * flying + sums + (rows + columns) * paths.words + OTHER_REGISTERS
+    computed = any(way.gather.program is not None for way in (paths.wide, paths.thin))
+    other = OTHER_REGISTERS + COMPUTING * computed
+    return 2 * flying + sums + (rows + columns) * paths.words + other
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
