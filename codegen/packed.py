@@ -3,15 +3,17 @@
 An instruction on pairs rounds its exact result to 16 bits.  A program that computes in float rounds once more at its
 end, so pairs give the same or better as long as one operation rounds: a sum, a product, or a product to which something
 is added (fma).  Operations that need not round (relu, a sign, the larger of two) may come before or behind it, for it
-makes no difference whether rounding comes first.
+makes no difference whether rounding comes first.  Neither need sums of small integers, such as codes of 8 bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from codegen.codes import Code
 from codegen.dtypes import DType
-from codegen.expr import Instruction, Literal, Load, Program, Result, Value
+from codegen.expr import Index, Instruction, Literal, Load, Program, Result, Value
 
 #: Operations that need not round.
 _EXACT = ("-{0}", "math::relu({0})", "math::abs({0})", "math::maximum({0}, {1})", "math::minimum({0}, {1})")
@@ -23,20 +25,46 @@ def pair_type(dtype: DType) -> str:
     return f"Pair<{dtype.ctype}>"
 
 
-def packed(program: Program) -> Program | None:
-    """Returns the program on pairs of what it stores; None if it has to compute in float."""
-    target = program.stores[0].operand.dtype
+#: The largest integer of which 16 bits represent all smaller ones.
+_INTEGERS = {"bfloat16": 256, "float16": 2048}
+
+
+def packed(program: Program, codes: Mapping[Value, Code] | None = None) -> Program | None:
+    """Returns the program on pairs of what it stores; None if it has to compute in float.
+
+    ``codes`` are values that come decoded, as pairs: in what is returned, a load of bytes is a pair of them.
+    """
+    target, codes = program.stores[0].operand.dtype, codes or {}
     if target.ctype not in ("bfloat16", "float16") or program.real != "float" or len(program.stores) != 1:
         return None
-    if program.indices or program.tables or program.reductions or any(op.dtype != target for op in program.loads):
+    needed = program.needed([program.stores[0].value], codes)
+    given = [v for v in needed if isinstance(v, Load) and v not in codes]
+    indexed = any(isinstance(v, Index) for v in needed)
+    if indexed or program.tables or program.reductions or any(program.loads[v.operand].dtype != target for v in given):
         return None
     made: list[Instruction] = []
     known: dict[Value, Value] = {}  # results of the program's instructions as those of pairs
     rounded: dict[Value, bool] = {}
+    integers: dict[Value, tuple[int, int]] = {}  # bounds of values that are integers
+    most = _INTEGERS[target.ctype]
+    for value, code in codes.items():
+        if code.kind == "float8_e8m0" and target.ctype == "float16":
+            return None
+        known[value] = Load(code.load)
+        if code.low is not None and code.high is not None:
+            integers[value] = code.low, code.high
+            if max(-code.low, code.high) > most:
+                return None
+        if code.offset:
+            args = known[value], Literal(float(code.offset), "float")
+            made.append(Instruction(program.loads[code.load].name, _ADD, args, pair_type(target)))
+            known[value] = Result(len(made) - 1)
     products: dict[Value, tuple[Value, Value]] = {}  # exact products, by their values in the program
     uses = [v for i in program.instructions for v in i.args] + [program.stores[0].value]
     for number, instruction in enumerate(program.instructions):
         own, template = Result(number), instruction.template
+        if own not in needed or own in codes:
+            continue
         args: tuple[Value, ...] = tuple(known.get(v, v) for v in instruction.args)
         if not all(isinstance(v, Load | Result) or _fits(v, target) for v in instruction.args):
             return None
@@ -49,6 +77,11 @@ def packed(program: Program) -> Program | None:
             if any(rounded.get(v, False) for v in instruction.args):
                 return None
             rounds = True
+            if template != _MULTIPLY and all(v in integers for v in instruction.args):
+                (low, high), other = (integers[v] for v in instruction.args)
+                other = other if template == _ADD else (-other[1], -other[0])
+                integers[own] = low + other[0], high + other[1]
+                rounds = max(-integers[own][0], integers[own][1]) > most
             if template == _MULTIPLY and uses.count(own) == 1 and _added(program, own):
                 products[own] = (args[0], args[1])
                 rounded[own] = True
@@ -62,9 +95,8 @@ def packed(program: Program) -> Program | None:
         known[own] = Result(len(made) - 1)
         rounded[own] = rounds
     (store,) = program.stores
-    return replace(
-        program, instructions=tuple(made), stores=(replace(store, value=known.get(store.value, store.value)),)
-    )
+    value = known.get(store.value, store.value)
+    return replace(program, indices=(), instructions=tuple(made), stores=(replace(store, value=value),))
 
 
 def _fits(value: Value, target: DType) -> bool:

@@ -12,10 +12,11 @@ before it waits (`codegen.kernel.in_sequence`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Edge
+from codegen.codes import Code
 from codegen.contraction.thin_schedule import (
     LANES,
     THIN,
@@ -24,11 +25,13 @@ from codegen.contraction.thin_schedule import (
     ThinSchedule,
     aligned,
     blocks_of_registers,
+    in_pairs,
     piece_sizes,
     rows_of_lane,
     thin_paths,
 )
 from codegen.declined import Declined
+from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.fragments import ResultFragments, space, staging
 from codegen.iteration import coordinate, linear, signed_index_type, split
@@ -38,6 +41,9 @@ from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
 
+#: The C types of codes (`codegen/device/codes.cuh`).
+_CODES = {"int8": "Int8Codes", "uint8": "Uint8Codes", "int4": "Int4Codes", "uint4": "Uint4Codes"}
+_CODES |= {"float4_e2m1": "Float4Codes"} | {t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")}
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
 AHEAD, LINE = 48 << 10, 128
 
@@ -50,13 +56,24 @@ def render(spec: ContractionSpec, schedule: ThinSchedule) -> KernelSource:
 class _Operand:
     """Writes how lanes read pieces of an operand, and what they make of them.
 
-    lines  rows (or columns) that a lane reads, 8 apart; ``first`` the C expression of the first one.
+    codes  by load what is decoded from bytes, where the program computes pairs; None where it does not.
+    lines  rows (or columns) that a lane reads, 8 apart.
+    total  all of them.
     """
 
     def __init__(
-        self, w: Kernel, t: str, way: TilePath, prologue: Prologue, s: ThinSchedule, piece: int, lines: int, total: int
+        self,
+        w: Kernel,
+        t: str,
+        way: TilePath,
+        prologue: Prologue,
+        codes: Mapping[int, Code] | None,
+        s: ThinSchedule,
+        piece: int,
+        lines: int,
+        total: int,
     ) -> None:
-        self.w, self.t, self.way, self.prologue, self.s = w, t, way, prologue, s
+        self.w, self.t, self.way, self.prologue, self.codes, self.s = w, t, way, prologue, codes, s
         self.piece, self.lines, self.total, self.label = piece, lines, total, prologue.label
         sizes = piece_sizes(way.inner, piece)
         assert sizes is not None
@@ -196,11 +213,35 @@ class _Operand:
                 source = next(source for source in self.flying if source.product == product)
                 w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
                 return
+            if self.codes is not None:
+                read = self._pairs(i)
+                with w.unrolled(f"for (int r = 0; r < {count}; ++r)"):
+                    pair = f"({self.prologue.element(read)}).bits"
+                    w.line(f"{name}[{i}][r] = {f'{kept} ? {pair} : 0' if kept else pair};")
+                return
             w.line(f"Vector<{way.element}, {self.piece}> piece;")
             with w.unrolled(f"for (int e = 0; e < {self.piece}; ++e)"):
                 w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i)))};")
             whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
             w.line(f"words_of({whole}, {name}[{i}]);")
+
+    def _pairs(self, i: str) -> dict[Value, str]:
+        """Writes what has been read for piece ``c`` of row ``i`` as pairs; returns the C expressions of pair ``r``."""
+        codes, t, read = self.codes, self.way.element, {}
+        assert codes is not None
+        for source in self.prologue.sources:
+            number, text = self._number(source), f"now.{source.name}{source.of}[{i}][{self._c}]"
+            text = source.next + self.at if self.fixed(source) else text
+            if self.single(source):
+                value = text if source.ctype == t else f"convert<{t}>({text})"
+                self.w.line(f"const Pair<{t}> {source.element} = {value};")
+                read[source.value] = source.element
+            elif number in codes:
+                self.w.line(f"const auto {source.element} = decoded<{t}, {_CODES[codes[number].kind]}>({text});")
+                read[source.value] = f"{source.element}[r]"
+            else:
+                read[source.value] = f"Pair<{t}>({text}.words[r])"
+        return read
 
     def _multiplied(self, value: str) -> str:
         """Returns the C expression of an element as it is multiplied."""
@@ -264,16 +305,18 @@ class _Renderer:
         self.w = Kernel(spec.name)
         names = self.w.names
         self.at = space(spec)
-        a, b = (paths.wide, paths.thin) if paths.first else (paths.thin, paths.wide)
+        ways, codes = zip(*(in_pairs(way, paths.piece) or (way, None) for way in (paths.wide, paths.thin)))
+        a, b = zip(ways, codes) if paths.first else zip(ways[::-1], codes[::-1])
         self.prologues = (
-            Prologue(self.w, a.gather, names, "a"),
-            Prologue(self.w, b.gather, names, "b", spec.others),
+            Prologue(self.w, a[0].gather, names, "a", pairs=a[1] is not None),
+            Prologue(self.w, b[0].gather, names, "b", spec.others, pairs=b[1] is not None),
         )
         wide, thin = self.prologues if paths.first else self.prologues[::-1]
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
-        self.wide = _Operand(self.w, t, paths.wide, wide, s, paths.piece, rows_of_lane(s), paths.size)
-        self.thin = _Operand(self.w, t, paths.thin, thin, s, paths.piece, paths.columns, paths.few)
+        lines = rows_of_lane(s)
+        self.wide = _Operand(self.w, t, ways[0], wide, codes[0], s, paths.piece, lines, paths.size)
+        self.thin = _Operand(self.w, t, ways[1], thin, codes[1], s, paths.piece, paths.columns, paths.few)
         tile = (s.tile, paths.columns * THIN)
         total = (paths.size, paths.few)
         if not paths.first:

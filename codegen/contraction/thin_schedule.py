@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from codegen.bf16x6 import BF16X6
 from codegen.buffers import Edge
+from codegen.codes import Code, codes
 from codegen.declined import Declined
+from codegen.expr import Index, Load, Value
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
+from codegen.packed import packed
 from codegen.ranking import in_order
-from codegen.sizes import most
+from codegen.sizes import Size, most
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 from codegen.tile_path import PIECE, TilePath, merged_gather, orders, product_types
@@ -227,16 +232,62 @@ def aligned(way: TilePath, n: int, piece: Piece) -> bool:
     return all(step * op.dtype.itemsize % width == 0 for step in steps) and op.alignment % width == 0
 
 
+# ---- codes
+
+
+@lru_cache(256)
+def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] | None:
+    """Returns an operand whose program computes pairs of 16-bit floats, and by load what is decoded from bytes.
+
+    None if it is not computed, or not in pairs.
+    """
+    program, sizes = way.gather.program, piece_sizes(way.inner, piece)
+    if program is None or sizes is None or way.itemsize != 2:
+        return None
+    elements: dict[Value, Any] = {}
+    coords = np.unravel_index(np.arange(piece), sizes)
+    for n in range(len(program.loads) + len(program.indices)):
+        batch, outer, inner, start = source_steps(way, n)
+        lead, steps = inner[: len(inner) - len(sizes) + 1], inner[len(inner) - len(sizes) :]
+        if any(isinstance(step, Size) for step in (*batch, *outer, *inner)):
+            return None
+        places = sum((c * step for c, step in zip(coords, steps)), np.zeros(piece, np.int64))
+        if n >= len(program.loads):
+            if not any((*batch, *outer, *lead[:-1], *(steps[:1] if sizes[0] != way.inner[len(lead) - 1] else ()))):
+                elements[Index(n - len(program.loads))] = places + start
+        elif not places.any() or (aligned(way, n, Piece(sizes, steps)) and Piece(sizes, steps).dense):
+            elements[Load(n)] = places
+    found = codes(program, elements)
+    pairs = packed(program, found)
+    if pairs is None:
+        return None
+    for n, op in enumerate(program.loads):
+        whole = Load(n) in elements and (places := elements[Load(n)]).any()
+        if whole and op.dtype.itemsize == 2 and not np.array_equal(places, np.arange(piece)):
+            return None
+        if whole and op.dtype.itemsize == 1 and len(places) * op.dtype.itemsize % 8:
+            return None
+        if Load(n) not in elements:
+            return None
+    gather = replace(way.gather, program=pairs, starts=way.gather.starts[: len(pairs.loads)])
+    return replace(way, gather=gather), {code.load: code for code in found.values()}
+
+
 # ---- schedules
 
 TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
-#: Cycles from a read of memory to its arrival, of a block in front of its reduction and behind it, and for each of its
+#: Cycles from one read of memory to the next of a lane, of a kernel beside its reduction, and for each of a block's
 #: results; the share of the L2 cache's rate that is reached; instructions of single threads in a cycle.
-LATENCY, OVERHEAD, EACH_RESULT, L2_SHARE, ISSUE = 900.0, 1200.0, 0.5, 48 / 70, 128.0
-#: Instructions that an element takes which is converted, or computed by a program of one instruction.
-CONVERT, STEP = 2.5, 1.0
-#: Registers of a thread beyond sums and pieces, more of them where pieces are computed; the most that it may have.
-OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 16, 64, 240
+LATENCY, OVERHEAD, EACH_RESULT, L2_SHARE, ISSUE = 1600.0, 4200.0, 0.5, 0.41, 128.0
+#: Bytes of a row for which memory takes as long to begin as to bring them: blocks read many rows at a time.
+BEGIN = 29.0
+#: Instructions that an element takes which is converted, or computed by a program of one instruction; one of a pair
+#: that is decoded from a code, or computed.
+CONVERT, STEP = 6.0, 1.0
+DECODE = {"int8": 4.0, "uint8": 5.0, "int4": 4.0, "uint4": 4.0, "float4_e2m1": 6.0, "float8_e4m3": 5.0}
+#: Registers of a thread beyond sums and pieces, more of them where pieces are computed, by pairs or one by one; the
+#: most that it may have.
+OTHER_REGISTERS, COMPUTING_PAIRS, COMPUTING, MOST_REGISTERS = 16, 0, 64, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -249,8 +300,14 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[ThinSchedule, ...]
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take with its operands in the L2 cache, as other forms
     are compared.  Raises Declined with a reason.
+
+    An operand that is larger than the cache, and multiplied as it lies in memory, comes from there: TMA brings it no
+    slower, in longer runs.
     """
-    return _cost(spec, thin_paths(spec), _ranked(spec, target)[0][1], target, cold=False)
+    paths = thin_paths(spec)
+    size = paths.batch * paths.size * paths.products * _row_bytes(paths.wide, paths)
+    cold = target.arch.has_wgmma and paths.wide.gather.program is None and size > target.l2_bytes
+    return _cost(spec, paths, _ranked(spec, target)[0][1], target, cold=cold)
 
 
 def cost(spec: ContractionSpec, schedule: ThinSchedule, target: Target) -> float:
@@ -298,15 +355,16 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
     flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
     sums = rows // 2 * columns * 4
-    computed = any(way.gather.program is not None for way in (paths.wide, paths.thin))
-    other = OTHER_REGISTERS + COMPUTING * computed
+    computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
+    one_by_one = any(in_pairs(way, paths.piece) is None for way in computed)
+    other = OTHER_REGISTERS + (COMPUTING if one_by_one else COMPUTING_PAIRS if computed else 0)
     return 2 * flying + sums + (rows + columns) * paths.words + other
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
-    """Returns for how many blocks a multiprocessor has registers: 64 Ki on every architecture since Ampere."""
+    """Returns for how many blocks a multiprocessor has registers: four times 16 Ki on every architecture since Ampere."""
     each = -(-registers(paths, s) // 8) * 8
-    return 0 if each > MOST_REGISTERS else (64 << 10) // (each * s.threads)
+    return 0 if each > MOST_REGISTERS else 4 * ((16 << 10) // (32 * each)) // s.warps
 
 
 def _words(way: TilePath, piece: int) -> int:
@@ -337,17 +395,21 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     wide_tile = s.tile * paths.products * row
     rounds = Edge(tiles, target.sms).tiles
     together = min(blocks_per_sm(paths, s, target), rounds)
-    # What is in flight: pieces of lanes, half of the time for those that multiply meanwhile.
-    lane = s.pieces * rows_of_lane(s) * paths.products * paths.piece * row / paths.depth
+    # What is in flight: pieces of lanes.
+    piece = paths.piece * row / paths.depth
+    lane = s.pieces * rows_of_lane(s) * paths.products * piece
     flying = min(together * s.threads * lane, together * wide_tile)
     rate = min(target.sm_rate, flying / LATENCY)
-    memory = tiles * wide_tile / (target.bytes_per_cycle * target.memory_share) if cold else 0.0
+    run = min(row, s.warps * s.pieces * LANES * piece)
+    share = target.memory_share * run / (run + BEGIN)
+    memory = tiles * wide_tile / (target.bytes_per_cycle * share) if cold else 0.0
     elements = s.tile * paths.products * paths.depth
-    work = elements * _effort(paths.wide) + max(paths.few, THIN) * paths.depth * _effort(paths.thin)
+    work = elements * _effort(paths.wide, paths.piece)
+    work += max(paths.few, THIN) * paths.depth * _effort(paths.thin, paths.piece)
     work += elements * paths.columns / 16 + thin / 16
     busy = max(wide_tile / rate, (wide_tile + thin) / (L2_SHARE * target.l2_rate), work / ISSUE)
     results = s.tile * paths.few * paths.products * EACH_RESULT * len(spec.program.operands)
-    return LATENCY + max(memory, rounds * busy) + (OVERHEAD + results) * (1 + (rounds - 1) / (2 * together))
+    return OVERHEAD + max(memory, rounds * busy) + results * (1 + (rounds - 1) / (2 * together))
 
 
 def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
@@ -360,9 +422,18 @@ def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
     return total
 
 
-def _effort(way: TilePath) -> float:
+def _effort(way: TilePath, piece: int) -> float:
     """Returns the instructions that an element takes on its way to a product."""
-    program = way.gather.program
+    program, pairs = way.gather.program, in_pairs(way, piece)
+    if pairs is not None and pairs[0].gather.program is not None:
+        decoded = [DECODE.get(code.kind, 2 * CONVERT) for load, code in pairs[1].items() if _varies(way, load, piece)]
+        return (sum(decoded) + len(pairs[0].gather.program.instructions)) / 2
     if program is not None:
         return CONVERT + STEP * len(program.instructions)
     return 0.0 if way.gather.operand.dtype.ctype == way.element and way.product != "tf32" else CONVERT
+
+
+def _varies(way: TilePath, n: int, piece: int) -> bool:
+    """Tells whether the elements of a piece of a tensor differ."""
+    sizes, inner = piece_sizes(way.inner, piece), source_steps(way, n)[2]
+    return sizes is not None and any(inner[len(inner) - len(sizes) :])

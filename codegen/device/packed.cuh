@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats in one register: an instruction (of sm_90) computes both.
+// Pairs of 16-bit floats in one register: an instruction computes both.
 //
 // Every operation rounds its exact result once, to nearest even.  NaN is 0x7fff; maximum and minimum are NaN where
 // either operand is, and -0 is smaller than +0.
@@ -57,12 +57,21 @@ struct PairOf {
         asm(INSTRUCTION " %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));             \
         return y;                                                               \
     }
-#define PAIR_OF(T, TYPE)                                                        \
+#define PAIR_SUMS(TYPE)                                                         \
+    PAIR_OPERATION(multiply, "mul.rn." TYPE)                                    \
+    PAIR_OPERATION(add, "add.rn." TYPE)                                         \
+    PAIR_OPERATION(subtract, "sub.rn." TYPE)
+#if __CUDA_ARCH__ >= 900
+#define PAIR_SUMS_OF_BFLOAT16 PAIR_SUMS("bf16x2")
+#else  // there is only fma
+#define PAIR_SUMS_OF_BFLOAT16                                                   \
+    static __device__ __forceinline__ uint32 multiply(uint32 a, uint32 b) { return fma(a, b, 0x80008000u); } \
+    static __device__ __forceinline__ uint32 add(uint32 a, uint32 b) { return fma(a, 0x3f803f80u, b); } \
+    static __device__ __forceinline__ uint32 subtract(uint32 a, uint32 b) { return fma(b, 0xbf80bf80u, a); }
+#endif
+#define PAIR_OF(T, TYPE, SUMS)                                                  \
     template <>                                                                 \
     struct PairOf<T> {                                                          \
-        PAIR_OPERATION(multiply, "mul.rn." TYPE)                                \
-        PAIR_OPERATION(add, "add.rn." TYPE)                                     \
-        PAIR_OPERATION(subtract, "sub.rn." TYPE)                                \
         PAIR_OPERATION(maximum, "max.NaN." TYPE)                                \
         PAIR_OPERATION(minimum, "min.NaN." TYPE)                                \
         static __device__ __forceinline__ uint32 fma(uint32 a, uint32 b, uint32 c) { \
@@ -70,10 +79,13 @@ struct PairOf {
             asm("fma.rn." TYPE " %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); \
             return y;                                                           \
         }                                                                       \
+        SUMS                                                                    \
     };
-PAIR_OF(bfloat16, "bf16x2")
-PAIR_OF(float16, "f16x2")
+PAIR_OF(bfloat16, "bf16x2", PAIR_SUMS_OF_BFLOAT16)
+PAIR_OF(float16, "f16x2", PAIR_SUMS("f16x2"))
 #undef PAIR_OF
+#undef PAIR_SUMS_OF_BFLOAT16
+#undef PAIR_SUMS
 #undef PAIR_OPERATION
 
 #endif
