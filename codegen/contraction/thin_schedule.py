@@ -276,18 +276,18 @@ def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] |
 # ---- schedules
 
 TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
-#: Cycles from one read of memory to the next of a lane, of a kernel beside its reduction, and for each of a block's
-#: results; the share of the L2 cache's rate that is reached; instructions of single threads in a cycle.
-LATENCY, OVERHEAD, EACH_RESULT, L2_SHARE, ISSUE = 1600.0, 4200.0, 0.5, 0.41, 128.0
+#: Cycles from a read of memory to its arrival, of a block beside its reduction, and of a kernel beside its blocks; the
+#: share of the L2 cache's rate that is reached; instructions of single threads in a cycle, and those of one warp.
+LATENCY, BLOCK, START, L2_SHARE, ISSUE, WARP_ISSUE = 1300.0, 2500.0, 2000.0, 0.4, 128.0, 12.0
 #: Bytes of a row for which memory takes as long to begin as to bring them: blocks read many rows at a time.
-BEGIN = 29.0
+BEGIN = 100.0
 #: Instructions that an element takes which is converted, or computed by a program of one instruction; one of a pair
-#: that is decoded from a code, or computed.
-CONVERT, STEP = 6.0, 1.0
-DECODE = {"int8": 4.0, "uint8": 5.0, "int4": 4.0, "uint4": 4.0, "float4_e2m1": 6.0, "float8_e4m3": 5.0}
-#: Registers of a thread beyond sums and pieces, more of them where pieces are computed, by pairs or one by one; the
-#: most that it may have.
-OTHER_REGISTERS, COMPUTING_PAIRS, COMPUTING, MOST_REGISTERS = 16, 0, 64, 240
+#: that is decoded from a code, or computed; and one of the thin operand.
+CONVERT, STEP, PAIR_STEP, EACH_THIN = 6.0, 1.0, 2.0, 0.5
+DECODE = {"int8": 8.0, "uint8": 10.0, "int4": 8.0, "uint4": 8.0, "float4_e2m1": 12.0, "float8_e4m3": 10.0}
+#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the share of these that
+#: there are at a time otherwise; the most that it may have.
+OTHER_REGISTERS, COMPUTING, NEEDED, MOST_REGISTERS = 24, 64, 0.8, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -355,10 +355,11 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
     flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
     sums = rows // 2 * columns * 4
+    needed = 2 * flying + sums + (rows + columns) * paths.words
     computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
-    one_by_one = any(in_pairs(way, paths.piece) is None for way in computed)
-    other = OTHER_REGISTERS + (COMPUTING if one_by_one else COMPUTING_PAIRS if computed else 0)
-    return 2 * flying + sums + (rows + columns) * paths.words + other
+    if any(in_pairs(way, paths.piece) is None for way in computed):
+        return needed + OTHER_REGISTERS + COMPUTING
+    return round(NEEDED * needed) + OTHER_REGISTERS
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
@@ -392,24 +393,25 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     """
     tiles = paths.batch * Edge(paths.size, s.tile).tiles
     row, thin = _row_bytes(paths.wide, paths), _row_bytes(paths.thin, paths) * paths.few
-    wide_tile = s.tile * paths.products * row
+    tile = s.tile * paths.products * row
     rounds = Edge(tiles, target.sms).tiles
     together = min(blocks_per_sm(paths, s, target), rounds)
     # What is in flight: pieces of lanes.
     piece = paths.piece * row / paths.depth
-    lane = s.pieces * rows_of_lane(s) * paths.products * piece
-    flying = min(together * s.threads * lane, together * wide_tile)
-    rate = min(target.sm_rate, flying / LATENCY)
+    flying = min(s.threads * s.pieces * rows_of_lane(s) * paths.products * piece, tile)
+    rate = min(target.sm_rate, together * flying / LATENCY)
     run = min(row, s.warps * s.pieces * LANES * piece)
     share = target.memory_share * run / (run + BEGIN)
-    memory = tiles * wide_tile / (target.bytes_per_cycle * share) if cold else 0.0
+    memory = tiles * tile / (target.bytes_per_cycle * share) if cold else 0.0
     elements = s.tile * paths.products * paths.depth
-    work = elements * _effort(paths.wide, paths.piece)
-    work += max(paths.few, THIN) * paths.depth * _effort(paths.thin, paths.piece)
-    work += elements * paths.columns / 16 + thin / 16
-    busy = max(wide_tile / rate, (wide_tile + thin) / (L2_SHARE * target.l2_rate), work / ISSUE)
-    results = s.tile * paths.few * paths.products * EACH_RESULT * len(spec.program.operands)
-    return OVERHEAD + max(memory, rounds * busy) + results * (1 + (rounds - 1) / (2 * together))
+    work = elements * (_effort(paths.wide, paths.piece) + paths.columns / 10)
+    work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN)
+    work += s.tile * paths.few * paths.products * len(spec.program.operands)
+    # A block first waits for memory and then multiplies; others on its multiprocessor do so meanwhile.
+    alone = max(tile * LATENCY / flying, tile / target.sm_rate) + work / min(ISSUE, WARP_ISSUE * s.warps) + BLOCK
+    issue = min(ISSUE, WARP_ISSUE * s.warps * together)
+    busy = max(tile / rate, (tile + thin) / (L2_SHARE * target.l2_rate), work / issue, alone / together)
+    return START + max(memory, rounds * busy)
 
 
 def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
@@ -427,7 +429,7 @@ def _effort(way: TilePath, piece: int) -> float:
     program, pairs = way.gather.program, in_pairs(way, piece)
     if pairs is not None and pairs[0].gather.program is not None:
         decoded = [DECODE.get(code.kind, 2 * CONVERT) for load, code in pairs[1].items() if _varies(way, load, piece)]
-        return (sum(decoded) + len(pairs[0].gather.program.instructions)) / 2
+        return (sum(decoded) + PAIR_STEP * len(pairs[0].gather.program.instructions)) / 2
     if program is not None:
         return CONVERT + STEP * len(program.instructions)
     return 0.0 if way.gather.operand.dtype.ctype == way.element and way.product != "tf32" else CONVERT
