@@ -57,7 +57,9 @@ def executable(case: Case) -> CpuExecutable:
             spec = kernel.group.lowered.spec
             if kernel.group.family in ("contraction", "direct_convolution", "filter_gradient", "winograd"):
                 spec = replace(spec, name=kernel.name)
-                kernel = replace(kernel, source=rendered(spec, case.schedule(spec)))
+                schedule = case.schedule(spec)
+                choice = kernel.choice if schedule is None else replace(kernel.choice, schedule=schedule)
+                kernel = replace(kernel, source=rendered(spec, schedule), choice=choice)
             kernels.append(kernel)
         made.plan = replace(made.plan, kernels=tuple(kernels))
         made._plans[made._options.alignment] = made.plan
