@@ -117,6 +117,8 @@ def with_loss(
     from torch.nn import functional
 
     if "labels" in inspect.signature(module.forward).parameters:
+        # Else transformers logs in the middle of the graph what it takes instead, which cuts it in two.
+        module.loss_type = getattr(module, "loss_type", None) or "ForCausalLM"
         return called(module, [*names, "labels"]), [*inputs, inputs[0]]
     call = called(module, names)
     with torch.no_grad():
