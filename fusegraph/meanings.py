@@ -56,6 +56,14 @@ def searchsorted(result: TensorType, sequence: Array, values: Array, right: bool
     return found
 
 
+def block_scale_dequantize(
+    result: TensorType, x: Array, scale: Array, block_size: int | Sequence[int], dtype: Any = None
+) -> Array:
+    for d, size in enumerate(reversed([block_size] if isinstance(block_size, int) else block_size), start=1):
+        scale = np.repeat(scale, size, axis=-d)
+    return np.asarray(x.astype(np.float64) * scale)
+
+
 def gather_nd(result: TensorType, x: Array, index: Array, batch: int = 0) -> Array:
     if not index.size or not x.size:
         return np.zeros(result.shape, x.dtype)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fusegraph import composed, gradients, meanings, rearranging, resampling, sampling
+from fusegraph import block_scales, composed, gradients, meanings, rearranging, resampling, sampling
 from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
@@ -127,6 +127,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
         )
         for f in composed.FUNCTIONS
     ),
+    means(meanings.block_scale_dequantize)(block_scales.block_scale_dequantize),
     means(meanings.resample, weighs=True)(resampling.resample),
     means(meanings.interpolate, weighs=True)(resampling.interpolate),
     means(meanings.grid_sample, weighs=True)(resampling.grid_sample),
