@@ -17,6 +17,9 @@ from codegen.sizes import Size, ctype, most, named
 from codegen.spec import KernelSource, Scalar, TensorMap
 from codegen.trace import Trace
 
+#: The line in front of which a kernel touches no memory but by `prefetch`: where it waits for kernels launched before.
+UNTIL_HERE = "// What kernels launched before write is read from here on."
+
 
 class Kernel(Writer):
     """A kernel in the making: the lines of its body, and what its heading, signature and launch follow from.
@@ -208,8 +211,12 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
     if not first:
         opening = re.sub(r"(?m)^(    const \w+\*) __restrict__ ", r"\1 ", body[begin:at])
         body, at = body[:begin] + opening + body[at:], begin + len(opening)
-    code = head + body[:at] + "".join(f"    {call}();\n" for call in calls) + body[at:]
-    return replace(source, code=code, dependent=not first)
+    launch, wait = ("".join(f"    {call}();\n" for call in calls if call.endswith(end)) for end in ("launch", "wait"))
+    body = body[:at] + launch + body[at:]
+    at += len(launch)
+    until = body.find(f"    {UNTIL_HERE}\n", at)
+    at = until if until >= 0 else at
+    return replace(source, code=head + body[:at] + wait + body[at:], dependent=not first)
 
 
 def sharing(source: KernelSource) -> KernelSource:

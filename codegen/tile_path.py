@@ -252,6 +252,22 @@ def orders(spec: ContractionSpec) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([*orders, (*dims[1:], *dims[:1])]))
 
 
+def merged_gather(
+    spec: ContractionSpec, gather: Gather, outer: Sequence[int], order: Sequence[int]
+) -> tuple[Gather, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Returns an operand over merged dimensions, and their sizes: batch, outer, and inner ones in the given order."""
+    # A limit on the terms of the sum holds for either operand: a term that is zero in one makes no product.
+    terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
+    limits = (*gather.limits, *terms)
+    # Limits take part like operands: dimensions merge only if no limit tells them apart.
+    every = replace(gather, limits=limits)
+    over = every.steps()
+    batch, over_batch = collapse(spec.batch, over[0], range(len(spec.batch)))
+    outer, over_outer = collapse(outer, over[1], range(len(outer)))
+    inner, over_inner = collapse(spec.k, over[2], order)
+    return every.stepped(over_batch, over_outer, over_inner), batch, outer, inner
+
+
 def tile_path_of(
     spec: ContractionSpec,
     gather: Gather,
@@ -265,16 +281,7 @@ def tile_path_of(
 
     With ``across``, tf32 may lie across the reduction, where asynchronous copies bring several elements together.
     """
-    # A limit on the terms of the sum holds for either operand: a term that is zero in one makes no product.
-    terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
-    limits = (*gather.limits, *terms)
-    # Limits take part like operands: dimensions merge only if no limit tells them apart.
-    every = replace(gather, limits=limits)
-    over = every.steps()
-    batch, over_batch = collapse(spec.batch, over[0], range(len(spec.batch)))
-    outer, over_outer = collapse(outer, over[1], range(len(outer)))
-    inner, over_inner = collapse(spec.k, over[2], order)
-    merged = every.stepped(over_batch, over_outer, over_inner)
+    merged, batch, outer, inner = merged_gather(spec, gather, outer, order)
     itemsize = ELEMENTS[product][1]
     whole = product == BF16X6
     along, beside = (_vector(merged, outer, inner, itemsize, along_k=k, whole=whole) for k in (True, False))

@@ -1,5 +1,6 @@
 """The contraction family: matrix products and convolutions, in the form that is fastest on an architecture.
 
+thin   a large operand beside one of few rows or columns, read once, straight to registers (`codegen.contraction.thin`).
 wgmma  tiles multiplied by warpgroups, brought by TMA (Hopper, `codegen.contraction.wgmma`).
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction.mma`).
 halo   convolutions in groups of few channels: windows are read from a part of the image (`codegen.contraction.halo`).
@@ -21,6 +22,8 @@ from codegen.contraction import (
     simt_schedule,
     stem,
     stem_schedule,
+    thin,
+    thin_schedule,
     wgmma,
     wgmma_schedule,
 )
@@ -28,6 +31,7 @@ from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.stem_schedule import StemSchedule
+from codegen.contraction.thin_schedule import ThinSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
 from codegen.family import EstimatedFamily, Form
@@ -60,6 +64,7 @@ FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
+        Form("thin", ThinSchedule, thin_schedule.schedules, thin.render, thin_schedule.cycles, cost=thin_schedule.cost),
         Form(
             "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
             cost=wgmma_schedule.cost,

@@ -147,6 +147,22 @@ struct Packed {
     }
 };
 
+// The words of a vector.
+template <class T, int N, int W>
+__device__ __forceinline__ void words_of(const Vector<T, N>& vector, uint32 (&words)[W]) {
+    static_assert(sizeof(T) * N == 4 * W, "words");
+    union { Vector<T, N> v; uint32 w[W]; };
+    v = vector;
+#pragma unroll
+    for (int i = 0; i < W; ++i) words[i] = w[i];
+}
+template <class T, int N, int W>
+__device__ __forceinline__ void words_of(const Packed<T, N>& packed, uint32 (&words)[W]) {
+    static_assert(sizeof(T) * N == 4 * W, "words");
+#pragma unroll
+    for (int i = 0; i < W; ++i) words[i] = packed.words[i];
+}
+
 // N neighbouring elements of shared memory, at an address as aligned as the vector.
 template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load_shared(const T* from) {

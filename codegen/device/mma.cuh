@@ -112,3 +112,20 @@ MMA(int32, "+r", ".s32")
 #undef MMA
 
 #endif
+
+// d += A B for pieces of the reduction that lie in registers: of each row of A (or column of B) lane 4 g + t has the same
+// W words, those of rows g, g + 8, ... of A and of columns g, g + 8, ... of B.  Which terms these are does not matter,
+// as long as they are the same.
+template <class A, class B, class D, int M, int N, int W>
+__device__ __forceinline__ void multiply_pieces(D (&d)[M / 2][N][4], const uint32 (&a)[M][W], const uint32 (&b)[N][W]) {
+#pragma unroll
+    for (int w = 0; w < W; w += 2)
+#pragma unroll
+        for (int i = 0; i < M; i += 2)
+#pragma unroll
+            for (int j = 0; j < N; ++j) {
+                const uint32 left[4] = {a[i][w], a[i + 1][w], a[i][w + 1], a[i + 1][w + 1]};
+                const uint32 right[2] = {b[j][w], b[j][w + 1]};
+                mma<A, B>(d[i / 2][j], left, right);
+            }
+}

@@ -1,0 +1,413 @@
+"""The contraction family's form for a large operand and a thin one: products at the speed of reading memory once.
+
+A block has some rows of the large operand (or columns: whichever it lies in).  Every lane reads 16 bytes or more of a
+row, straight to registers, and the same terms of the thin operand: a sum does not depend on the order of its terms, so
+that what lies side by side in a lane's registers may be any terms that both operands agree on.  There is no tile in
+shared memory, and nothing to wait for but memory.  The warps of a block share the reduction, and add up their sums in a
+fixed order.
+
+Where the kernel is launched while the one before ends, its part of the large operand is on the way to the L2 cache
+before it waits (`codegen.kernel.in_sequence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from codegen.buffers import VECTORS, Buffer, Edge
+from codegen.contraction.thin_schedule import (
+    LANES,
+    THIN,
+    WIDE,
+    Piece,
+    ThinSchedule,
+    aligned,
+    blocks_of_registers,
+    piece_sizes,
+    rows_of_lane,
+    thin_paths,
+)
+from codegen.declined import Declined
+from codegen.expr import Value
+from codegen.fragments import ResultFragments, space, staging
+from codegen.iteration import coordinate, linear, signed_index_type, split
+from codegen.kernel import UNTIL_HERE, Kernel, locate
+from codegen.prologue import Prologue, Source
+from codegen.sizes import most
+from codegen.spec import ContractionSpec, KernelSource
+from codegen.tile_path import TilePath
+
+#: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
+AHEAD, LINE = 48 << 10, 128
+
+
+def render(spec: ContractionSpec, schedule: ThinSchedule) -> KernelSource:
+    """Returns the kernel of a spec as CUDA C.  Raises Declined if the spec cannot have this form."""
+    return _Renderer(spec, schedule).render()
+
+
+class _Operand:
+    """Writes how lanes read pieces of an operand, and what they make of them.
+
+    lines  rows (or columns) that a lane reads, 8 apart; ``first`` the C expression of the first one.
+    """
+
+    def __init__(
+        self, w: Kernel, t: str, way: TilePath, prologue: Prologue, s: ThinSchedule, piece: int, lines: int, total: int
+    ) -> None:
+        self.w, self.t, self.way, self.prologue, self.s = w, t, way, prologue, s
+        self.piece, self.lines, self.total, self.label = piece, lines, total, prologue.label
+        sizes = piece_sizes(way.inner, piece)
+        assert sizes is not None
+        self.sizes = sizes
+        self.at = "[i]" if lines > 1 else ""
+
+    # ---- what is read
+
+    def geometry(self, source: Source) -> Piece:
+        """Returns where the elements of a piece lie in a source."""
+        inner = self.prologue.place(source).inner
+        return Piece(self.sizes, inner[len(inner) - len(self.sizes) :])
+
+    def fixed(self, source: Source) -> bool:
+        """Tells whether a source stays the same over the reduction."""
+        return self.way.gather.program is not None and not any(self.prologue.place(source).inner)
+
+    def single(self, source: Source) -> bool:
+        """Tells whether the elements of a piece are all one, or follow from one position."""
+        return not source.pointer or not any(self.geometry(source).steps)
+
+    def wide(self, source: Source) -> bool:
+        """Tells whether a piece is a vector in memory."""
+        piece = self.geometry(source)
+        return piece.dense and bool(source.pointer) and aligned(self.way, self._number(source), piece)
+
+    def _number(self, source: Source) -> int:
+        """Returns the number of a source among the tensors that are read."""
+        return 0 if self.way.gather.program is None else source.value.operand  # type: ignore[union-attr]
+
+    def held(self, source: Source) -> str:
+        """Returns the C type of what is read for a piece."""
+        if self.single(source):
+            return source.ctype
+        count = self.geometry(source).reach if self.wide(source) else self.piece
+        packed = self.wide(source) and source.itemsize <= 2 and source.itemsize * count >= 4
+        return f"{'Packed' if packed else 'Vector'}<{source.ctype}, {count}>"
+
+    def known(self, source: Source) -> bool:
+        """Tells whether a source is a position within a piece, the same in all pieces."""
+        place, covered = self.prologue.place(source), len(self.sizes) - 1
+        others = (*place.batch, *place.outer, *place.inner[: len(place.inner) - covered])
+        return not source.pointer and not any(others)
+
+    @property
+    def flying(self) -> list[Source]:
+        """The sources that are read along the reduction."""
+        return [source for source in self.prologue.sources if not self.fixed(source) and not self.known(source)]
+
+    @property
+    def _c(self) -> str:
+        """The number of the piece that a lane is at."""
+        return "c" if self.s.pieces > 1 else "0"
+
+    def prepare(self, first: str) -> None:
+        """Writes where the lane's rows begin, and what stays the same over the reduction."""
+        w, p, many = self.w, self.label, self.lines > 1
+        fixed = [source for source in self.prologue.sources if self.fixed(source) and not self.known(source)]
+        with w.scope():
+            if many:
+                w.line(f"{self.t} {', '.join(f'{name}[{self.lines}]' for name, _ in self.prologue.starts)};")
+                for source in fixed:
+                    w.line(f"{source.ctype} {source.next}[{self.lines}];")
+            place = linear([(first, 1), (w.each("i", self.lines), 8)])
+            if Edge(self.total, 8 * self.lines).ragged:  # past the end the last one is read again
+                place = f"min({self.t}({place}), {self.t}({self.total - 1}))"
+            name = "line" if many else f"{p}_line"
+            w.line(f"const {self.t} {name} = {place};")
+            outer = split(w, self.t, f"{name}_", name, self.way.outer, self.way.gather.steps()[1])
+            sizes = self.way.batch
+            coords = [coordinate("batch", sizes, d) if prod(sizes) > 1 else "0" for d in range(len(sizes))]
+            self.prologue.begin(self.t, self.at, coords, outer)
+            for source in fixed:
+                start, _ = self.prologue.start(source, self.at)
+                text = f"{source.pointer}[{start}]" if source.pointer else f"int32({start})"
+                w.line(f"{'' if many else f'const {source.ctype} '}{source.next}{self.at} = {text};")
+
+    def declare(self) -> None:
+        """Declares what a lane has read of its pieces."""
+        for source in self.flying:
+            if not source.product:
+                of = f"[{self.prologue.products}]" if self.prologue.products > 1 else ""
+                self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.s.pieces}];")
+
+    def fetch(self, inside: str) -> None:
+        """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
+        w = self.w
+        steps = self.way.gather.steps()[2]
+        covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
+        if covered:
+            steps = [(*s[:-covered], *(0,) * covered) for s in steps]
+        coords = split(w, self.t, f"{self.label}_k", "k0", self.way.inner, steps)
+        with w.scope():
+            i = w.each("i", self.lines)
+            for source in self.flying:
+                place = self.prologue.place(source)
+                along = list(zip(coords, place.inner))[: len(coords) - covered]
+                terms = [self.prologue.start(source, self.at), *along]
+                self._read(source, f"next.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
+
+    def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str) -> None:
+        w, at = self.w, linear(terms)
+        if not source.pointer:
+            w.line(f"{to} = int32({at});")
+            return
+        zeros = f"{self.held(source)}{{}}"
+        if self.single(source):
+            value = f"{source.pointer}[{at}]"
+        elif self.wide(source):
+            load = "load_packed" if self.held(source).startswith("Packed") else "load"
+            value = f"{load}<{self.geometry(source).reach}>({source.pointer} + ({at}))"
+        else:
+            element = linear([*terms, (f"({self.geometry(source).offset('e')})", 1)])
+            value = f"{source.pointer}[{element}]"
+            value = f"{inside} ? {value} : {source.ctype}{{}}" if inside else value
+            w.unrolled_line(f"for (int e = 0; e < {self.piece}; ++e) {to}[e] = {value};")
+            return
+        w.line(f"{to} = {f'{inside} ? {value} : {zeros}' if inside else value};")
+
+    # ---- what is multiplied
+
+    @property
+    def plain(self) -> bool:
+        """Whether pieces are multiplied as they lie in memory."""
+        gather = self.way.gather
+        same = gather.program is None and gather.operand.dtype.ctype == self.way.element
+        return same and self.way.product != "tf32" and self.wide(self.prologue.sources[0])
+
+    def words(self, name: str, product: int, kept: str) -> None:
+        """Writes the words of piece ``c`` of every row, as they are multiplied, to the array ``name``."""
+        w, way = self.w, self.way
+        count = self.piece * way.itemsize // 4
+        w.line(f"uint32 {name}[{self.lines}][{count}];")
+        with w.scope():
+            i = w.each("i", self.lines)
+            if self.plain:
+                source = next(source for source in self.flying if source.product == product)
+                w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
+                return
+            w.line(f"Vector<{way.element}, {self.piece}> piece;")
+            with w.unrolled(f"for (int e = 0; e < {self.piece}; ++e)"):
+                w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i)))};")
+            whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
+            w.line(f"words_of({whole}, {name}[{i}]);")
+
+    def _multiplied(self, value: str) -> str:
+        """Returns the C expression of an element as it is multiplied."""
+        dtype = self.way.gather.operand.dtype
+        if dtype.ctype != self.way.element:
+            value = f"convert<{self.way.element}>({value})"
+        return f"bits_float(to_tf32({value}))" if self.way.product == "tf32" and dtype.name == "float32" else value
+
+    def _elements(self, product: int, i: str) -> dict[Value, str]:
+        """Returns what has been read for element ``e`` of piece ``c`` of row ``i``, as it lies in memory."""
+        read = {}
+        for source in self.prologue.sources:
+            if source.product != product:
+                continue
+            piece = self.geometry(source)
+            if self.known(source):
+                at = linear([(f"({piece.offset('e')})", 1)], self.prologue.place(source).start)
+                read[source.value] = f"int32({at})"
+                continue
+            if self.fixed(source):
+                read[source.value] = source.next + self.at
+                continue
+            text = f"now.{source.name}{source.of}[{i}][{self._c}]"
+            if not source.pointer:
+                offset = piece.offset("e")
+                text = text if offset == "0" else f"({text} + {offset})"
+            elif not self.single(source):
+                text += f"[{piece.offset('e') if self.wide(source) else 'e'}]"
+            read[source.value] = text
+        return read
+
+    # ---- before the kernel begins
+
+    def ahead(self, tile: int, first: str, threads: int) -> None:
+        """Writes requests for the tile's first bytes to the L2 cache, if rows are runs of memory."""
+        w, way = self.w, self.way
+        sources = [source for source in self.flying if source.pointer and self.wide(source) and not source.product]
+        if not sources or len(way.outer) > 1 or len(way.batch) > 1:
+            return
+        source = max(sources, key=lambda source: source.itemsize * self.geometry(source).reach)
+        place = self.prologue.place(source)
+        if len([step for step in place.inner if step]) > 1 or not any(place.outer):
+            return
+        run = next(size for size, step in zip(way.inner, place.inner) if step) * source.itemsize
+        products = [other for other in self.prologue.sources if other.value == source.value or other.product]
+        lines = min(most(run) // LINE, AHEAD // (LINE * tile * len(products)))
+        if lines < 1 or run < lines * LINE:
+            return
+        line = f"min({self.t}({first} + i / {lines}), {self.t}({self.total - 1}))"
+        at = linear([("batch" if prod(way.batch) > 1 else "0", place.batch[0]), (line, place.outer[0])], place.start)
+        w.line("// While the kernel before ends, these are on their way to the L2 cache.")
+        with w.block(f"for (int i = threadIdx.x; i < {tile * lines}; i += {threads})"):
+            for other in products:
+                w.line(f"prefetch({other.pointer} + ({at} + i % {lines} * {LINE // source.itemsize}));")
+
+
+class _Renderer:
+    def __init__(self, spec: ContractionSpec, schedule: ThinSchedule) -> None:
+        self.spec, self.s, self.paths = spec, schedule, thin_paths(spec)
+        s, paths = schedule, self.paths
+        self.w = Kernel(spec.name)
+        names = self.w.names
+        self.at = space(spec)
+        a, b = (paths.wide, paths.thin) if paths.first else (paths.thin, paths.wide)
+        self.prologues = (
+            Prologue(self.w, a.gather, names, "a"),
+            Prologue(self.w, b.gather, names, "b", spec.others),
+        )
+        wide, thin = self.prologues if paths.first else self.prologues[::-1]
+        t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
+        self.t = t
+        self.wide = _Operand(self.w, t, paths.wide, wide, s, paths.piece, rows_of_lane(s), paths.size)
+        self.thin = _Operand(self.w, t, paths.thin, thin, s, paths.piece, paths.columns, paths.few)
+        tile = (s.tile, paths.columns * THIN)
+        total = (paths.size, paths.few)
+        if not paths.first:
+            tile, total = tile[::-1], total[::-1]
+        self.fragments = ResultFragments(
+            self.w, self.at, names, spec, (Edge(total[0], tile[0]), Edge(total[1], tile[1]))
+        )
+        self.staging = staging(self.at, *tile, spec.products)
+        self.tiles = Edge(paths.size, s.tile).tiles
+        if paths.batch * self.tiles >= 2**31:
+            raise Declined(f"{paths.batch * self.tiles} tiles are more than a grid has blocks")
+        self.first = "first" if most(self.tiles) > 1 else "0"
+
+    def render(self) -> KernelSource:
+        w, s, spec, paths = self.w, self.s, self.spec, self.paths
+        types = " and ".join(dict.fromkeys((paths.wide.product, paths.thin.product)))
+        what = "rows" if paths.first else "columns"
+        details = [
+            f"{spec.sums} of {types}",
+            f"{s.tile} {what} a block, whose {s.warps} warps share the reduction; "
+            f"a lane has {s.pieces} pieces of {paths.piece} terms of a row in flight",
+        ]
+        w.parameters += [text for side in self.prologues for text in side.parameters()]
+        w.parameters += self.fragments.epilogue.pointers.parameters()
+        w.line("const int t = threadIdx.x, lane = t % 32, warp = t / 32;")
+        t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
+        blocks = locate(w, t, [("batch", paths.batch, 1), ("first", self.tiles, s.tile)])
+        self.wide.ahead(s.tile, self.first, s.threads)
+        w.line(UNTIL_HERE)
+        for side in self.prologues:
+            side.scalars()
+        w.line()
+        lane = f"lane / {LANES}"
+        self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
+        self.thin.prepare(lane)
+        self._mainloop()
+        self._results()
+        return w.source(
+            self.at.program,
+            details,
+            blocks=blocks,
+            threads=s.threads,
+            barriers=True,
+            blocks_per_sm=min(max(1, blocks_of_registers(paths, s)), 1024 // s.threads),
+        )
+
+    # ---- multiply
+
+    def _mainloop(self) -> None:
+        w, s, paths = self.w, self.s, self.paths
+        span, depth = paths.span(s.pieces), paths.depth
+        each = [(f"lane % {LANES}", paths.piece), ("c", paths.span(1))]
+        # Pieces are whole, but the last ones of a round may not exist.
+        missing = depth % span != 0 or s.warps * span > depth
+        w.line()
+        with w.block("struct Pieces", "};"):
+            self.wide.declare()
+            self.thin.declare()
+        w.line("Pieces next, now;")
+        with w.block(f"const auto fetch = [&]({self.t} k)", "};"), w.scope():
+            self._each_piece(each)
+            if missing:
+                w.line(f"const bool inside = k0 < {depth};")
+            for side in (self.wide, self.thin):
+                side.fetch("inside" if missing else "")
+        tiles, columns = s.tile // WIDE, paths.columns
+        w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
+        begin = linear([("warp", span)]) if s.warps > 1 else "0"
+        w.line(f"fetch({begin});")
+        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {s.warps * span})"):
+            w.line("now = next;")
+            w.line(f"if (k + {s.warps * span} < {depth}) fetch(k + {s.warps * span});")
+            with w.scope():
+                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
+                kept = "inside" if missing and computed else ""
+                self._each_piece(each, position=bool(kept))
+                if kept:
+                    w.line(f"const bool inside = k0 < {depth};")
+                self._multiply(kept)
+
+    def _each_piece(self, each: Sequence[tuple[str, int]], *, position: bool = True) -> None:
+        """Opens the loop over a lane's pieces, and writes the term ``k0`` at which one begins."""
+        c = self.w.each("c", self.s.pieces)
+        if position:
+            self.w.line(f"const {self.t} k0 = {linear([('k', 1), each[0], (c, each[1][1])])};")
+
+    def _multiply(self, kept: str) -> None:
+        """Writes the products of piece ``c`` of all rows."""
+        w, paths = self.w, self.paths
+        types = f"{paths.wide.product}, {paths.thin.product}"
+        self.thin.words("thin", 0, kept)
+        for product in range(paths.products):
+            name = f"wide{product or ''}"
+            self.wide.words(name, product, kept)
+            w.line(f"multiply_pieces<{types}>(sum[{product}], {name}, thin);")
+
+    # ---- results
+
+    def _results(self) -> None:
+        w, s, paths, fragments = self.w, self.s, self.paths, self.fragments
+        tiles, columns = s.tile // WIDE, paths.columns
+        count, total = paths.products * tiles * columns, fragments.total
+        w.line()
+        w.line("// All warps have sums of the same results.")
+        w.line(Buffer("parts", total, (s.warps, count, 32, 4), align=VECTORS).static)
+        staged = self.staging
+        rows, length = (int(n) for n in staged.dims[1:-1].split("]["))
+        w.line(Buffer("sums", total, (paths.products, rows, length), align=VECTORS).static)
+        with w.scope():
+            p, i, j = w.each("p", paths.products), w.each("i", tiles), w.each("j", columns)
+            block = linear([(p, tiles * columns), (i, columns), (j, 1)])
+            own = ", ".join(f"sum[{p}][{i}][{j}][{e}]" for e in range(4))
+            w.line(f"store_shared(parts[warp][{block}][lane], Vector<{total}, 4>{{{{{own}}}}});")
+        w.line("__syncthreads();")
+        with w.block(f"for (int i = t; i < {count * 32}; i += {s.threads})"):
+            w.line("const int l = i % 32, block = i / 32;")
+            w.line(f"Vector<{total}, 4> whole = load_shared<4>(parts[0][block][l]);")
+            if s.warps > 1:
+                with w.unrolled(f"for (int n = 1; n < {s.warps}; ++n)"):
+                    w.line("const auto part = load_shared<4>(parts[n][block][l]);")
+                    w.unrolled_line("for (int e = 0; e < 4; ++e) whole[e] += part[e];")
+            with w.unrolled("for (int e = 0; e < 4; ++e)"):
+                tile = f"block / {columns} % {tiles} * {WIDE} + " if tiles > 1 else ""
+                column = f"block % {columns} * {THIN} + " if columns > 1 else ""
+                w.line(f"const int large = {tile}l / {LANES} + e / 2 * 8, few = {column}l % {LANES} * 2 + e % 2;")
+                place = "[large][few]" if staged.by_rows == paths.first else "[few][large]"
+                product = f"block / {tiles * columns}" if paths.products > 1 else "0"
+                w.line(f"sums[{product}]{place} = whole[e];")
+        w.line("__syncthreads();")
+        for number in range(paths.products):
+            w.line(f"auto& {staged.name(number)} = sums[{number}];")
+        fragments.batch()
+        fragments.epilogue.scalars()
+        m, n = "{r}", "{c}"
+        if self.first != "0":
+            m, n = (f"{self.first} + {m}", n) if paths.first else (m, f"{self.first} + {n}")
+        fragments.take(staged, s.threads, m, n)

@@ -1,0 +1,368 @@
+"""Schedules of products of a large operand with a thin one: rows in memory, split among warps, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from codegen.bf16x6 import BF16X6
+from codegen.buffers import Edge
+from codegen.declined import Declined
+from codegen.family import Schedule
+from codegen.fragments import MOST_PAD
+from codegen.ranking import in_order
+from codegen.sizes import most
+from codegen.spec import ContractionSpec, Gather, Strides
+from codegen.target import Target
+from codegen.tile_path import PIECE, TilePath, merged_gather, orders, product_types
+
+#: Most rows (or columns) of the thin operand: two products of 8 columns for each part of the large one.
+MOST_THIN = 16
+#: Rows (or columns) of the large operand that a product takes, and of the thin one.
+WIDE, THIN = 16, 8
+#: Lanes that share a row.
+LANES = 4
+
+
+@dataclass(frozen=True)
+class ThinSchedule(Schedule):
+    """A block has ``tile`` rows (or columns) of the large operand, and all of the thin one.
+
+    warps   of a block, which share the reduction.
+    pieces  of a row that a lane has in flight while it multiplies as many.
+
+    Raises ValueError unless a tile has a multiple of 16 rows, and warps and pieces are powers of two.
+    """
+
+    tile: int
+    warps: int
+    pieces: int
+
+    def __post_init__(self) -> None:
+        if self.tile < WIDE or self.tile % WIDE:
+            raise ValueError(f"{self}: a tile has a multiple of {WIDE} rows")
+        if any(n < 1 or n & (n - 1) for n in (self.warps, self.pieces)) or self.warps > 32:
+            raise ValueError(f"{self}: 1, 2, 4, ... warps, at most 32, and 1, 2, 4, ... pieces")
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+class ThinPaths(NamedTuple):
+    """The operands of a product, and what a lane brings of them at a time.
+
+    wide, thin  how each lies in memory: the large operand and the other one.
+    first       whether the large one is operand A.
+    size, few   rows (or columns) of each.
+    depth       terms of a sum; batch, products as in `codegen.tile_path.TilePaths`.
+    piece       terms that a lane has of a row: neighbours, at least 16 bytes of them in memory or as they are
+                multiplied.
+    """
+
+    wide: TilePath
+    thin: TilePath
+    first: bool
+    batch: int
+    size: int
+    few: int
+    depth: int
+    products: int
+    piece: int
+
+    @property
+    def columns(self) -> int:
+        """Products of 8 columns that the thin operand takes."""
+        return Edge(most(self.few), THIN).tiles
+
+    @property
+    def words(self) -> int:
+        """Registers of a piece as it is multiplied."""
+        return self.piece * self.wide.itemsize // 4
+
+    def span(self, pieces: int) -> int:
+        """Returns the terms that the lanes of a row have in so many pieces each."""
+        return LANES * self.piece * pieces
+
+
+# ---- pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where the elements of a piece lie: coordinates of its elements, and a tensor's steps along them.
+
+    sizes  of the piece along the last dimensions of the reduction.
+    steps  of the tensor along these.
+    """
+
+    sizes: tuple[int, ...]
+    steps: Strides
+
+    @property
+    def reach(self) -> int:
+        """Elements from the first one to the last one."""
+        return 1 + sum((size - 1) * step for size, step in zip(self.sizes, self.steps))
+
+    @property
+    def dense(self) -> bool:
+        """Whether all elements lie within one vector of at most as many."""
+        return min(self.steps) >= 0 and self.reach <= prod(self.sizes) and self.reach & (self.reach - 1) == 0
+
+    def offset(self, element: str) -> str:
+        """Returns the C expression of an element's place, given its number."""
+        terms, below = [], 1
+        for size, step in reversed(list(zip(self.sizes, self.steps))):
+            if step and size > 1:
+                coordinate = element if below == 1 else f"{element} / {below}"
+                if below * size < prod(self.sizes):
+                    coordinate = f"{coordinate} % {size}"
+                terms.append(coordinate if step == 1 else f"{coordinate} * {step}")
+            below *= size
+        return " + ".join(reversed(terms)) or "0"
+
+
+def piece_sizes(inner: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """Returns the sizes of a piece along the last dimensions, as many as it has; None if pieces do not divide them."""
+    sizes: list[int] = []
+    for size in reversed(inner):
+        if size % count == 0:
+            return (count, *sizes)
+        if type(size) is int and count % size == 0:
+            sizes.insert(0, size)
+            count //= size
+        else:
+            return None
+    return None
+
+
+def thin_paths(spec: ContractionSpec) -> ThinPaths:
+    """Returns how the operands come to registers.  Raises Declined unless one is thin, and the other lies along k."""
+    products = product_types(spec, widen=True)
+    if products[0] == BF16X6:
+        raise Declined("float32 is multiplied in parts by warpgroups only")
+    batch, rows, cols, depth = (prod(sizes) for sizes in (spec.batch, spec.m, spec.n, spec.k))
+    if not batch * rows * cols * depth:
+        raise Declined("there is nothing to multiply")
+    if spec.partials or spec.terms or spec.a.limits or spec.b.limits:
+        raise Declined("thin products have operands without limits, and whole results")
+    if most(rows) > MOST_THIN and (most(cols) > MOST_THIN or spec.others):
+        raise Declined(f"neither operand has at most {MOST_THIN} rows or columns")
+    first = most(rows) > MOST_THIN
+    sides = [(spec.a, spec.m, products[0]), (spec.b, spec.n, products[1])]
+    wide, thin = sides if first else sides[::-1]
+    reason = Declined("the large operand does not lie along the reduction")
+    for order in orders(spec):
+        a, b = _path(spec, *wide, order), _path(spec, *thin, order)
+        piece = _piece(a, b)
+        if piece:
+            size, few = (rows, cols) if first else (cols, rows)
+            return ThinPaths(a, b, first, batch, size, few, depth, spec.products, piece)
+        reason = Declined("the large operand does not lie along the reduction, in whole pieces of 16 bytes")
+    raise reason
+
+
+def _path(
+    spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], product: str, order: Sequence[int]
+) -> TilePath:
+    merged, batch, outer, inner = merged_gather(spec, gather, outer, order)
+    return TilePath(merged, batch, outer, inner, product, True, 1, True)
+
+
+def _piece(wide: TilePath, thin: TilePath) -> int:
+    """Returns the terms of a piece; 0 if the large operand does not lie so."""
+    least = PIECE // wide.itemsize
+    count = max(least, min(PIECE // _narrowest(wide), 4 * least))
+    while count >= least:
+        sizes = [piece_sizes(way.inner, count) for way in (wide, thin)]
+        if all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
+            return count
+        count //= 2
+    return 0
+
+
+def _narrowest(way: TilePath) -> int:
+    """Returns the bytes that the narrowest tensor has for a term of the reduction."""
+    found = []
+    for n, op in enumerate(way.gather.operands):
+        steps = source_steps(way, n)[2]
+        if any(steps):
+            found.append(op.dtype.itemsize)
+    return min(found, default=4)
+
+
+def source_steps(way: TilePath, n: int) -> tuple[Strides, Strides, Strides, int]:
+    """Returns the steps of tensor n along batch, outer and inner dimensions, and where it starts."""
+    gather = way.gather
+    if gather.program is None:
+        return gather.batch, gather.outer, gather.inner, gather.start
+    batch, outer, inner = gather.steps()
+    return batch[n + 1], outer[n + 1], inner[n + 1], gather.starts[n]
+
+
+def suits(way: TilePath, n: int, count: int) -> bool:
+    """Tells whether lanes read pieces of a tensor in vectors, or one element for each."""
+    inner = source_steps(way, n)[2]
+    if not any(inner):
+        return True
+    sizes = piece_sizes(way.inner, count)
+    assert sizes is not None
+    piece = Piece(sizes, inner[len(inner) - len(sizes) :])
+    if not any(piece.steps):
+        return True
+    return piece.dense and aligned(way, n, piece)
+
+
+def aligned(way: TilePath, n: int, piece: Piece) -> bool:
+    """Tells whether every piece of a tensor is as aligned as its vectors are."""
+    batch, outer, inner, start = source_steps(way, n)
+    op = way.gather.operands[n]
+    width = min(16, piece.reach * op.dtype.itemsize)
+    # From piece to piece the innermost of its dimensions goes on where the last one ended.
+    along = (*inner[: len(inner) - len(piece.sizes)], piece.steps[0] * piece.sizes[0])
+    steps = (*batch, *outer, *along, start)
+    return all(step * op.dtype.itemsize % width == 0 for step in steps) and op.alignment % width == 0
+
+
+# ---- schedules
+
+TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
+#: Cycles from a read of memory to its arrival, of a block in front of its reduction and behind it, and for each of its
+#: results; the share of the L2 cache's rate that is reached; instructions of single threads in a cycle.
+LATENCY, OVERHEAD, EACH_RESULT, L2_SHARE, ISSUE = 900.0, 1200.0, 0.5, 48 / 70, 128.0
+#: Instructions that an element takes which is converted, or computed by a program of one instruction.
+CONVERT, STEP = 2.5, 1.0
+#: Registers of a thread beyond sums and pieces, more of them where pieces are computed; the most that it may have.
+OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 16, 64, 240
+#: Bytes of sums of all warps in shared memory.
+MOST_SUMS = 40 << 10
+
+
+def schedules(spec: ContractionSpec, target: Target) -> tuple[ThinSchedule, ...]:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    return in_order(_ranked(spec, target), lambda s: (s.tile, s.warps))
+
+
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Returns the cycles that the best schedule is estimated to take with its operands in the L2 cache, as other forms
+    are compared.  Raises Declined with a reason.
+    """
+    return _cost(spec, thin_paths(spec), _ranked(spec, target)[0][1], target, cold=False)
+
+
+def cost(spec: ContractionSpec, schedule: ThinSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    return _cost(spec, thin_paths(spec), schedule, target)
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, ThinSchedule]]:
+    if not target.arch.has_cp_async:
+        raise Declined(f"{target.arch} has no tensor cores for these types")
+    paths = thin_paths(spec)
+    found = [(_cost(spec, paths, s, target), s) for s in _candidates(paths)]
+    if not found:
+        raise Declined("a thread would need more registers than it has")
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _candidates(paths: ThinPaths) -> Iterator[ThinSchedule]:
+    """Yields what might be fast: warps that all have work, and pieces that fit their registers."""
+    for tile in TILES:
+        if tile > WIDE and tile >= 2 * paths.size:
+            continue
+        for warps in WARPS:
+            for pieces in PIECES:
+                s = ThinSchedule(tile, warps, pieces)
+                idle = paths.span(pieces) * warps > max(paths.depth, paths.span(1))
+                if not idle and blocks_of_registers(paths, s) and sums_bytes(paths, s) <= MOST_SUMS:
+                    yield s
+
+
+def rows_of_lane(s: ThinSchedule) -> int:
+    """Returns how many rows of a tile a lane reads."""
+    return s.tile // 8
+
+
+def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
+    """Returns the bytes of shared memory in which warps add up their sums, and in which these wait for the program."""
+    tile = s.tile * paths.columns * THIN
+    return 4 * paths.products * (s.warps * tile + tile + max(s.tile, paths.columns * THIN) * MOST_PAD)
+
+
+def registers(paths: ThinPaths, s: ThinSchedule) -> int:
+    """Returns how many registers a thread needs, roughly."""
+    rows, columns = rows_of_lane(s) * paths.products, paths.columns
+    flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
+    sums = rows // 2 * columns * 4
+    computed = any(way.gather.program is not None for way in (paths.wide, paths.thin))
+    other = OTHER_REGISTERS + COMPUTING * computed
+    return 2 * flying + sums + (rows + columns) * paths.words + other
+
+
+def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
+    """Returns for how many blocks a multiprocessor has registers: 64 Ki on every architecture since Ampere."""
+    each = -(-registers(paths, s) // 8) * 8
+    return 0 if each > MOST_REGISTERS else (64 << 10) // (each * s.threads)
+
+
+def _words(way: TilePath, piece: int) -> int:
+    """Returns how many registers hold what is read for a piece."""
+    total = 0
+    for n, op in enumerate(way.gather.operands):
+        inner = source_steps(way, n)[2]
+        if any(inner):
+            sizes = piece_sizes(way.inner, piece)
+            assert sizes is not None
+            reach = Piece(sizes, inner[len(inner) - len(sizes) :]).reach
+            total += max(1, -(-min(reach, piece) * op.dtype.itemsize // 4))
+    return total
+
+
+def blocks_per_sm(paths: ThinPaths, s: ThinSchedule, target: Target) -> int:
+    """Returns how many blocks a multiprocessor holds."""
+    return max(1, target.arch.blocks_per_sm(s.threads, registers(paths, s), sums_bytes(paths, s)))
+
+
+def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Target, *, cold: bool = True) -> float:
+    """Returns the estimated cycles: those in which memory, or the busiest multiprocessor, brings the operands.
+
+    With ``cold``, operands are in memory, and the whole is no faster than it.
+    """
+    tiles = paths.batch * Edge(paths.size, s.tile).tiles
+    row, thin = _row_bytes(paths.wide, paths), _row_bytes(paths.thin, paths) * paths.few
+    wide_tile = s.tile * paths.products * row
+    rounds = Edge(tiles, target.sms).tiles
+    together = min(blocks_per_sm(paths, s, target), rounds)
+    # What is in flight: pieces of lanes, half of the time for those that multiply meanwhile.
+    lane = s.pieces * rows_of_lane(s) * paths.products * paths.piece * row / paths.depth
+    flying = min(together * s.threads * lane, together * wide_tile)
+    rate = min(target.sm_rate, flying / LATENCY)
+    memory = tiles * wide_tile / (target.bytes_per_cycle * target.memory_share) if cold else 0.0
+    elements = s.tile * paths.products * paths.depth
+    work = elements * _effort(paths.wide) + max(paths.few, THIN) * paths.depth * _effort(paths.thin)
+    work += elements * paths.columns / 16 + thin / 16
+    busy = max(wide_tile / rate, (wide_tile + thin) / (L2_SHARE * target.l2_rate), work / ISSUE)
+    results = s.tile * paths.few * paths.products * EACH_RESULT * len(spec.program.operands)
+    return LATENCY + max(memory, rounds * busy) + (OVERHEAD + results) * (1 + (rounds - 1) / (2 * together))
+
+
+def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
+    """Returns the bytes of memory that a row takes."""
+    total = 0.0
+    for n, op in enumerate(way.gather.operands):
+        steps = source_steps(way, n)[2]
+        varying = prod(size for size, step in zip(way.inner, steps) if step)
+        total += varying * op.dtype.itemsize if any(steps) else 0
+    return total
+
+
+def _effort(way: TilePath) -> float:
+    """Returns the instructions that an element takes on its way to a product."""
+    program = way.gather.program
+    if program is not None:
+        return CONVERT + STEP * len(program.instructions)
+    return 0.0 if way.gather.operand.dtype.ctype == way.element and way.product != "tf32" else CONVERT
