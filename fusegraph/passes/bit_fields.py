@@ -8,9 +8,9 @@ is a view of x.  Unlike a concatenation, any kernel computes that where it is ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -21,10 +21,12 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
-from fusegraph.pattern import Found, Is, Made, constant, op
+from fusegraph.pattern import Found, Is, Made, op
 
 #: No more parts are joined by one: those of a word of 64 bits, bit by bit.
 MOST_PARTS = 64
+#: Parts are compared by so many nodes one behind the other.
+MOST_NODES = 12
 
 
 @dataclass(frozen=True)
@@ -71,24 +73,50 @@ class _Joined:
 
 def join_fields(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     """Computes bit fields of one tensor that are joined by one expression of the number of the field."""
-    return replaced(graph, lambda node: _joined(graph, node), _write)
+    pieces: dict[Tensor, _Pieces] = {}
+    for node in graph.nodes:
+        if (found := _pieces(node, pieces)) is not None and len(found[1]) <= MOST_PARTS:
+            pieces[node.output] = found
+    return replaced(graph, lambda node: _joined(graph, node, pieces), _write)
 
 
-def _joined(graph: Graph, node: Node) -> _Joined | None:
-    """Returns the parts of a concatenation; None if they are not fields of one tensor, or made of such."""
-    if node.op.role is not Role.CONCATENATE or not 1 < len(node.inputs) <= MOST_PARTS or not node.output.size:
+#: The axis along which a tensor is joined, and what it is joined of.
+_Pieces: TypeAlias = tuple[int, tuple[Tensor, ...]]
+
+
+def _pieces(node: Node, known: Mapping[Tensor, _Pieces]) -> _Pieces | None:
+    """Returns what a concatenation, or a slice of one, is joined of: programs fill a tensor piece by piece, too."""
+    if node.op.role is Role.CONCATENATE:
+        axis = node.attributes["axis"]
+        inner = [known.get(t, (axis, (t,))) for t in node.inputs]
+        return axis, tuple(p for t, (a, parts) in zip(node.inputs, inner) for p in (parts if a == axis else (t,)))
+    if node.op.role is not Role.SLICE or node.inputs[0] not in known:
         return None
-    parts, outer = node.inputs, prod(node.output.shape[: node.attributes["axis"]])
-    if varies(node.output.shape) or len({t.shape for t in parts}) > 1:
+    axis, parts = known[node.inputs[0]]
+    cut = [d for d, (size, n) in enumerate(zip(node.inputs[0].shape, node.output.shape)) if size != n]
+    if cut != [axis] or any(step != 1 for step in node.attributes["steps"]):
+        return None
+    ends = list(accumulate((t.shape[axis] for t in parts), initial=0))
+    first, stop = node.attributes["starts"][axis], node.attributes["stops"][axis]
+    if first not in ends or stop not in ends:
+        return None
+    return axis, parts[ends.index(first) : ends.index(stop)]
+
+
+def _joined(graph: Graph, node: Node, pieces: Mapping[Tensor, _Pieces]) -> _Joined | None:
+    """Returns the parts of a concatenation; None if they are not fields of one tensor, or made of such."""
+    if node.op.role is not Role.CONCATENATE or not node.output.size or varies(node.output.shape):
+        return None
+    axis, parts = pieces.get(node.output, (0, ()))
+    outer = prod(node.output.shape[:axis])
+    if len(parts) < 2 or len({t.shape for t in parts}) > 1:
         return None
     while len(inner := _reshaped(graph, parts)) == len(parts) and len({t.shape for t in inner}) == 1:
         parts = inner
     shape = parts[0].shape
-    axis = next((d for d in range(len(shape) + 1) if prod(shape[:d]) == outer), None)
-    found = None if axis is None else _parts(graph, parts, shape)
-    return (
-        None if axis is None or found is None or isinstance(found, Tensor) else _Joined(found, len(parts), shape, axis)
-    )
+    at = next((d for d in range(len(shape) + 1) if prod(shape[:d]) == outer), None)
+    found = None if at is None else _parts(graph, parts, shape, MOST_NODES)
+    return None if at is None or found is None or isinstance(found, Tensor) else _Joined(found, len(parts), shape, at)
 
 
 def _reshaped(graph: Graph, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -97,27 +125,32 @@ def _reshaped(graph: Graph, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(n.inputs[0] for n in nodes if n is not None and n.op.role is Role.RESHAPE)
 
 
-def _parts(graph: Graph, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> _Parts | None:
+def _parts(graph: Graph, tensors: Sequence[Tensor], shape: tuple[int, ...], depth: int) -> _Parts | None:
+    """Returns what tensors of one shape, or that broadcast to it, are; None if they are nothing alike."""
     first = tensors[0]
     if all(t is first for t in tensors):
         return first
-    number = constant(first)
-    if number is not None and all(t.dtype == first.dtype and constant(t) == number for t in tensors):
+    if first.size == 1 and len({(t.dtype, t.shape, _bytes(t)) for t in tensors}) == 1 and first.is_constant:
         return first
-    fields = _fields([_field(graph, t) for t in tensors], first.dtype)
+    fields = _fields([_field(graph, t, MOST_NODES) for t in tensors], first.dtype)
     if fields is not None:
         return fields if fields.first.x.shape == shape else None
     nodes = [graph.producer(t) for t in tensors]
     model = nodes[0]
-    if model is None or model.kind is not Kind.POINTWISE or model.op.random or not model.op.reads_values:
+    if not depth or model is None or model.kind is not Kind.POINTWISE or model.op.random or not model.op.reads_values:
         return None
     if not all(_is_alike(n, model) for n in nodes):
         return None
-    operands = [_parts(graph, each, shape) for each in zip(*(n.inputs for n in nodes if n is not None))]
+    operands = [_parts(graph, each, shape, depth // 2) for each in zip(*(n.inputs for n in nodes if n is not None))]
     known = tuple(p for p in operands if p is not None)
     if len(known) < len(operands) or all(isinstance(p, Tensor) for p in known):
         return None
     return _Applied(model, known)
+
+
+def _bytes(tensor: Tensor) -> bytes | None:
+    """Returns the value of a small constant, with the sign of a zero."""
+    return tensor.value.tobytes() if tensor.value is not None and tensor.size == 1 else None
 
 
 def _is_alike(node: Node | None, model: Node) -> bool:
@@ -130,47 +163,47 @@ def _is_alike(node: Node | None, model: Node) -> bool:
 
 # ---- one field
 
-_AND = op.bitwise_and("x", Is("number", lambda t: constant(t) is not None))
-_RIGHT, _LEFT = (make("x", Is("number", lambda t: constant(t) is not None)) for make in (op.shift_right, op.shift_left))
+_NUMBER = Is("number", lambda t: t.value is not None and t.size == 1)
+_AND, _RIGHT, _LEFT = (make("x", _NUMBER) for make in (op.bitwise_and, op.shift_right, op.shift_left))
 
 
-def _field(graph: Graph, tensor: Tensor) -> _Field | None:
+def _field(graph: Graph, tensor: Tensor, depth: int) -> _Field | None:
     """Returns the bits that a tensor is; None unless it has integers, and its own dtype's number of bits."""
     if not tensor.dtype.is_int:
         return None
-    found = _shifted(graph, tensor)
+    found = _shifted(graph, tensor, depth - 1) if depth else None
     return _Field(tensor) if found is None else found
 
 
-def _shifted(graph: Graph, tensor: Tensor) -> _Field | None:
+def _shifted(graph: Graph, tensor: Tensor, depth: int) -> _Field | None:
     """Returns the bits of a tensor that a node selects; None if it does not."""
     bits = tensor.dtype.bits
-    if (match := _match(_AND, graph, tensor)) is not None:
+    if (match := _match(_AND, graph, tensor, depth)) is not None:
         inner, number = match
         mask = number if inner.mask is None else inner.mask & number
         return replace(inner, mask=mask) if _fits(mask, tensor.dtype) else None
-    if (match := _match(_RIGHT, graph, tensor)) is not None:
+    if (match := _match(_RIGHT, graph, tensor, depth)) is not None:
         inner, number = match
         if number < 0 or inner.right + number >= bits:
             return None
         return replace(inner, right=inner.right + number, mask=None if inner.mask is None else inner.mask >> number)
-    if (match := _match(_LEFT, graph, tensor)) is not None:
+    if (match := _match(_LEFT, graph, tensor, depth)) is not None:
         inner, number = match
         plain = not inner.right and inner.mask is None and number >= 0 and inner.left + number < bits
         return replace(inner, left=inner.left + number) if plain else None
     return None
 
 
-def _match(pattern: Made, graph: Graph, tensor: Tensor) -> tuple[_Field, int] | None:
+def _match(pattern: Made, graph: Graph, tensor: Tensor, depth: int) -> tuple[_Field, int] | None:
     """Returns the operand of a node that shifts or masks it by a number, as a field, and that number."""
     node = graph.producer(tensor)
     if node is None:
         return None
     for found in pattern.of(Found(graph), node):
-        x, number = found["x"], constant(found["number"])
-        inner = _field(graph, x) if x.dtype == tensor.dtype and x.shape == tensor.shape else None
-        if inner is not None and number is not None:
-            return inner, int(number)
+        x, number = found["x"], found["number"].value
+        inner = _field(graph, x, depth) if x.dtype == tensor.dtype and x.shape == tensor.shape else None
+        if inner is not None and number is not None and found["number"].dtype.is_int:
+            return inner, int(number.reshape(-1)[0])
     return None
 
 
