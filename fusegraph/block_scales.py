@@ -1,11 +1,11 @@
-"""Block scaling, written with ops of the table: elements of few bits with a scale for each block of them."""
+"""Numbers of few bits, with a scale and perhaps a zero point for each block of them, written with ops of the table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fusegraph.dtypes import as_dtype, float32, float64
+from fusegraph.dtypes import DType, as_dtype, float32, float64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.operations import Operations
 from fusegraph.tensor import Tensor
@@ -46,9 +46,62 @@ def block_scale_dequantize(
         raise ShapeError(
             f"{x.name!r} {list(x.shape)} has {count} blocks of {sizes}, scale {scale.name!r} is {list(scale.shape)}"
         )
-    compute = float64 if float64 in (x.dtype, scale.dtype, kind) else float32
-    fine = [part for n, b in zip(count, blocks) for part in ((n, b) if b > 1 else (n,))]
-    each = [part for n, b in zip(count, blocks) for part in ((n, 1) if b > 1 else (n,))]
+    return _scaled(self, x, scale, None, kind, name)
+
+
+def dequantize(
+    self: Operations,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    dtype: Any = None,
+    *,
+    name: str | None = None,
+) -> Tensor:
+    """Returns (x - zero_point) * scale, rounded once to ``dtype``, by default the scale's.
+
+    scale has a number for each block of x; its shape, whose last dimensions are x's, says how large they are: [] is one
+    for all elements, [N, 1] one for each row, [N, K / 64] one for 64 elements of a row.  zero_point has as many, or
+    broadcasts to them.  x and zero_point have any dtype but bool, scale has floats.  Raises ShapeError for a scale that
+    does not divide x into blocks; DTypeError.
+    """
+    kind = scale.dtype if dtype is None else as_dtype(dtype)
+    zero_type = x.dtype if zero_point is None else zero_point.dtype
+    if not scale.dtype.is_float or x.dtype.is_bool or zero_type.is_bool or not kind.is_float:
+        beside = "" if zero_point is None else f" less {zero_type}"
+        raise DTypeError(
+            f"dequantize multiplies numbers by floats and gives floats, got {x.dtype}{beside} times {scale.dtype} to "
+            f"{kind}"
+        )
+    grid = (1,) * (x.rank - scale.rank) + scale.shape
+    if scale.rank > x.rank or any(count not in (1, n) and (count < 1 or n % count) for n, count in zip(x.shape, grid)):
+        raise ShapeError(f"scale {scale.name!r} {list(scale.shape)} does not divide {x.name!r} {list(x.shape)}")
+    if zero_point is not None:
+        own = (1,) * (x.rank - zero_point.rank) + zero_point.shape
+        if zero_point.rank > x.rank or any(n not in (1, count) for n, count in zip(own, grid)):
+            raise ShapeError(
+                f"zero_point {zero_point.name!r} {list(zero_point.shape)} is not one for each of the scales "
+                f"{scale.name!r} {list(scale.shape)}"
+            )
+    return _scaled(self, x, scale, zero_point, kind, name)
+
+
+def _scaled(
+    self: Operations, x: Tensor, scale: Tensor, zero_point: Tensor | None, kind: DType, name: str | None
+) -> Tensor:
+    """Returns numbers less the zero points of their blocks, times the scales, in dimensions that tell blocks apart."""
+    types = [t.dtype for t in (x, scale, zero_point) if t is not None]
+    compute = float64 if float64 in (*types, kind) else float32
+    grid = (1,) * (x.rank - scale.rank) + scale.shape
+    cut = [count not in (1, n) for n, count in zip(x.shape, grid)]
+    fine = [part for n, count, c in zip(x.shape, grid, cut) for part in ((count, n // count) if c else (n,))]
+
+    def spread(t: Tensor) -> Tensor:
+        own = (1,) * (x.rank - t.rank) + t.shape
+        wide = t if t.dtype == compute else self.cast(t, compute)
+        return self.reshape(wide, [part for n, c in zip(own, cut) for part in ((n, 1) if c else (n,))])
+
     values = self.reshape(x if x.dtype == compute else self.cast(x, compute), fine)
-    factors = self.reshape(scale if scale.dtype == compute else self.cast(scale, compute), each)
-    return self.identity(self.reshape(self.mul(values, factors), x.shape), dtype=kind, name=name)
+    if zero_point is not None:
+        values = self.sub(values, spread(zero_point))
+    return self.identity(self.reshape(self.mul(values, spread(scale)), x.shape), dtype=kind, name=name)

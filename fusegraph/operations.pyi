@@ -1638,6 +1638,15 @@ class Operations(_Known):
         block_size has the sizes of a block along the last dimensions of x, an integer that along the last one; scale has
         x's shape divided by them.  Raises ShapeError where x has no whole blocks, or scale not one for each; DTypeError;
         AttributeValueError for sizes below 1."""
+    def dequantize(
+        self, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, dtype: Any = None, *, name: str | None = None
+    ) -> Tensor:
+        """Returns (x - zero_point) * scale, rounded once to ``dtype``, by default the scale's.
+
+        scale has a number for each block of x; its shape, whose last dimensions are x's, says how large they are: [] is one
+        for all elements, [N, 1] one for each row, [N, K / 64] one for 64 elements of a row.  zero_point has as many, or
+        broadcasts to them.  x and zero_point have any dtype but bool, scale has floats.  Raises ShapeError for a scale that
+        does not divide x into blocks; DTypeError."""
     def resample(self, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
         """Returns sums over k of ``weights[i, k] * x[index[i, k]]`` along an axis; without weights, ``x[index[i]]``.
 

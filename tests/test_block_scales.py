@@ -11,7 +11,7 @@ from graphs import check_all, quick
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
-from fusegraph.errors import AttributeValueError, DTypeError, NotSupportedError, ShapeError
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, NotSupportedError, ShapeError
 
 #: format -> (elements, scales, elements of a block)
 FORMATS = {
@@ -102,6 +102,87 @@ def test_refusals() -> None:
         (lambda: g.block_scale_dequantize(x, g.tensor("i", (4, 2), "int8"), 15), DTypeError, "times int8"),
         (lambda: g.block_scale_dequantize(x, s, 15, "int8"), DTypeError, "to int8"),
         (lambda: g.exp(g.tensor("e", (4,), "float8_e8m0")), DTypeError, "cast to bfloat16 or float32"),
+    ):
+        with pytest.raises(error, match=text):
+            body()
+
+
+# ---- scales whose shapes say how large blocks are
+
+#: x, scale, zero point
+GRIDS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None], ...] = (
+    ((4, 12), (), ()),
+    ((4, 12), (4, 1), (4, 1)),
+    ((4, 12), (12,), None),
+    ((4, 12), (4, 3), (4, 3)),
+    ((4, 12), (4, 3), (4, 1)),
+    ((4, 12), (2, 3), (3,)),
+    ((4, 12), (1, 6), (1,)),
+    ((2, 4, 12), (4, 2), (4, 2)),
+    ((2, 4, 12), (2, 1, 4), None),
+    ((2, 4, 12), (2, 2, 12), (2, 1, 12)),
+    ((0, 12), (0, 3), (0, 3)),
+    ((0, 12), (1, 3), None),
+    ((1,), (1,), (1,)),
+)
+
+
+def blocks(numbers: Any, shape: tuple[int, ...]) -> Any:
+    """Numbers of blocks for each element, found by its position."""
+    wide, found = numbers.astype(np.float64), np.zeros(shape)
+    own = shape[len(shape) - wide.ndim :]
+    for place in np.ndindex(shape):
+        inner = place[len(shape) - wide.ndim :]
+        found[place] = wide[tuple(p * n // size for p, n, size in zip(inner, wide.shape, own))]
+    return found
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_dequantised_numbers(grid: Any) -> None:
+    shape, scaled, zeros = grid
+    for kind, zero in (("int8", "int8"), ("uint4", "uint4"), ("float8_e4m3", "float16")):
+        g = fg.Graph("dequantised")
+        x, s = g.tensor("x", shape, kind), g.tensor("s", scaled, "float16")
+        q, f = elements(dt.BY_NAME[kind], shape, 0), scales(dt.float16, scaled, 1)
+        given, less = [q, f], np.zeros(())
+        if zeros is not None:
+            less = elements(dt.BY_NAME[zero], zeros, 2)
+            given.append(less)
+        z = None if zeros is None else g.tensor("z", zeros, zero)
+        g.output(g.dequantize(x, s, z), name="y")
+        g.output(g.dequantize(x, s, z, "float32"), name="wide")
+        expected = (q.astype(np.float64) - blocks(less, shape)) * blocks(f, shape)
+        for engine in ("cpu", "reference"):
+            y, wide = g.compile(engine)(*given)
+            assert (y.dtype, wide.dtype) == (np.float16, np.float32)
+            np.testing.assert_array_equal(wide, expected.astype(np.float32))
+            np.testing.assert_array_equal(y, expected.astype(np.float16))
+
+
+def test_dequantised_weights_are_part_of_their_product() -> None:
+    g = fg.Graph("layer", "bfloat16")
+    x = g.tensor("x", (3, 96))
+    w = g.tensor("w", (24, 96), "uint4", parameter=True)
+    s, z = (g.tensor(n, (24, 3), k, parameter=True) for n, k in (("s", "bfloat16"), ("z", "uint8")))
+    g.output(g.gelu(x @ g.dequantize(w, s, z).T), name="y")
+    made = g.compile("cpu").plan
+    assert (len(made.kernels), made.packing) == (1, None)
+    check_all([g])
+
+
+def test_what_does_not_divide() -> None:
+    g, other = fg.Graph("wrong"), fg.Graph("other")
+    x, s = g.tensor("x", (4, 30), "int8"), g.tensor("s", (4, 4))
+    fine = g.tensor("fine", (4, 3))
+    for body, error, text in (
+        (lambda: g.dequantize(x, s), ShapeError, r"scale 's' \[4, 4\] does not divide 'x' \[4, 30\]"),
+        (lambda: g.dequantize(x, g.tensor("d", (1, 4, 3))), ShapeError, "does not divide"),
+        (lambda: g.dequantize(x, g.tensor("n", (4, 0))), ShapeError, "does not divide"),
+        (lambda: g.dequantize(x, fine, g.tensor("z", (4, 6), "int8")), ShapeError, "is not one for each of the scales"),
+        (lambda: g.dequantize(x, x), DTypeError, "int8 times int8 to int8"),
+        (lambda: g.dequantize(x, fine, None, "int8"), DTypeError, "to int8"),
+        (lambda: g.dequantize(x, fine, g.tensor("b", (4, 3), "bool")), DTypeError, "int8 less bool times float32"),
+        (lambda: g.dequantize(x, fine, other.tensor("z", (4, 3))), GraphError, "belongs to graph 'other'"),
     ):
         with pytest.raises(error, match=text):
             body()
