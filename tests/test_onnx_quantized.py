@@ -368,3 +368,23 @@ def test_quantised_results(columns: int) -> None:
     np.testing.assert_array_equal(found[~near], expected[~near])
     np.testing.assert_allclose(found, expected, atol=1)
     assert planned(made)[0] == 1
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
+@pytest.mark.parametrize("source", ["float32", "float16"])
+def test_powers_of_two(source: str, mode: str) -> None:
+    """The scales of MX formats, rounded as Cast's table and its round_mode say."""
+    x = np.array([0.0, 0.124, 0.25, 0.3, 0.375, 0.5, 1.0, 1.1, 1.5, 1.75, 2.0, 3.0, np.nan, np.inf, 1000.0], source)
+    if source == "float32":
+        tiny = np.array([2.0**-127, 1.2 * 2.0**-127, 1.6 * 2.0**-127, 2.0**-126, 2.0**-130, 2.0**127], source)
+        x = np.concatenate([x, tiny, np.nextafter(tiny[[3, 5]], np.float32(np.inf))])
+    expected = []
+    for v in map(float, x):
+        below = int(np.floor(np.log2(min(max(v, 2.0**-127), 2.0**127)))) if v == v else 0
+        above = below + (2.0**below < v)
+        near = above if v - 2.0**below >= 2.0**below / 2 else below
+        code = {"up": above, "down": below, "nearest": near}[mode]
+        expected.append(255 if v != v else min(code, 127) + 127)
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E8M0, round_mode=mode)
+    proto = model([node], [value("x", x.shape, FLOATS[source])], [value("y", None, TensorProto.FLOAT8E8M0)], opset=25)
+    np.testing.assert_array_equal(run(built(proto), x).view(np.uint8), expected)
