@@ -6,11 +6,11 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from codegen.dtypes import BY_NAME, SIZE_OF
+from codegen.dtypes import ALL, SIZE_OF
 
 #: Bytes of a C type: those of the dtypes, and of `codegen/device`'s structs.
 SIZES = {
-    **{dtype.ctype: dtype.itemsize for dtype in BY_NAME.values()},
+    **{dtype.ctype: dtype.itemsize for dtype in ALL},
     **SIZE_OF,
     "int": 4,
     "unsigned char": 1,

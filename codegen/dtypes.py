@@ -22,6 +22,7 @@ class DType:
 
     Elements of fewer than 8 ``bits`` are packed: element o is bits o * bits and up of the memory, the lowest first
     (NumPy's arrays of them have one byte per element).  Kernels know none of these: values are held in a ``carrier``.
+    float8_e8m0, a power of 2 or NaN, is another such type, with one element a byte.
     """
 
     name: str
@@ -44,7 +45,7 @@ class DType:
 
     @property
     def is_packed(self) -> bool:
-        """Whether a byte has several elements."""
+        """Whether memory is bytes whose bits only casts understand: mostly a byte has several elements."""
         return self.packed_bits > 0
 
     def nbytes(self, count: int) -> int:
@@ -90,8 +91,8 @@ class DType:
 
     @property
     def saturates(self) -> bool:
-        """Whether what is too large is rounded to the largest finite number, as in floats of 8 bits and fewer."""
-        return self.is_float and self.bits <= 8
+        """Whether what is too large is rounded to the largest finite number, as in signed floats of up to 8 bits."""
+        return self.is_float and self.bits <= 8 and self.min < 0
 
     @property
     def unit_roundoff(self) -> float:
@@ -148,10 +149,12 @@ int4 = _packed("int4", 4, ml_dtypes.int4, int8)
 uint4 = _packed("uint4", 4, ml_dtypes.uint4, uint8)
 int2 = _packed("int2", 2, ml_dtypes.int2, int8)
 uint2 = _packed("uint2", 2, ml_dtypes.uint2, uint8)
+float8_e8m0 = _packed("float8_e8m0", 8, ml_dtypes.float8_e8m0fnu, bfloat16)
 float4_e2m1 = _packed("float4_e2m1", 4, ml_dtypes.float4_e2m1fn, float8_e4m3)
 
-#: Types of fewer than 8 bits: they are stored, moved and cast, and nothing is computed in them.
-PACKED: tuple[DType, ...] = (int4, uint4, int2, uint2, float4_e2m1)
+#: Types for storage, of fewer than 8 bits or of nothing but an exponent: they are stored, moved and cast, and nothing
+#: is computed in them.
+PACKED: tuple[DType, ...] = (int4, uint4, int2, uint2, float4_e2m1, float8_e8m0)
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in (*ALL, *PACKED)}
 BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in (*ALL, *PACKED)}
 #: Bytes of each C type in which reductions are computed.

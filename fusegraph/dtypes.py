@@ -9,7 +9,9 @@ What is computed in what:
   in 32 bits, or 64 where the operand or the result has as many (see `sum_dtype`).
 - bool in itself: sums and counts want a cast.
 - int4, uint4, int2, uint2 and float4_e2m1 in nothing: they are packed in memory, moved, chosen by a mask, and cast.
-  Everything else raises DTypeError.
+  Everything else raises DTypeError.  So it is with float8_e8m0, the scales of MX formats: powers of 2 from 2^-127 to
+  2^127, and NaN, which is what numbers that are not positive or too large become.  Others round to the nearest, halfway
+  up.
 
 Floats become integers by truncation and saturate, NaN is 0; integers wrap around; floats round to nearest even.
 """
@@ -33,6 +35,7 @@ from codegen.dtypes import float8_e4m3 as float8_e4m3
 from codegen.dtypes import float8_e4m3fnuz as float8_e4m3fnuz
 from codegen.dtypes import float8_e5m2 as float8_e5m2
 from codegen.dtypes import float8_e5m2fnuz as float8_e5m2fnuz
+from codegen.dtypes import float8_e8m0 as float8_e8m0
 from codegen.dtypes import float16 as float16
 from codegen.dtypes import float32 as float32
 from codegen.dtypes import float64 as float64
@@ -60,6 +63,7 @@ _ALIASES = {
     "double": float64,
     "float4_e2m1fn": float4_e2m1,
     "float8_e4m3fn": float8_e4m3,
+    "float8_e8m0fnu": float8_e8m0,
     "fp8_e4m3": float8_e4m3,
     "fp8_e5m2": float8_e5m2,
     "bool_": bool_,

@@ -481,10 +481,10 @@ class Graph(Operations):
 
 
 def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
-    """Raises DTypeError if an op would compute in a type of fewer than 8 bits: these are only cast, moved, selected."""
+    """Raises DTypeError if an op would compute in a type for storage: these are only cast, moved, selected."""
     packed = next((d for d in dtypes if d.is_packed), None)
     if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
-        wide = "float16 or float32" if packed.is_float else "int8 or a float"
+        wide = "int8 or a float" if packed.is_int else f"{packed.carrier if packed.min > 0 else 'float16'} or float32"
         raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
 
 

@@ -56,6 +56,27 @@ def searchsorted(result: TensorType, sequence: Array, values: Array, right: bool
     return found
 
 
+def block_scale_dequantize(
+    result: TensorType, x: Array, scale: Array, block_size: int | Sequence[int], dtype: Any = None
+) -> Array:
+    for d, size in enumerate(reversed([block_size] if isinstance(block_size, int) else block_size), start=1):
+        scale = np.repeat(scale, size, axis=-d)
+    return np.asarray(x.astype(np.float64) * scale)
+
+
+def dequantize(result: TensorType, x: Array, scale: Array, zero_point: Array | None = None, dtype: Any = None) -> Array:
+    def spread(numbers: Array) -> Array:
+        wide = numbers.astype(np.float64).reshape((1,) * (x.ndim - numbers.ndim) + numbers.shape)
+        for d, size in enumerate(x.shape):
+            wide = np.repeat(wide, size // wide.shape[d] if wide.shape[d] else 1, axis=d)
+        return wide
+
+    zero = np.zeros(()) if zero_point is None else zero_point
+    if zero_point is not None:
+        zero = np.broadcast_to(zero_point, np.broadcast_shapes(zero_point.shape, scale.shape))
+    return (x.astype(np.float64) - spread(zero)) * spread(scale)
+
+
 def gather_nd(result: TensorType, x: Array, index: Array, batch: int = 0) -> Array:
     if not index.size or not x.size:
         return np.zeros(result.shape, x.dtype)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fusegraph import composed, gradients, meanings, rearranging, resampling, sampling
+from fusegraph import block_scales, composed, gradients, meanings, rearranging, resampling, sampling
 from fusegraph.calls import means
 from fusegraph.dtypes import as_dtype
 from fusegraph.errors import GraphError
@@ -94,7 +94,7 @@ def _composed(function: Callable[..., Any]) -> Callable[..., Any]:
             raise GraphError(f"{label}{str(signature).replace('self: Operations, ', '')}: {error}") from None
         for key, value in bound.arguments.items():
             parameter = signature.parameters[key]
-            if parameter.annotation == "Tensor":
+            if parameter.annotation == "Tensor" or (parameter.annotation == "Tensor | None" and value is not None):
                 several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
                 for tensor in value if several else (value,):
                     self._own(tensor, f"{label}, operand {key!r}")
@@ -127,6 +127,8 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
         )
         for f in composed.FUNCTIONS
     ),
+    means(meanings.block_scale_dequantize)(block_scales.block_scale_dequantize),
+    means(meanings.dequantize)(block_scales.dequantize),
     means(meanings.resample, weighs=True)(resampling.resample),
     means(meanings.interpolate, weighs=True)(resampling.interpolate),
     means(meanings.grid_sample, weighs=True)(resampling.grid_sample),

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from fusegraph.calls import Call
-from fusegraph.dtypes import DType, int32, int64
+from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.engines.base import Executable
 from fusegraph.ops.base import Op
 from fusegraph.ops.scatter import Reduction
@@ -1623,6 +1623,30 @@ class Operations(_Known):
         Operands are combined from left to right, each step a matrix product where something is summed.  "..." stands for
         dimensions that broadcast.  The result and all intermediate sums and products have the promoted dtype.  Raises
         AttributeValueError, ShapeError."""
+    def block_scale_dequantize(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        block_size: int | Sequence[int],
+        dtype: Any = float32,
+        *,
+        name: str | None = None,
+    ) -> Tensor:
+        """Returns elements times the scale of their block, rounded once to ``dtype``, as cuDNN's op of this name.
+
+        x has any dtype but bool, mostly of 8 or 4 bits; scale has floats: float8_e8m0 in MX formats, float8_e4m3 in NVFP4.
+        block_size has the sizes of a block along the last dimensions of x, an integer that along the last one; scale has
+        x's shape divided by them.  Raises ShapeError where x has no whole blocks, or scale not one for each; DTypeError;
+        AttributeValueError for sizes below 1."""
+    def dequantize(
+        self, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, dtype: Any = None, *, name: str | None = None
+    ) -> Tensor:
+        """Returns (x - zero_point) * scale, rounded once to ``dtype``, by default the scale's.
+
+        scale has a number for each block of x; its shape, whose last dimensions are x's, says how large they are: [] is one
+        for all elements, [N, 1] one for each row, [N, K / 64] one for 64 elements of a row.  zero_point has as many, or
+        broadcasts to them.  x and zero_point have any dtype but bool, scale has floats.  Raises ShapeError for a scale that
+        does not divide x into blocks; DTypeError."""
     def resample(self, x: Tensor, axis: int, index: Any, weights: Any = None, *, name: str | None = None) -> Tensor:
         """Returns sums over k of ``weights[i, k] * x[index[i, k]]`` along an axis; without weights, ``x[index[i]]``.
 

@@ -20,7 +20,8 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
   ``hypot``) and counts (``mode``, ``histc``);
 - rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a
   divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
-- sparse, nested and quantised tensors;
+- sparse and nested tensors, those of quantised dtypes (``quint8``), and products of 8-bit floats with scales for blocks
+  on both sides;
 - ``copy_`` to inputs of what torch computes, and to inputs that another piece or torch reads later: all of these are
   written at the end, by one call, which cuts no piece in two.
 """

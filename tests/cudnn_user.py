@@ -114,7 +114,8 @@ def test_norm_and_its_gradient_in_torch(handle):
 
 def test_refused(handle):
     graph = cudnn.pygraph(intermediate_data_type=FLOAT, compute_data_type=FLOAT, handle=handle)
-    a = graph.tensor(dim=[1, 32, 32], data_type=cudnn.data_type.FP8_E4M3)
-    scales = graph.tensor(dim=[1, 32, 1], data_type=cudnn.data_type.FP8_E8M0)
-    graph.block_scale_dequantize(a, scales, block_size=[1, 32]).set_output(True)
+    a = graph.tensor(dim=[1, 32, 32], data_type=FLOAT)
+    y, scale = graph.block_scale_quantize(a, block_size=32, axis=2, transpose=False)
+    y.set_output(True).set_data_type(cudnn.data_type.FP8_E4M3)
+    scale.set_output(True).set_data_type(cudnn.data_type.FP8_E8M0)
     build(graph)

@@ -46,7 +46,7 @@ def test_what_is_reported(tmp_path):
         "test_user.py": {
             **{"options": "--fusegraph-capability=9.0 --fusegraph-operations=1e+06"},
             **{"passed": 3, "failed": 1, "skipped": 2, "graphs": 6, "served": 5, "right": 3},
-            "refused": {"there is no op for block_scale_dequantize": 1},
+            "refused": {"there is no op for block_scale_quantize": 1},
             "not run": {"too large": 1},
         }
     }

@@ -408,16 +408,16 @@ def test_integers_are_computed_as_the_node_says():
 def test_everything_that_is_lacking_is_said_at_once():
     g = pygraph(DATA.HALF)
     q, k = (g.tensor([2, 4, 64, 32], name=n) for n in "qk")
-    o = g.block_scale_dequantize(q, g.tensor([2, 4, 64, 2], name="scales"), block_size=[1, 16], name="unpack")
-    four = g.tensor([2, 4, 64, 32], name="four", data_type=DATA.FP4_E2M1)
+    o, _ = g.block_scale_quantize(q, block_size=16, axis=3, transpose=False, name="pack")
+    four = g.tensor([2, 4, 64, 32], name="four", data_type=DATA.FP8_E5M3)
     ragged = g.tensor([3, 1, 1, 1], name="offsets", data_type=DATA.INT32)
     g.relu(g.add(four, o, name="sum").set_ragged_offset(ragged), name="relu").set_output(True)
     g.reduction(k, g.tensor([4, 1, 1, 1], name="groups"), mode=cudnn.reduction_mode.ADD, name="total")
     with pytest.raises(NotSupportedError) as refusal:
         from_cudnn(g)
     for part in (
-        "pygraph 'users' cannot be read: there is no op for block_scale_dequantize 'unpack'",
-        "'four' (uid 5): data type FP4_E2M1, which fusegraph does not have",
+        "pygraph 'users' cannot be read: there is no op for block_scale_quantize 'pack'",
+        "'four' (uid 5): data type FP8_E5M3, which fusegraph does not have",
         "tensor 'sum::OUT_0' (uid 7): ragged_offset",
         "reduction 'total': group_offset",
     ):

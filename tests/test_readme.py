@@ -218,6 +218,7 @@ def test_what_ci_says_where_something_is_missing(tmp_path: Path) -> None:
         "onnx.md",
         "training.md",
         "tutorial.md",
+        "weights.md",
         "write-a-kernel.md",
     ],
 )
@@ -234,7 +235,8 @@ def test_python_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_python_blocks_are_known() -> None:
-    run = {"python.md", "gradients.md", "torch.md", "onnx.md", "training.md", "tutorial.md", "write-a-kernel.md"}
+    run = {"python.md", "gradients.md", "torch.md", "onnx.md", "training.md", "tutorial.md"}
+    run |= {"weights.md", "write-a-kernel.md"}
     assert {name for name, text in DOCS.items() if "```python\n" in text} == run
 
 

@@ -202,6 +202,16 @@ CALLS: dict[str, list[Build]] = {
         )
         for mode in ("none", "add", "mul", "max", "min")
     ],
+    "block_scale_dequantize": [
+        lambda g: g.block_scale_dequantize(
+            g.tensor("x", (4, 6), "int4"), g.tensor("s", (2, 2)), block_size=(2, 3), dtype=g.io_dtype
+        )
+    ],
+    "dequantize": [
+        lambda g: g.dequantize(g.tensor("x", (4, 6), "uint4"), g.tensor("s", (4, 3)), g.tensor("z", (4, 1), "int8")),
+        lambda g: g.dequantize(g.tensor("x", (2, 4, 6), "int4"), g.tensor("s", (2, 1))),
+        lambda g: g.dequantize(g.tensor("x", (4, 6), "uint2"), g.tensor("s", ()), g.tensor("z", (), "uint2")),
+    ],
     "split": [lambda g: [t + 1 for t in g.split(g.tensor("x", (6, 5)), [1, 2, 3])]],
     "flip": [lambda g: g.flip(g.tensor("x", (6, 5)), 1) * 2],
     "squeeze": [lambda g: g.squeeze(g.tensor("x", (1, 5, 1))) * 2],

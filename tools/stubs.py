@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from fusegraph.calls import Call
-from fusegraph.dtypes import DType, int32, int64
+from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.engines.base import Executable
 from fusegraph.ops.base import Op
 from fusegraph.ops.scatter import Reduction

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -197,6 +198,10 @@ def with_own_memory(graph: Graph, results: Any) -> tuple[Any, ...]:
     return tuple([x for t, x in zip(graph.results, every) if t not in graph.updates])
 
 
+#: torch's dtypes of elements that are packed: DLPack has no word for some, and none of them in bytes.
+_TORCH = ("torch.float8_e8m0fnu", "torch.float4_e2m1fn_x2")
+
+
 def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
     """Returns what a kernel takes in place of an array: for packed elements their contiguous bytes.
 
@@ -217,6 +222,8 @@ def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
         return pack(array, tensor.dtype, tensor.strides)
     if isinstance(array, np.ndarray):
         return array.reshape(-1) if array.flags.c_contiguous else array
+    if str(getattr(array, "dtype", "")) in _TORCH:
+        array = array.view(sys.modules["torch"].uint8)
     contiguous = getattr(array, "is_contiguous", None)  # torch's
     return array.reshape(-1) if contiguous is not None and contiguous() else array
 

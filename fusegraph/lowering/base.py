@@ -146,14 +146,6 @@ class Part(GroupView):
         self.writes = writes or self.writes
 
 
-class Part(GroupView):
-    """Some nodes of a group, of which certain results are wanted."""
-
-    def __init__(self, view: GroupView, nodes: Sequence[Node], *writes: Tensor) -> None:
-        super().__init__(view.graph, nodes, {n: k for k, n in enumerate(view.nodes)})
-        self.writes = writes or self.writes
-
-
 def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     """Returns the bytes that a tensor's pointer is a multiple of: see `GroupView.alignment`."""
     base = tensor.base

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TypeAlias
 
 from codegen.declined import Declined
@@ -210,8 +209,8 @@ def divided(
 ) -> Divided | None:
     """Returns the operands of a product of a group with movement in front of it; None if there is none.
 
-    ``whole`` returns the product, not in parts, of operands as they lie.  Raises Declined if an element of them would be
-    read at a position that is computed.
+    ``whole`` returns the product, not in parts, of operands as they lie.  Raises Declined if an element of them
+    would be read at a position that is computed.
     """
     if not view.of(Kind.MOVEMENT):
         return None

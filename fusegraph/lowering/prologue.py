@@ -141,7 +141,8 @@ def _accept_operand(
     in_registers = _in_registers(view, anchor, position, nodes, large)
     if not operand.size:
         return []
-    return [_weighed(anchor, position, nodes, read, product, in_registers, options)]
+    stored = divided.is_stored(view.graph, operand, nodes)
+    return [_weighed(anchor, position, nodes, read, product, in_registers, stored, options)]
 
 
 def confirmed(
@@ -223,11 +224,12 @@ def _weighed(
     read: Sequence[Tensor],
     product: Product,
     in_registers: bool,
+    stored: bool,
     options: Options,
 ) -> Choice:
     """Returns the choice to compute an operand repeatedly, instead of writing and reading it.
 
-    Raises Outweighed, with the numbers, if that costs more.
+    Raises Outweighed, with the numbers, if that costs more and the operand is not ``stored`` in fewer bytes.
     """
     target, operand, computed = options.target.planned, anchor.inputs[position], _fillings(product, position)
     per_byte = INSTRUCTIONS * target.fma * target.sms / target.bytes_per_cycle
@@ -252,7 +254,7 @@ def _weighed(
     without = _without(anchor, product, target, on_tensor_cores)
     cycles = {PART: without + cost / target.bytes_per_cycle, OWN: without + saved / target.bytes_per_cycle}
     alike = f"{anchor.op.name} {[t.type for t in anchor.inputs]} {[n.op.name for n in nodes]}"
-    what, stored = f"{NAME} of operand {'AB'[position > 0]}", divided.is_stored(anchor.output.graph, operand, nodes)
+    what = f"{NAME} of operand {'AB'[position > 0]}"
     preferred = OWN if cost > saved and not stored else PART
     choice = weigh(what, anchor.name, cycles, preferred, options.settled, alike)
     if choice.taken == OWN:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusegraph.dtypes import DType, float4_e2m1, float16, float32, float64
+from fusegraph.dtypes import DType, float4_e2m1, float8_e8m0, float16, float32, float64
 from fusegraph.ops.base import Array
 
 
@@ -37,12 +37,14 @@ def round_to(array: Array, dtype: DType) -> Array:
     Rounds once (a cast by way of float32, as ml_dtypes makes for its types, rounds twice).  What is too large becomes
     infinity or, in floats of 8 bits and fewer, the largest number.  Infinity, NaN and the sign of zero stay; where a
     dtype has no infinity, it becomes the largest number, and where zero has no sign, -0 becomes 0.  NaN becomes -0 in
-    float4_e2m1, which has no NaN.
+    float4_e2m1, which has no NaN.  float8_e8m0 has nothing but powers of 2: see `_power`.
     """
     array = np.asarray(array, dtype=np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if dtype == float64:
             return array
+        if dtype == float8_e8m0:
+            return _power(array)
         if dtype in (float32, float16):
             return array.astype(dtype.numpy).astype(np.float64)
         info = ml_dtypes.finfo(dtype.numpy)
@@ -54,6 +56,14 @@ def round_to(array: Array, dtype: DType) -> Array:
                 clipped = np.where(np.isnan(clipped), -0.0, clipped)
             return np.where(np.isinf(array), array, clipped) if dtype.has_infinity else clipped
         return np.where(np.abs(rounded) > dtype.max, np.copysign(np.inf, rounded), rounded)
+
+
+def _power(array: Array) -> Array:
+    """Rounds to the nearest power of 2 in float8_e8m0, halfway up; NaN for what is not positive or too large."""
+    mantissa, exponent = np.frexp(array)
+    exponent = np.maximum(exponent - 1 + (mantissa >= 0.75), -127)
+    valid = (array > 0) & (array < np.inf) & (exponent <= 127)
+    return np.where(valid, np.ldexp(1.0, np.where(valid, exponent, 0)), np.nan)
 
 
 def _nearest(array: Array, info: Any) -> Array:

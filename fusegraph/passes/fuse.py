@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import networkx as nx
 
@@ -23,8 +22,8 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
 from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
 from fusegraph.lowering.choices import Choice, Outweighed, unique
-from fusegraph.lowering.divided import made_of_less
 from fusegraph.ops.base import Kind, Role
+from fusegraph.passes.gathered import additions, gather_operands
 from fusegraph.passes.joins import planned_joins
 from fusegraph.passes.overwriting import orders, placed
 from fusegraph.passes.partition import Decision, Group, Partition, edges
@@ -50,26 +49,6 @@ def _nearest(groups: Sequence[int], group: int) -> list[int]:
 def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
     """Returns the tensors that nodes take, except those of one element."""
     return {t for n in nodes for t in n.inputs if t.size > 1}
-
-
-def _additions(graph: Graph, order: Mapping[Node, int]) -> dict[Node, Node]:
-    """Returns the nodes that add up three or more products one by one, and the last product that each takes.
-
-    Its kernel is to make the node: that of an earlier one would wait while all later ones lie in memory.
-    """
-    last: dict[Node, Node] = {}
-    first: dict[Node, Node] = {}  # of the additions one after the other that a node is among
-    products: Counter[Node] = Counter()
-    for node in graph.nodes:
-        if node.op.role is not Role.SUM:
-            continue
-        made = [p for t in node.inputs if (p := graph.producer(t)) is not None and graph.consumers(t) == [node]]
-        own = [p for p in made if p.kind is Kind.CONTRACTION and p.output.shape == node.output.shape]
-        if own:
-            last[node] = max(own, key=order.__getitem__)
-            first[node] = next((first[p] for p in made if p in first), node)
-            products[first[node]] += len(own)
-    return {node: product for node, product in last.items() if products[first[node]] > 2}
 
 
 class _Quotient:
@@ -117,7 +96,7 @@ class _Quotient:
         for node, k in self.order.items():
             for tensor in _worth_sharing([node]):
                 self._readers.setdefault(tensor, []).append(k)
-        self.adds = _additions(graph, self.order)
+        self.adds = additions(graph, self.order)
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
@@ -244,12 +223,6 @@ class _Quotient:
                 pending += self.predecessors[k]
         return changed
 
-    def may_gather(self, nodes: Sequence[Node], anchor: Node) -> bool:
-        """Returns true if nothing but a lowering speaks against one kernel for a product and what is in front of it."""
-        every = {anchor, *nodes}
-        apart = all(not every.isdisjoint(side) for side in self.apart)
-        return not apart and not any(n.name in self.alone for n in every)
-
     def gather(self, nodes: Set[Node]) -> None:
         """Merges the groups of some nodes."""
         first, *others = sorted({self.group_of[node] for node in nodes})
@@ -326,7 +299,7 @@ def fuse(
             raise Declined("what is to be together would wait for itself")
         refused = _Refused(quotient)
         if enabled and backend is lowering.KERNELS:
-            _gather_operands(quotient, options, backend)
+            gather_operands(quotient, options, backend)
         siblings = _merge_all(quotient, options, backend, refused) if enabled else []
         views = [quotient.view(g) for g in quotient.topological()]
         free: frozenset[Node] = frozenset()
@@ -353,28 +326,6 @@ def fuse(
     partition = Partition(graph, tuple(groups), tuple(decisions) + tuple(siblings), choices)
     partition.check()
     return partition
-
-
-def _gather_operands(quotient: _Quotient, options: Options, backend: Lowering) -> None:
-    """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
-
-    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.
-    """
-    graph = quotient.graph
-    for anchor in graph.nodes:
-        for operand in dict.fromkeys(anchor.inputs if anchor.op.role is Role.MATMUL else ()):
-            nodes = made_of_less(graph, operand, anchor)
-            group = quotient.group_of[anchor]
-            others = {quotient.group_of[n] for n in nodes} - {group}
-            if not any(n.kind is Kind.MOVEMENT for n in nodes) or not quotient.may_gather(nodes, anchor):
-                continue
-            members = [n for g in (group, *others) for n in quotient.members[g]]
-            try:
-                backend.accept(GroupView(graph, members, quotient.order), options)
-            except Declined as reason:
-                quotient.declined |= dict.fromkeys(((n, m) for n in nodes for m in (*nodes, anchor)), reason)
-                continue
-            quotient.gather({anchor, *nodes})
 
 
 def _takes(backend: Lowering, view: GroupView, options: Options, lowered: dict[GroupView, Lowered]) -> bool:

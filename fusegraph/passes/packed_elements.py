@@ -10,9 +10,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from itertools import pairwise
+from math import inf
 from typing import Any
 
-from fusegraph.dtypes import DType, float4_e2m1, float32, int8, uint8
+from fusegraph.dtypes import (
+    DType,
+    bfloat16,
+    float4_e2m1,
+    float8_e8m0,
+    float32,
+    float64,
+    int8,
+    int32,
+    int64,
+    uint8,
+    uint16,
+)
 from fusegraph.errors import LayoutError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import extent, packed_strides, same_strides, stride_order
@@ -115,6 +128,8 @@ class _Unpacking(Rewrite):
     def _narrowed(self, x: Tensor, source: DType, target: DType) -> Any:
         """Returns what a cast to a packed dtype makes of values, in the carrier."""
         graph: Any = self.graph
+        if target == float8_e8m0:
+            return self._power(self._exponent_of(x, source))
         if target == float4_e2m1:
             if not source.is_float:
                 x = graph.cast(x, float32)
@@ -133,6 +148,28 @@ class _Unpacking(Rewrite):
             return code
         top = -int(dtype.min)
         return self.graph.sub(self.graph.bitwise_xor(self.graph.cast(code, int8), top), top)
+
+    def _exponent_of(self, x: Tensor, source: DType) -> Any:
+        """Returns the codes, uint16, of the nearest powers of 2 in float8_e8m0, halfway up."""
+        graph: Any = self.graph
+        wide = float32 if source.is_float and source != float64 else float64
+        x = self._cast(x, wide)
+        places, bias, kind = (23, 0, int32) if wide == float32 else (52, 896, int64)
+        valid = graph.logical_and(x > 0, x < inf)
+        bits = graph.binary_select(graph.bitcast(x, dtype=kind), 0, valid)
+        code = graph.shift_right(graph.add(bits, 1 << (places - 1)), places)
+        if bias:
+            code = graph.clamp(graph.sub(code, bias), 0, 255)
+        else:  # a number below the normal ones has no leading 1
+            code = graph.binary_select(0, code, bits < 3 << (places - 2))
+        return graph.cast(graph.binary_select(code, 255, valid), uint16)
+
+    def _power(self, code: Tensor) -> Any:
+        """Returns float8_e8m0's values in the carrier: NaN for 255, a number below the normal ones for 0."""
+        graph: Any = self.graph
+        least = graph.logical_or(graph.cmp_eq(code, 0), graph.cmp_eq(code, 255))
+        low = graph.mul(graph.cast(least, uint16), 1 << 6)
+        return graph.bitcast(graph.bitwise_or(graph.shift_left(code, 7), low), dtype=bfloat16)
 
     def _code_of(self, x: Tensor) -> Any:
         """Returns the number, int8, of the nearest of float4_e2m1's magnitudes; 0 for NaN."""
@@ -158,7 +195,9 @@ class _Unpacking(Rewrite):
         wide = graph.broadcast(graph.reshape(bytes_, (bytes_.size, 1)), (bytes_.size, each))
         places = graph.cast(graph.gen_index(wide, axis=1), uint8)
         code = graph.bitwise_and(graph.shift_right(wide, graph.mul(places, dtype.bits)), (1 << dtype.bits) - 1)
-        if dtype.is_float:
+        if dtype == float8_e8m0:
+            values = self._power(graph.cast(bytes_, uint16))
+        elif dtype.is_float:
             values = self._of_code(graph.bitwise_and(code, 7), graph.cmp_ge(code, 8))
         else:
             values = self._signed(code, dtype)
@@ -209,7 +248,9 @@ class _Unpacking(Rewrite):
                 f"output {tensor.name!r} of {dtype} {list(shape)} has strides {list(tensor.strides)} with gaps, which "
                 "would be in bytes that are written; choose a packed layout"
             )
-        if dtype.is_float:
+        if dtype == float8_e8m0:
+            code = graph.cast(graph.shift_right(graph.bitcast(values, dtype=uint16), 7), uint8)
+        elif dtype.is_float:
             number = graph.cast(values, float32)
             magnitude = graph.abs(number)
             code = graph.min(graph.min(magnitude * 2, magnitude + 2), magnitude * 0.5 + 4)

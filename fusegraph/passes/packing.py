@@ -60,7 +60,7 @@ def _alone(partition: Partition, options: Options) -> set[str]:
     graph, limit = partition.graph, most_bytes(partition.graph, options)
     known = fixed(graph, options)
     inner = {t for t in known if t.base is t and t not in graph.outputs and memory(t) <= limit}
-    groups = (group for group in partition.groups if known.issuperset(group.reads) and inner.issuperset(group.writes))
+    groups = (g for g in partition.groups if known.issuperset(t.base for t in g.reads) and inner.issuperset(g.writes))
     return {t.name for group in groups for t in group.writes}
 
 

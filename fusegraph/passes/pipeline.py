@@ -24,6 +24,7 @@ from fusegraph.passes.attention import recognise
 from fusegraph.passes.attention_backward import recognise_backward
 from fusegraph.passes.attention_prologue import compute_prologues
 from fusegraph.passes.batches import take_apart
+from fusegraph.passes.bit_fields import join_fields
 from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
@@ -96,6 +97,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
     Pass("positions", place),
     Pass("simplification", simplify),
+    Pass("bit fields", join_fields),
     Pass("batches", take_apart),
     Pass("shared heads", share_heads),
     Pass("large pools", reduce_pools, When.ALWAYS),

@@ -99,6 +99,24 @@ def _slices_joined(node: Node, found: Found) -> Tensor | None:
     )
 
 
+def _cut_from_one(node: Node, found: Found) -> Tensor | None:
+    """Returns a slice of what was joined as a slice of the one part that it is cut from; None if there are more."""
+    graph, joined, how = found.graph, found.graph.producer(found["joined"]), node.attributes
+    if joined is None or not node.output.size:
+        return None
+    axis, end = joined.attributes["axis"], 0
+    first, stop = how["starts"][axis], how["stops"][axis]
+    for part in joined.inputs:
+        start, end = end, end + part.shape[axis]
+        if start <= first and stop <= end:
+            starts, stops = list(how["starts"]), list(how["stops"])
+            starts[axis], stops[axis] = first - start, stop - start
+            if part.type == node.output.type and all(step == 1 for step in how["steps"]):
+                return part
+            return graph.apply(node.op, (part,), {"starts": starts, "stops": stops, "steps": how["steps"]})
+    return None
+
+
 def _widened(node: Node, found: Found) -> Tensor | None:
     """Returns what 0 is added to in the shape of the sum of integers: they have no -0."""
     x, out, graph = found["x"], node.output, found.graph
@@ -130,10 +148,12 @@ RULES: Mapping[str, tuple[Made, Replacement]] = {
     "cast to the same dtype": (op.identity("x"), "x"),
     "transpose in order": (op.transpose("x").when(_in_order), "x"),
     "reshape to the same shape": (op.reshape("x"), "x"),
+    "reshape and back": (op.reshape(op.reshape("x")), "x"),
     "broadcast to the same shape": (op.broadcast("x"), "x"),
     "slice of everything": (op.slice("x").when(_forwards), "x"),
     "pad by nothing": (op.pad("x"), "x"),
     "concatenate one": (op.concatenate("x"), "x"),
+    "joined and cut": (op.slice(op.concatenate().named("joined")), _cut_from_one),
     "cut and joined": (op.concatenate(), _slices_joined),
     "join, turn, divide": (op.reshape(op.transpose(op.reshape("x").named("joined"))), _divided_and_turned),
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegraph.dtypes import DType, bfloat16, float16, float32, promote
-from fusegraph.errors import ShapeError
+from fusegraph.errors import NotSupportedError, ShapeError
 from fusegraph.frontends.cudnn import attention, attention_backward, attention_backward_fp8, experts
 from fusegraph.frontends.cudnn.attention_asked import PARAMS
 from fusegraph.frontends.cudnn.layouts import is_logical
@@ -97,14 +97,25 @@ def _operands(reading: Reading, node: Any, ports: tuple[str, ...]) -> list[Tenso
     """Returns the operands of a product.
 
     A virtual FLOAT operand is rounded to the dtype of the other if that has 16 bits: tensor cores multiply two operands
-    of one type.
+    of one type.  If blocks of both are scaled, they are bfloat16, which holds what that makes of 8-bit floats.
     """
     operands = [reading.operand(node, port) for port in ports]
+    virtual = all(node.inputs[port].is_virtual for port in ports)
+    if virtual and all(t.dtype == float32 and _holds_few_bits(reading, t) for t in operands):
+        operands = [reading.cast(t, bfloat16) for t in operands]
     for here, other in ((0, 1), (1, 0)):
         mine, beside = operands[here].dtype, operands[other].dtype
         if mine == float32 and node.inputs[ports[here]].is_virtual and beside in (float16, bfloat16):
             operands[here] = reading.cast(operands[here], beside)
     return operands
+
+
+def _holds_few_bits(reading: Reading, tensor: Tensor) -> bool:
+    """Returns true for scaled blocks of which bfloat16 holds all digits: those of an element and of a scale are 8."""
+    call = reading.graph.calls.get(tensor)
+    if call is None or call.name != "block_scale_dequantize":
+        return False
+    return all(t.dtype.is_float and t.dtype.bits <= 8 for t in call.operands)
 
 
 def _product(reading: Reading, name: str, node: Any, ports: tuple[str, ...], out: str, **values: Any) -> Results:
@@ -152,6 +163,14 @@ def _convolution(name: str, out: str) -> Rule:
 
 def _mode(mode: Any) -> str:
     return "convolution" if getattr(mode, "name", "") == "CONVOLUTION" else "cross_correlation"
+
+
+def _block_scale_dequantize(reading: Reading, node: Any) -> Results:
+    if node.params.get("is_negative_scale"):
+        raise NotSupportedError("is_negative_scale")
+    x, scale = reading.operand(node, "input"), reading.operand(node, "descale")
+    block = [int(n) for n in node.params.get("block_size") or ()]
+    return {"OUT_0": reading.graph.block_scale_dequantize(x, scale, block, reading.dtype(node, "OUT_0"))}
 
 
 # ---- reductions
@@ -297,6 +316,7 @@ RULES: dict[str, Rule] = {
     "CONV_FPROP": _convolution("conv_fprop", "Y"),
     "CONV_DGRAD": _convolution("conv_dgrad", "DX"),
     "CONV_WGRAD": _convolution("conv_wgrad", "DW"),
+    "BLOCK_SCALE_DEQUANTIZE": Rule(_block_scale_dequantize, ("input", "descale"), ("block_size", "is_negative_scale")),
     "REDUCTION": Rule(_reduction, ("input",), ("mode",)),
     "LAYERNORM": _norm("layernorm", *_FORWARD),
     "ADALAYERNORM": _norm("adalayernorm", *_FORWARD),

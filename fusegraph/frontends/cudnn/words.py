@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fusegraph.dtypes import BY_NAME, DType, as_dtype, float32
+from fusegraph.dtypes import BY_NAME, DType, as_dtype, float4_e2m1, float8_e8m0, float32, int4
 from fusegraph.errors import DTypeError
 from fusegraph.lowering.cudnn import DATA_TYPES
 
 _DTYPES = {cudnn: BY_NAME[name] for name, cudnn in DATA_TYPES.items()}
+_DTYPES |= {"FP8_E8M0": float8_e8m0, "FP4_E2M1": float4_e2m1, "INT4": int4}
 
 
 def dtype_of(kind: Any) -> DType | None:

@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
 
 from fusegraph.errors import ModelError
+from fusegraph.frontends.onnx.schemas import CONTRIBUTED
 from fusegraph.frontends.onnx.tensors import DTYPES
 from fusegraph.graph import Tensor
 
@@ -41,8 +42,9 @@ def schema_of(node: NodeProto, version: int) -> onnx.defs.OpSchema | None:
     """Returns the schema of an operator in a version of its operator set; None without one, or if it is deprecated."""
     if not 0 < version < 2**31:
         return None
+    domain = domain_of(node.domain)
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node.domain))
+        schema = CONTRIBUTED.get((domain, node.op_type)) or onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
     return None if schema.deprecated else schema

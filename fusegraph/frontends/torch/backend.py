@@ -31,6 +31,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     movement,
     norm,
     pointwise,
+    quantized,
     reduction,
     sorting,
     whole_heads,

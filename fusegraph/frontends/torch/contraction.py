@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fusegraph.dtypes import float32
+from fusegraph.dtypes import DType, float32
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, pair
 from fusegraph.graph import Tensor
@@ -13,12 +13,17 @@ from fusegraph.ops.base import Role
 from fusegraph.ops.convolution import smallest_sizes
 
 
+def product(c: Call, a: Tensor, b: Tensor, dtype: DType | None = None) -> Tensor:
+    """Returns a matrix product of a dtype, as torch's settings allow it to be computed."""
+    compute: Literal["tf32"] | None = "tf32" if c.precision.matmul and a.dtype == float32 else None
+    result: Tensor = c.graph.matmul(a, b, dtype=dtype, compute_dtype=compute)
+    return result
+
+
 def _product(c: Call, a: Tensor, b: Tensor) -> Tensor:
     if not c.dtype.is_float:
         a, b = c.cast(a), c.cast(b)
-    compute: Literal["tf32"] | None = "tf32" if c.precision.matmul and a.dtype == float32 else None
-    result: Tensor = c.graph.matmul(a, b, compute_dtype=compute)
-    return c.cast(result)
+    return c.cast(product(c, a, b))
 
 
 def _divided(c: Call, a: Tensor) -> Tensor:

@@ -17,14 +17,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from codegen.sizes import Size, smaller
 from fusegraph.dims import Dim
-from fusegraph.dtypes import ALL, DType
+from fusegraph.dtypes import ALL, DType, float8_e8m0
 from fusegraph.frontends.torch.table import Form
 from fusegraph.values import integer
 
+_NAMES = {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 _DTYPES: dict[Any, DType] = {
     getattr(torch, name): dtype
-    for dtype in ALL
-    if hasattr(torch, name := {"float8_e4m3": "float8_e4m3fn"}.get(dtype.name, dtype.name))
+    for dtype in (*ALL, float8_e8m0)
+    if hasattr(torch, name := _NAMES.get(dtype.name, dtype.name))
 }
 
 

@@ -241,9 +241,15 @@ def _replicated(c: Call, x: Tensor, pad: Sequence[int]) -> Tensor:
 def _slice_scatter(
     c: Call, x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    first, last, step = slice(start, end, step).indices(x.shape[dim])
-    if step != 1:
-        return _strided_scatter(c, x, c.cast(source), dim % x.rank, range(first, last, step))
+    count, dim = x.shape[dim], dim % x.rank
+    first, last, step = slice(start, end, step).indices(count)
+    if step != 1 and (first >= step or count % step or source.shape[dim] * step != count):
+        return _strided_scatter(c, x, c.cast(source), dim, range(first, last, step))
+    if step != 1:  # one of each ``step`` elements
+        shape = x.shape
+        x = x.reshape((*shape[:dim], count // step, step, *shape[dim + 1 :]))
+        each = source.reshape((*shape[:dim], count // step, 1, *shape[dim + 1 :]))
+        return _slice_scatter(c, x, each, dim + 1, first, first + 1).reshape(shape)
     parts = [_part(x, dim, 0, first), c.cast(source), _part(x, dim, max(first, last), None)]
     return c.graph.concatenate([p for p in parts if p.shape[dim]] or [x], axis=dim)
 

@@ -3,6 +3,7 @@
 from fusegraph.frontends.onnx.operators import (  # noqa: F401 - they fill the table
     attention,
     constants,
+    contributed,
     elementwise,
     fourier,
     indices,

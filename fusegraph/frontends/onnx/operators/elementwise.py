@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial, reduce
 from math import inf
 
-from fusegraph.dtypes import DType, float64, int32
+from fusegraph.dtypes import DType, float8_e8m0, float32, float64, int32, int64
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
@@ -200,9 +200,33 @@ def dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor
 
 def _cast(call: Call, x: Tensor, dtype: DType) -> Tensor:
     """Casts; floats beyond the range of an integer of fewer than 8 bits wrap around, as in ONNX's own evaluator."""
+    if dtype == float8_e8m0 and x.dtype != dtype:
+        return call.graph.cast(_power_of_two(call, x), dtype)
     if x.dtype.is_float and dtype.is_int and dtype.is_packed:
         x = call.graph.cast(x, int32)
     return call.graph.cast(x, dtype, saturate=call["saturate"] != 0)
+
+
+def _power_of_two(call: Call, x: Tensor) -> Tensor:
+    """Rounds positive numbers to powers of 2 as the attribute round_mode says; others stay, for the cast to judge.
+
+    Where the cast saturates, numbers are moved into float8_e8m0's range, of which 0 is the least then.
+    """
+    graph, mode = call.graph, call.word("round_mode", "up", "down", "nearest")
+    narrow = x.dtype.is_float and x.dtype != float64
+    wide, kind, places = (float32, int32, 23) if narrow else (float64, int64, 52)
+    x = graph.cast(x, wide)
+    least, largest = 2.0**-127, 2.0**127
+    if call["saturate"]:
+        x = graph.binary_select(least, x, graph.logical_and(x >= 0.0, x < least))
+        x = graph.binary_select(largest, x, x > largest)
+    if mode == "nearest":
+        return x
+    bits = graph.bitcast(x, dtype=kind)
+    if mode == "up":
+        bits = graph.add(bits, (1 << places) - 1)
+    found = graph.max(graph.bitcast(graph.bitwise_and(bits, -1 << places), dtype=wide), least)
+    return graph.binary_select(found, x, x > least)
 
 
 @operator("Cast")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fusegraph.dtypes import DType, float32, int32, uint8
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.operators.norms import per_channel
-from fusegraph.frontends.onnx.operators.products import conv, matmul
+from fusegraph.frontends.onnx.operators.products import conv
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
 from fusegraph.ops.reduction import normal_axes
@@ -84,8 +84,44 @@ def _without_zero(call: Call, x: Tensor, zero: Tensor | None, shape: Sequence[in
 def matmul_integer(
     call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Tensor:
-    rows = None if a_zero is None or a_zero.rank != 1 or a_zero.size == 1 else [a_zero.size, 1]
-    return matmul(call, _without_zero(call, a, a_zero, rows), _without_zero(call, b, b_zero))
+    """Sums products of numbers less zero points, modulo 2^32: as sums of the products of the numbers themselves.
+
+    These are what tensor cores multiply.  The others that a zero point brings in, of the sums of each row of a and of
+    each column of b, are few, and those of a constant are known before.
+    """
+    graph = call.graph
+    left = graph.unsqueeze(a, 0) if a.rank == 1 else a
+    right = graph.unsqueeze(b, 1) if b.rank == 1 else b
+    rows, columns = _zero_of(call, a_zero, left, -1), _zero_of(call, b_zero, right, -2)
+    y = graph.matmul(left, right, dtype=int32)
+    if rows is not None:
+        y = graph.sub(y, graph.mul(rows, graph.reduction(graph.cast(right, int32), "add", right.rank - 2)))
+    if columns is not None:
+        y = graph.sub(y, graph.mul(columns, graph.reduction(graph.cast(left, int32), "add", left.rank - 1)))
+    if rows is not None and columns is not None:
+        terms = graph.constant(left.shape[-1], dtype=int32)
+        y = graph.add(y, graph.mul(graph.mul(rows, columns), terms))
+    dropped = [-2] * (a.rank == 1) + [-1] * (b.rank == 1)
+    return graph.squeeze(y, dropped) if dropped else y
+
+
+def _zero_of(call: Call, zero: Tensor | None, x: Tensor, summed: int) -> Tensor | None:
+    """Returns zero points, one or one for each row of the first operand or column of the second, as they broadcast.
+
+    ``summed`` is the dimension of x that is summed.  Returns None if they are known to be 0.
+    """
+    if zero is None:
+        return None
+    known = call.values.known(zero)
+    if known is not None and not known.any():
+        return None
+    if zero.size == 1:
+        zero = call.graph.reshape(zero, ())
+    elif zero.rank == 1:
+        zero = call.graph.unsqueeze(zero, 1 if summed == -1 else 0)
+    elif zero.rank != x.rank or zero.shape[summed] != 1:
+        raise ModelError(f"zero points {list(zero.shape)} are not one for each row or column of {list(x.shape)}")
+    return call.graph.cast(zero, int32)
 
 
 @operator("ConvInteger")

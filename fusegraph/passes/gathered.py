@@ -1,0 +1,72 @@
+"""What fusion knows of groups before it merges pairs: sums of many products, and what makes operands of fewer bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from typing import Protocol
+
+from codegen.declined import Declined
+from fusegraph.graph import Graph, Node
+from fusegraph.lowering.base import GroupView, Lowering, Options
+from fusegraph.lowering.divided import made_of_less
+from fusegraph.ops.base import Kind, Role
+
+
+class Groups(Protocol):
+    """The graph of groups that fusion merges: see `passes.fuse`."""
+
+    graph: Graph
+    alone: dict[str, str]
+    apart: tuple[Set[Node], Set[Node]]
+    order: dict[Node, int]
+    group_of: dict[Node, int]
+    members: dict[int, list[Node]]
+    declined: dict[tuple[Node, Node], Declined]
+
+    def gather(self, nodes: Set[Node]) -> None:
+        """Merges the groups of some nodes."""
+
+
+def additions(graph: Graph, order: Mapping[Node, int]) -> dict[Node, Node]:
+    """Returns the nodes that add up three or more products one by one, and the last product that each takes.
+
+    Its kernel is to make the node: that of an earlier one would wait while all later ones lie in memory.
+    """
+    last: dict[Node, Node] = {}
+    first: dict[Node, Node] = {}  # of the additions one after the other that a node is among
+    products: Counter[Node] = Counter()
+    for node in graph.nodes:
+        if node.op.role is not Role.SUM:
+            continue
+        made = [p for t in node.inputs if (p := graph.producer(t)) is not None and graph.consumers(t) == [node]]
+        own = [p for p in made if p.kind is Kind.CONTRACTION and p.output.shape == node.output.shape]
+        if own:
+            last[node] = max(own, key=order.__getitem__)
+            first[node] = next((first[p] for p in made if p in first), node)
+            products[first[node]] += len(own)
+    return {node: product for node, product in last.items() if products[first[node]] > 2}
+
+
+def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> None:
+    """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
+
+    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.
+    """
+    graph = quotient.graph
+    for anchor in graph.nodes:
+        for operand in dict.fromkeys(anchor.inputs if anchor.op.role is Role.MATMUL else ()):
+            nodes = made_of_less(graph, operand, anchor)
+            every = {anchor, *nodes}
+            if not any(n.kind is Kind.MOVEMENT for n in nodes) or any(n.name in quotient.alone for n in every):
+                continue
+            if all(not every.isdisjoint(side) for side in quotient.apart):
+                continue
+            groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *nodes))
+            members = [n for g in groups for n in quotient.members[g]]
+            try:
+                backend.accept(GroupView(graph, members, quotient.order), options)
+            except Declined as reason:
+                quotient.declined |= dict.fromkeys(((n, m) for n in nodes for m in every), reason.with_traceback(None))
+                continue
+            quotient.gather(every)

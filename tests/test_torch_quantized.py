@@ -1,0 +1,162 @@
+"""Products with weights of few bits, as programs of torch write them: one kernel, no other weight, torch's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from graphs import quick  # noqa: E402
+from torch_weights import EIGHT, FEW, K, N, Weight, floats, integers  # noqa: E402
+
+import fusegraph.torch  # noqa: E402
+from codegen.target import target  # noqa: E402
+from fusegraph.frontends.torch.exported import import_module  # noqa: E402
+from fusegraph.lowering.base import Options  # noqa: E402
+from fusegraph.plan import plan  # noqa: E402
+
+WAYS: Mapping[str, Mapping[str, Weight]] = {"8 bits": EIGHT, "fewer bits": FEW}
+
+
+class Products(torch.nn.Module):  # type: ignore[misc]
+    """All ways to write a product of one input."""
+
+    def __init__(self, ways: Mapping[str, Weight]) -> None:
+        super().__init__()
+        self._ways = [*ways.values()]
+        for number, way in enumerate(self._ways):
+            for name, value in way.buffers.items():
+                self.register_buffer(f"{name}{number}", value.clone())
+
+    def forward(self, x: Any) -> list[Any]:
+        each = [[getattr(self, f"{name}{n}") for name in way.buffers] for n, way in enumerate(self._ways)]
+        return [way.product(x, *given) for way, given in zip(self._ways, each)]
+
+
+def given(rows: int, dtype: Any) -> Any:
+    return torch.randn(rows, K, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+
+def compiled(module: Any, *inputs: Any) -> tuple[list[Any], Any]:
+    """Returns the results of a module on the cpu engine, and the report of the one function."""
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    with torch.no_grad():
+        found = torch.compile(module, backend="fusegraph", fullgraph=True)(*inputs)
+    (report,) = fusegraph.torch.report()
+    return [*found], report
+
+
+def check(ways: Mapping[str, Weight], rows: int, dtype: Any) -> None:
+    x, unit = given(rows, dtype), torch.finfo(dtype).eps
+    found, report = compiled(Products(ways), x)
+    assert (report.kernels, report.left) == (len(ways), ())
+    assert report.packed <= N * x.element_size()  # no more than scales in another dtype
+    for (name, way), y in zip(ways.items(), found):
+        w = way.meant(*way.buffers.values())
+        expected = x.double() @ w.t()
+        # each weight is rounded a few times, the sum once
+        bound = 3 * unit * (x.double().abs() @ w.abs().t()) + unit * expected.abs() + 1e-4
+        assert y.dtype == dtype, name
+        assert bool(((y.double() - expected).abs() <= bound).all()), name
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_numbers(ways: str) -> None:
+    check(WAYS[ways], 3, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("ways", WAYS)
+def test_numbers_of_more_rows(ways: str, rows: int) -> None:
+    check(WAYS[ways], rows, torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", quick(4, 512))
+@pytest.mark.parametrize("ways", WAYS)
+def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
+    (graph,) = import_module(Products(WAYS[ways]), given(rows, torch.bfloat16)).graphs
+    made = plan(graph, Options(target=target("h200")))
+    assert made.packing is None
+    results = {t.name for t in made.partition.graph.outputs}
+    assert [t.name for k in made.kernels for t in k.group.writes if t.name not in results] == []
+    assert len(made.kernels) == len(WAYS[ways])
+
+
+def test_other_dtypes_of_the_input() -> None:
+    ways = {name: EIGHT[name] for name in ("_weight_int8pack_mm", "groups with zero points, in float32")}
+    check(ways, 3, torch.float16)
+    check(ways, 3, torch.float32)
+
+
+# ---- 8 bits on both sides
+
+
+def scaled(x: Any, w: Any, a: Any, b: Any, bias: Any) -> list[Any]:
+    """Products of 8-bit floats with one scale each, with one for each row and column, and with a bias."""
+    f, q = torch.nn.functional, x.to(torch.float8_e4m3fn)
+    rows, single = f.ScalingType.RowWise, f.ScalingType.TensorWise
+    return [
+        torch._scaled_mm(q, w.t(), a[0, 0], b[0, 0], out_dtype=torch.bfloat16),
+        torch._scaled_mm(q, w.t(), a, b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True),
+        torch._scaled_mm(q, w.t(), a[0], b[:, 0], out_dtype=torch.float32),
+        f.scaled_mm(q, w.t(), a, rows, b, rows, output_dtype=torch.bfloat16),
+        f.scaled_mm(q, w.t(), a[0], single, b[0, :1], single, bias=bias, output_dtype=torch.bfloat16),
+    ]
+
+
+def test_scaled_products_of_8_bit_floats() -> None:
+    x, w, bias = given(5, torch.bfloat16), floats(N, K), torch.linspace(-3, 3, N).bfloat16()
+    a, b = torch.rand(5, 1) + 0.5, torch.rand(1, N) + 0.5
+    module = type("Scaled", (torch.nn.Module,), {"forward": lambda self, *given: scaled(*given)})()
+    found, report = compiled(module, x, w, a, b, bias)
+    assert (report.kernels, report.left) == (1, ())  # the sums of all five
+    sums = x.to(torch.float8_e4m3fn).double() @ w.double().t()
+    one, each = sums * a[0, 0].double() * b[0, 0].double(), sums * a.double() * b.double()
+    for y, expected in zip(found, (one, each + bias.double(), one, each, one + bias.double()), strict=True):
+        torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(y.dtype).eps, atol=1e-4)
+
+
+def test_integers_on_both_sides() -> None:
+    """As a linear layer is quantised row by row while it runs: rounding and scales are part of the product."""
+    x, w, s = given(20, torch.float32), integers(torch.int8, N, K), torch.rand(N)
+
+    def layer(x: Any, w: Any, s: Any) -> list[Any]:
+        q = (x * 20).round().clamp(-128, 127).to(torch.int8)
+        return [torch._int_mm(q, w.t()).float() * s]
+
+    module = type("Integers", (torch.nn.Module,), {"forward": lambda self, *given: layer(*given)})()
+    (found,), report = compiled(module, x, w, s)
+    assert (report.kernels, report.left) == (1, ())
+    sums = (x * 20).round().clamp(-128, 127).double() @ w.double().t()
+    torch.testing.assert_close(found.double(), sums * s.double(), rtol=1e-6, atol=0)
+
+
+def test_integers_wrap_around_in_nothing() -> None:
+    """The largest sums of products of int8 fit in int32."""
+    a, b = torch.full((17, 4096), -128, dtype=torch.int8), torch.full((4096, 8), -128, dtype=torch.int8)
+    module = type("Largest", (torch.nn.Module,), {"forward": lambda self, a, b: [torch._int_mm(a, b)]})()
+    (found,), _ = compiled(module, a, b)
+    assert found.dtype == torch.int32
+    assert found.unique().tolist() == [4096 * 128 * 128]
+
+
+def test_what_is_left_to_torch() -> None:
+    """Scales of blocks, whose products would have to be summed apart, and of the result."""
+    x, w = floats(128, 256), floats(128, 256)
+    blocks = torch.rand(128, 2), torch.rand(2, 1)
+
+    def products(x: Any, w: Any, a: Any, b: Any, one: Any) -> list[Any]:
+        return [
+            torch._scaled_mm(x, w.t(), one, one, scale_result=one, out_dtype=torch.float8_e4m3fn),
+            torch.ops.aten._scaled_mm.default(x, w.t(), a, b, out_dtype=torch.bfloat16),
+        ]
+
+    module = type("Left", (torch.nn.Module,), {"forward": lambda self, *given: products(*given)})()
+    report = fusegraph.torch.explain(module, x, w, *blocks, torch.tensor(0.5))
+    reasons = sorted(why for _, _, why in report.left)
+    assert [r[:8] for r in reasons] == ["a scale ", "scales o"], reasons
