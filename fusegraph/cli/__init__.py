@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegraph.cli.console import guarded
+from fusegraph.cli.console import doing, guarded
 from fusegraph.cli.options import (
     Against,
     Autotune,
@@ -423,6 +423,7 @@ def bench_command(
     ] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
+    doing(f"timing {file or suite or 'board'}")
     if suite == "sweep":
         from fusegraph.cli.sweep import sweep
 

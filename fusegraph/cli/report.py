@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusegraph.cli.console import columns, note, print_json, progress, say
+from fusegraph.cli.console import columns, doing, note, print_json, progress, say
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
@@ -49,13 +49,14 @@ def report_file(
     if fusion and how.device_name is not None:
         planned = settling(planned, None, default_cache(), how.device_name)
     with written_for(calling_line):
+        doing(f"reading {file}")
         graphs = load_graphs(file, dims, known=True)
-    with progress(len(graphs)) as step:
-        plans = []
-        for graph in graphs:
-            step(graph.name)
-            plans.append(planned(graph, options))
-            step(graph.name, advance=1)
+    step = progress(len(graphs))
+    plans = []
+    for graph in graphs:
+        step(graph.name)
+        plans.append(planned(graph, options))
+        step(graph.name, advance=1)
     known = _compiled(plans, options) if compiled else {}
     title = graphs[0].name if len(graphs) == 1 else Path(file.partition(":")[0]).name
     written = write(plans, options.target, out, title=title, compiled=known, profile=profile, fusion=fusion)
@@ -70,14 +71,14 @@ def report_file(
 def _compiled(plans: Sequence[Plan], options: Options) -> Mapping[str, Mapping[str, Any]]:
     """Compiles every kernel; returns what is known of each, by its code."""
     sources = list({k.source.code: k.source for plan in plans for k in plan.every_kernel}.values())
-    with progress(len(sources)) as step:
-        made = nvrtc.compile_kernels(
-            sources,
-            options.target.arch.name,
-            cache=default_cache(),
-            options=nvrtc_options(options),
-            progress=lambda source, _: step(source.name, advance=1),
-        )
+    step = progress(len(sources))
+    made = nvrtc.compile_kernels(
+        sources,
+        options.target.arch.name,
+        cache=default_cache(),
+        options=nvrtc_options(options),
+        progress=lambda source, _: step(source.name, advance=1),
+    )
     return {
         source.code: {
             "registers": kernel.registers,
