@@ -41,7 +41,7 @@ def test_doctor_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(nvrtc, "nvrtc_version", refuse)
     monkeypatch.setattr(host_compiler, "find_compiler", refuse)
     assert main(["doctor"]) == 1
-    assert "looking for NVRTC" in shown(terminal.getvalue())
+    assert "looking for cache folder" in shown(terminal.getvalue())
     assert "cannot compile kernels for GPUs" in capsys.readouterr().out
     assert terminal.getvalue().rstrip("\r").endswith("\x1b[2K")  # the line is gone
 

@@ -193,7 +193,9 @@ def report_command(
         str | None,
         typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
     ] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the kernels, to show their registers.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the kernels, to show their registers.")
+    ] = True,
     profile: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Times of kernels to show instead of estimates.")
     ] = None,
